@@ -1,4 +1,4 @@
-"""A server that this process starts, awaits and stops, and that ends together with this process."""
+"""Starts a server program, waits until it is ready, and stops it. The server never outlives this process."""
 
 import http.client
 import signal
@@ -17,23 +17,23 @@ POLL_SECONDS = 0.05
 
 
 class StartupError(Exception):
-    """A component ended, or was not ready in time. The message has the end of its log."""
+    """A server ended before it was ready, or was not ready in time. The message has the end of the server's log."""
 
 
 @dataclass
 class Component:
-    """A server started by ``command``. It is ready when ``ready`` returns true.
-
-    ``log`` receives its output over all restarts. ``timeout`` is the maximum time of a start in seconds. ``env`` is its
-    environment; None for that of this process.
-    """
+    """A server that ``command`` starts."""
 
     name: str
     command: tuple[str, ...]
     log: Path
+    """The file to which the output of the server is appended, also after a restart."""
     ready: Callable[[], bool]
+    """Returns true if the server is ready."""
     timeout: float
+    """The maximum time of a start, in seconds."""
     env: Mapping[str, str] | None = None
+    """The environment of the server; None for the environment of this process."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -46,28 +46,28 @@ class Component:
         return self._handle().pid
 
     def launch(self) -> None:
-        """Start the process and return at once. The caller then calls ``await_ready``.
+        """Start the server and return at once. The caller must then call ``await_ready``.
 
-        Only the main thread may call this: the kernel ends the process when the thread that started it ends, so that a
-        killed run leaves no processes behind (PR_SET_PDEATHSIG in prctl(2)).
+        Only the main thread may call this method. The kernel kills the server when the thread that started the server
+        ends (PR_SET_PDEATHSIG in prctl(2)). So a killed run leaves no processes behind.
         """
         if self.running:
             raise RuntimeError(f"{self.name} is running already")
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(f"start {self.name} from the main thread: it would end together with any other")
+            raise RuntimeError(f"{self.name} must be started from the main thread, with which it ends")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # in util-linux: on every Linux
+                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # part of util-linux, so on every Linux
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C reaches only this process, whose teardown then stops the server in order
+                # Ctrl-C must reach only this process, which then stops all servers in order.
                 start_new_session=True,
             )
 
     def await_ready(self) -> None:
-        """Return when the server is ready. Raises StartupError if it ends before, or takes longer than ``timeout``."""
+        """Return when the server is ready. Raises StartupError if the server ends, or is not ready in ``timeout``."""
         deadline = time.monotonic() + self.timeout
         while not self.ready():
             if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
@@ -75,7 +75,7 @@ class Component:
             raise StartupError(self.failure(f"not ready after {self.timeout:g} s"))
 
     def failure(self, what: str = "") -> str:
-        """Return a message with the exit status, or ``what`` while the process runs, and with the end of the log."""
+        """Return a message with the end of the log, and ``what`` or, if the server has ended, its exit status."""
         what = what if self.running else f"exit status {self._handle().returncode}"
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
         return f"{self.name}: {what}; the end of {self.log}:\n{tail}"
@@ -85,12 +85,12 @@ class Component:
         self.await_ready()
 
     def kill(self) -> None:
-        """Send SIGKILL, like a crash, and wait for the end. ``start`` restarts it with the same port and data."""
+        """Kill the server, like a crash, and wait until it has ended. ``start`` can start it again with its data."""
         self._handle().kill()
         self._handle().wait()
 
     def stop(self, grace: float = 10) -> None:
-        """Send SIGTERM, and SIGKILL after ``grace`` seconds, and wait for the end. A stopped server returns at once."""
+        """Stop the server and wait until it has ended. After ``grace`` seconds, the server is killed."""
         if not self.running:
             return
         self._handle().send_signal(signal.SIGTERM)
@@ -99,7 +99,7 @@ class Component:
 
     @contextmanager
     def started(self) -> Iterator["Component"]:
-        """Run the server during the ``with`` statement: it is ready inside, and has ended after it."""
+        """Return a context in which the server is ready. The server is stopped at the end of the context."""
         try:
             self.start()
             yield self
@@ -108,7 +108,7 @@ class Component:
 
     @contextmanager
     def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """Keep the server stopped during the ``with`` statement. ``end`` stops it; by default `stop`."""
+        """Return a context in which the server is stopped. ``end``: the function that stops it; by default `stop`."""
         (end or self.stop)()
         try:
             yield
@@ -133,8 +133,8 @@ TIMEOUT_SECONDS = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """A callable that returns true if GET ``path`` on ``port`` of 127.0.0.1 answers 200; over TLS with a
-    ``ca_file``.
+    """A callable that returns true if a GET of ``path`` on ``port`` of 127.0.0.1 returns 200. With ``ca_file``, the
+    GET uses TLS.
     """
 
     port: int

@@ -1,6 +1,6 @@
-"""Runs a real Kubernetes control plane: etcd, kube-apiserver, and the scheduler and controller manager if present.
+"""Runs a real Kubernetes control plane: etcd, kube-apiserver and, if installed, the scheduler and controller manager.
 
-Everything listens on free ports of 127.0.0.1, and keeps its files in one fresh directory. There is no kubelet.
+All servers listen on free ports of 127.0.0.1, and store their files in one new directory. There is no kubelet.
 """
 
 import json
@@ -32,16 +32,16 @@ NO_ASSETS = (
 
 
 class NoControlPlane(Exception):
-    """There are no binaries to start. The message says what to set."""
+    """The binaries of the control plane were not found. The message says which variable to set."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of a control plane.
 
-    ``users``: names of users with a token and no rights, see ``ControlPlane.tokens``. ``apiserver_flags``: further
-    flags of kube-apiserver. ``startup_timeout``: seconds each server may take to start. ``own_identities``: if true,
-    the scheduler and the controllers have their users of a real cluster, otherwise the admin.
+    ``users``: names of users without rights, each with a token in ``ControlPlane.tokens``. ``apiserver_flags``: further
+    flags of kube-apiserver. ``startup_timeout``: the seconds that each server may take to start. ``own_identities``:
+    True if the scheduler and the controllers use the users that they have in a real cluster; False if they are admin.
     """
 
     users: tuple[str, ...] = ("tenant",)
@@ -54,8 +54,8 @@ class Settings:
 class ControlPlane:
     """A running control plane. The caller may ``kill``, ``stop`` and ``start`` each component.
 
-    ``scheduler`` and ``controller_manager`` are None if the binaries lack them, see ``missing``. ``tokens`` has the
-    bearer tokens of the user ``admin`` (system:masters) and of ``settings.users``. ``minor`` is the minor version of
+    ``scheduler`` and ``controller_manager`` are None if their binaries are not installed. ``tokens`` has the bearer
+    tokens of the user ``admin`` (system:masters) and of ``settings.users``. ``minor`` is the minor version of
     Kubernetes, for example 37.
     """
 
@@ -80,7 +80,7 @@ class ControlPlane:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return which of kube-scheduler and kube-controller-manager the binaries lack."""
+        """Return which of kube-scheduler and kube-controller-manager are not installed."""
         optional = {SCHEDULER: self.scheduler, CONTROLLER_MANAGER: self.controller_manager}
         return tuple(name for name, component in optional.items() if component is None)
 
@@ -89,11 +89,11 @@ class ControlPlane:
 def running_control_plane(
     assets: Path | None, directory: Path, settings: Settings = Settings()
 ) -> Iterator[ControlPlane]:
-    """Run a control plane in ``directory``, which must be fresh. At the end only its own processes are stopped.
+    """Return a context in which a control plane runs. ``directory`` must be empty.
 
-    ``assets``: the directory of the binaries, from KUBEBUILDER_ASSETS. Logs remain in ``directory``; etcd's data is
-    deleted. Raises NoControlPlane if ``assets`` lacks etcd or kube-apiserver, and StartupError if a server does not
-    start.
+    ``assets``: the directory of the binaries, from KUBEBUILDER_ASSETS. At the end of the context, the servers are
+    stopped and etcd's data is deleted. The logs remain in ``directory``. Raises NoControlPlane if ``assets`` has no
+    etcd or no kube-apiserver, and StartupError if a server does not start.
     """
     control_plane = prepare(lay_out(assets, directory), settings)
     with ExitStack() as teardown:
@@ -106,7 +106,7 @@ def running_control_plane(
 
 @contextmanager
 def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
-    """Run another kube-apiserver on the same etcd with another port. Yield the control plane as seen through it."""
+    """Run a second kube-apiserver on the same etcd, and yield the control plane with that kube-apiserver."""
     [port] = free_ports(1)
     name, server = f"second {first.apiserver.name}", f"https://127.0.0.1:{port}"
     flags = (each for each in first.apiserver.command if not each.startswith("--secure-port="))
@@ -123,7 +123,7 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":
-    """Choose the ports, and check for the two required binaries."""
+    """Return the layout with free ports. Raises NoControlPlane if etcd or kube-apiserver is not installed."""
     if assets is not None:
         layout = Layout(assets, directory, *free_ports(5))
         if layout.has("etcd") and layout.has("kube-apiserver"):
@@ -137,7 +137,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users, *map(user_of, servers))}
     layout.certs.mkdir(parents=True)
     write_signing_key(layout.directory / SIGNING_KEY)
-    # token, user, uid, group: only the admin is in a group
+    # token, user, uid and group; only the admin has a group
     lines = (f"{token},{name},{name}{',system:masters' * (name == ADMIN)}\n" for name, token in tokens.items())
     (layout.directory / TOKENS).write_text("".join(lines))
     reached = layout.server, layout.certificate("apiserver")
@@ -158,7 +158,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
 
 
 def etcd(layout: "Layout", settings: Settings) -> Component:
-    """Return a single etcd member without fsync, because its data need not survive a crash of the machine."""
+    """Return the component that runs etcd, as one member. It uses no fsync, because its data is temporary."""
     flags = [
         f"--data-dir={layout.directory / 'etcd'}",
         f"--listen-client-urls={layout.etcd_url}",
@@ -170,7 +170,7 @@ def etcd(layout: "Layout", settings: Settings) -> Component:
 
 
 def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
-    """Return a kube-apiserver with RBAC, static tokens and TokenRequest. It is ready after its start-up hooks."""
+    """Return the component that runs kube-apiserver with RBAC, static tokens and TokenRequest."""
     issuer = "https://kubernetes.default.svc"
     flags = [
         f"--etcd-servers={layout.etcd_url}",
@@ -186,7 +186,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # There is no kube-proxy, so the API server must call the endpoints of a Service that is a webhook.
+        # Without kube-proxy, the API server must call the endpoints of a webhook's Service directly.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,
@@ -196,7 +196,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
 
 
 def controller_manager(layout: "Layout", settings: Settings) -> Component | None:
-    """Return the controller manager without the controllers that would act on nodes without a kubelet."""
+    """Return the component that runs the controller manager, without those controllers that need a kubelet."""
     flags = (
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
         f"--service-account-private-key-file={layout.directory / SIGNING_KEY}",
@@ -207,7 +207,7 @@ def controller_manager(layout: "Layout", settings: Settings) -> Component | None
 
 
 def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> Component | None:
-    """Return a server of the binaries that is a client of the API server, or None if they lack it."""
+    """Return the component that runs a client of the API server, such as the scheduler; None if it is not installed."""
     if not layout.has(name):
         return None
     common = (
@@ -238,7 +238,7 @@ def minor_version(program: Path) -> int:
 
 
 def write_signing_key(path: Path) -> None:
-    """Write a new RSA key, with which kube-apiserver and the controller manager sign and check ServiceAccount
+    """Write a new RSA key. kube-apiserver and the controller manager use this key to sign and check ServiceAccount
     tokens.
     """
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -260,7 +260,7 @@ class Layout:
 
     @property
     def certs(self) -> Path:
-        """Return the directory in which each server writes its self-signed certificate."""
+        """The directory of the self-signed certificates that the servers create."""
         return self.directory / "certs"
 
     @property
@@ -276,7 +276,7 @@ class Layout:
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """Return the certificate, with its signer, that a server creates at its first start."""
+        """Return the path of the certificate that a server creates at its first start. The file also has the signer."""
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:
@@ -284,9 +284,7 @@ class Layout:
 
 
 def write_kubeconfig(path: Path, server: str, ca_file: Path, token: str) -> None:
-    """Write a kubeconfig for the bearer of ``token`` at ``server``, whose certificate was signed by the CA in
-    ``ca_file``.
-    """
+    """Write a kubeconfig with ``token`` for ``server``, whose certificate was signed by the CA in ``ca_file``."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

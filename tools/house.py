@@ -22,10 +22,10 @@ MAX_PRODUCT_LINES = 34_900
 MAX_FILE_LINES = 420
 
 MAX_FUNCTION_LINES = 25
-"""The maximum of the 90th percentile of lines per function."""
+"""The maximum for the 90th percentile of lines per function."""
 
 SMALL = 5
-"""Maximum lines of a helper that may be clearer inlined at its only caller."""
+"""A helper with one caller and at most this many lines may be clearer inside the caller."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -97,7 +97,7 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return the number of modules in a create and in a turn of the settler, by the lists that a test compares."""
+    """Return how many modules a create and a turn of the settler call, by the lists in docs/architecture.md."""
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)
     return ", ".join(str(sum(line[:1].isdigit() for line in lines)) for lines in numbered)
@@ -133,7 +133,7 @@ def figures() -> list[Figure]:
 
 
 def main() -> None:
-    """Print the figures; with ``--check``, exit with 1 if one is past its bound."""
+    """Print the figures. With ``--check``, exit with status 1 if a figure exceeds its bound."""
     found = figures()
     width = max(len(figure.name) for figure in found)
     for figure in found:

@@ -10,11 +10,11 @@ from tools.chart.names import Names, rename
 from vcuda import cli
 
 OURS = "vcuda-quota:"
-"""The beginning of our image's name in the manifests."""
+"""The first part of the name of our image in the manifests."""
 
 
 def with_image(value: Json, image: str) -> Json:
-    """Return a manifest in which our image is replaced by this image."""
+    """Return a manifest in which ``image`` replaces our image."""
     if isinstance(value, dict):
         return {
             key: image if key == "image" and str(each).startswith(OURS) else with_image(each, image)
@@ -39,7 +39,7 @@ def write(
     *("--component", "components"),
     type=click.Choice(sorted(COMPONENTS)),
     multiple=True,
-    help="A directory of manifests/components to add. Give it once for each.",
+    help="A directory of manifests/components to add. The option can be repeated.",
 )
 @click.option("--system-namespace", default=Names().system, help="Namespace of the webhook and the controller.")
 @cli.ledger_namespace_option
@@ -61,7 +61,7 @@ def main(
         raise click.UsageError("--system-namespace, --ledger-namespace and --node-namespace must differ")
     if quota_configmap[0] == ledger_namespace:
         raise click.UsageError(
-            "--quota-configmap must not be in the namespace of the ledgers, which holds nothing else"
+            "--quota-configmap must not be in the namespace of the ledgers, which must contain only ledgers"
         )
     output.parent.mkdir(parents=True, exist_ok=True)
     names = Names(system_namespace, ledger_namespace, node_namespace, *quota_configmap)

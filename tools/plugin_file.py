@@ -1,7 +1,7 @@
-"""Writes `kubectl gpuquota` as one file of pure Python, and its manifest for krew.
+"""Writes `kubectl gpuquota` as one file of pure Python, and the manifest of the plugin for krew.
 
-The file is a zip archive that Python runs (zipapp). It has the wheel, the packages that the base of the wheel requires,
-at the versions of requirements.lock, and nothing that was compiled.
+The file is a zip archive that Python can run (zipapp). It contains the wheel and the packages that the wheel requires
+without extras, at the versions of requirements.lock. Compiled files are left out.
 """
 
 import email.parser
@@ -24,10 +24,10 @@ import yaml
 NAME = "kubectl-gpuquota"
 BINARY = (".so", ".pyd", ".dylib")
 
-# These wheels are read on every machine, so that the file does not depend on the one that makes it.
+# Wheels for this platform are used on every machine, so that the file is the same on all machines.
 _PLATFORM = ("--platform=manylinux2014_x86_64", "--python-version=3.11", "--implementation=cp")
 
-# An older Python cannot even compile the modules, so this file has no syntax that it lacks.
+# An older Python cannot compile the modules. So this text uses only old syntax, and reports the version.
 _MAIN = """\
 import sys
 
@@ -51,7 +51,7 @@ _KREW = {
 
 
 def base_requirements(wheel: Path) -> list[str]:
-    """Return the names of the packages that a wheel requires without any extra."""
+    """Return the names of the packages that a wheel requires without extras."""
     with zipfile.ZipFile(wheel) as archive:
         [path] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         required = email.parser.Parser().parsestr(archive.read(path).decode()).get_all("Requires-Dist", [])
@@ -59,13 +59,13 @@ def base_requirements(wheel: Path) -> list[str]:
 
 
 def locked(lock: str, names: list[str]) -> str:
-    """Return the entries of these packages in a lock file, with their hashes."""
+    """Return the entries for the packages ``names`` in a lock file, with their hashes."""
     entries = re.findall(r"^\S+==.*?(?=^\S|\Z)", lock, re.MULTILINE | re.DOTALL)
     return "".join(each for each in entries if each.partition("==")[0] in names)
 
 
 def write(wheel: Path, lock: str, target: Path, date: int) -> Path:
-    """Write the file into a directory. Return its path."""
+    """Write the plugin into the directory ``target``. Return the path of the file."""
     with tempfile.TemporaryDirectory() as directory:
         wheels = Path(directory)
         requirements = wheels / "requirements.txt"
@@ -83,10 +83,10 @@ def write(wheel: Path, lock: str, target: Path, date: int) -> Path:
 
 
 def _pure(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a wheel, without what was compiled. PyYAML runs without its compiled part."""
+    """Yield the files of a wheel except compiled ones. PyYAML works without its compiled part."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            # RECORD lists the files of the wheel, with those that are left out.
+            # RECORD would list the compiled files too, so it is left out.
             if not name.endswith(("/", *BINARY, ".dist-info/RECORD")):
                 yield name, archive.read(name)
 
@@ -102,7 +102,7 @@ def _archive(files: dict[str, bytes], date: int) -> bytes:
 
 
 def write_krew(plugin: Path, license_file: Path, version: str, repository: str, date: int) -> None:
-    """Write the archive that krew downloads, and the manifest that names it, beside the plugin."""
+    """Write the archive that krew downloads, and the krew manifest, into the directory of the plugin."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for name, content, mode in ((NAME, plugin.read_bytes(), 0o755), ("LICENSE", license_file.read_bytes(), 0o644)):

@@ -1,4 +1,4 @@
-"""Free ports of this machine, reserved for the servers of this process."""
+"""Reserves free ports of this machine for servers that this process starts."""
 
 import socket
 
@@ -6,11 +6,11 @@ _RESERVED: list[socket.socket] = []
 
 
 def free_ports(count: int) -> list[int]:
-    """Reserve ``count`` ports until this process ends, for its servers only.
+    """Reserve ``count`` ports for servers of this process. The ports stay reserved until this process ends.
 
-    This process binds each port and never listens on it. So the kernel gives the port to no outgoing connection and to
-    no server that asks for any port, even while one of these servers restarts. SO_REUSEADDR is set after the bind: a
-    server that names the port can bind it, but a second call of this function cannot.
+    This process binds each port and never listens. So the kernel does not use the port for outgoing connections or for
+    servers that bind port 0, even while one of our servers restarts. SO_REUSEADDR is set after the bind. So a server
+    can bind the port by its number, but a second call of this function cannot return the same port.
     """
     reserved = [socket.socket() for _ in range(count)]
     for one in reserved:

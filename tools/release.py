@@ -1,8 +1,8 @@
-"""``python -m tools.release``: write the files of a release. Two runs on one commit give the same bytes.
+"""``python -m tools.release``: writes the files of a release. Two runs for one commit write the same bytes.
 
-Everything is made from the last commit, not from the working tree: the wheel, the kubectl plugin as one file, its
-manifest for krew, the Helm chart, install.yaml, the list of components (SBOM), the notes of the release, and the
-checksums of all of them.
+The files are built from the last commit, not from the working tree. They are the wheel, the kubectl plugin as one file,
+the plugin's manifest for krew, the Helm chart, install.yaml, the list of components (SBOM), the release notes, and the
+checksums of all these files.
 """
 
 import gzip
@@ -28,7 +28,7 @@ CHART = "manifests/chart"
 SUMS = "SHA256SUMS"
 LOCK = "requirements.lock"
 BUILD_LOCK = "requirements-build.lock"
-# The checkout of a CI may belong to another user, which git rejects otherwise.
+# In CI, the checkout may belong to another user. Without this option git would reject the checkout.
 GIT = ("git", "-c", f"safe.directory={ROOT}")
 
 
@@ -40,7 +40,7 @@ def _run(*command: str | Path, cwd: Path = ROOT, **env: str) -> bytes:
 
 
 def source_of(commit: str, target: Path) -> None:
-    """Write the files of a commit into a directory."""
+    """Write all files of a commit into a directory."""
     with tarfile.open(fileobj=io.BytesIO(_run(*GIT, "archive", commit))) as archive:
         archive.extractall(target, filter="data")
 
@@ -59,7 +59,7 @@ def write_wheel(source: Path, target: Path, date: int) -> Path:
 
 
 def write_chart(source: Path, target: Path, version: str, date: int) -> None:
-    """Pack the chart as ``helm package`` does. helm itself writes the time of the run into the archive."""
+    """Pack the chart as ``helm package`` does, but with a fixed time, so that the archive can be reproduced."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path in sorted((source / CHART).rglob("*")):
@@ -73,7 +73,7 @@ def write_chart(source: Path, target: Path, version: str, date: int) -> None:
 
 
 def write_components(wheel: Path, lock: Path, target: Path) -> None:
-    """Write the components of the image as CycloneDX: those of an environment with only the lock and the wheel."""
+    """Write the list of the image's components as CycloneDX. An environment with the lock and the wheel provides it."""
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory)
         venv.create(environment, with_pip=False)
@@ -101,9 +101,9 @@ def sums(target: Path) -> Iterator[str]:
 
 
 @click.command()
-@click.option("--version", required=True, help="The version. It must be the one in vcuda/__init__.py.")
+@click.option("--version", required=True, help="The version. It must equal the version in vcuda/__init__.py.")
 @click.option("--image", required=True, metavar="IMAGE", help="The image that install.yaml names.")
-@click.option("--repository", required=True, metavar="URL", help="The repository, whose releases krew downloads from.")
+@click.option("--repository", required=True, metavar="URL", help="The repository from which krew downloads the plugin.")
 @click.option(
     "--output", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "dist", help="The directory."
 )

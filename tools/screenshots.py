@@ -1,4 +1,4 @@
-"""Takes the screenshots of the usage page for the docs: a made-up company at a fixed time."""
+"""Takes the screenshots of the usage page for the docs, with the data of an invented company at a fixed time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from examples.usage import NOW, company
 
 DOCS = Path(__file__).parents[1] / "docs"
 WIDE, NARROW = 1280, 390
-"""Widths in pixels."""
+"""The widths of the screenshots in pixels."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def take(browser: Browser, url: str, name: str, width: int, height: int, **context: Any) -> None:
-    """Write one picture with this height in pixels."""
+    """Write one screenshot. ``height``: in pixels."""
     own = {"locale": "en-GB", "timezone_id": "UTC", **context}
     page = browser.new_page(viewport={"width": width, "height": height}, **own)
     page.clock.set_fixed_time(NOW)

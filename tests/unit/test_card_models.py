@@ -263,7 +263,7 @@ NARROW = "a product must not have two models: narrow one of the two, for example
         ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
         ("A100: ['*-?']", '.A100[0]: must not match every product; got "*-?"'),
         (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
-        ("A100: {cards: 0.125}", ".A100.cards: 0.125 has more than two decimals; write 0.12"),
+        ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.12; got 0.125"),
         (
             "A100: {cards: 0}",
             ".A100.cards: must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; got 0",
@@ -275,7 +275,7 @@ NARROW = "a product must not have two models: narrow one of the two, for example
                 "got 1.01"
             ),
         ),
-        ("A100: {cards: '0.5'}", '.A100.cards: "0.5" is text; write 0.5 without quotes'),
+        ("A100: {cards: '0.5'}", '.A100.cards: must be a number without quotes, for example 0.5; got "0.5"'),
         ("A100: [a-*, A *]", ".A100[1]: duplicate product; remove it"),
         ("A100: [a1], B: [A1]", f'.B[0]: "A1" also matches a1, which belongs to A100 by "a1"; {NARROW}'),
         (

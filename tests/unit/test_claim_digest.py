@@ -237,10 +237,13 @@ def pin_like(number: int) -> str:
     requests_beyond_the_api=(requests(33), "32 requests"),
     ways_beyond_the_api=([first_of(*requests(9))], "8 entries in one firstAvailable"),
     selectors_beyond_the_api=([entry(NVIDIA, *["true"] * 33)], "32 selectors in one entry"),
-    more_entries=([first_of(*requests(8))] * 9, f"{MOST_ENTRIES} entries in all requests"),
-    long_names=(requests(32, allocationMode="x" * 253), "8192 bytes of requests and config"),
-    many_capacities=([share(**{f"c{number}": "1" for number in range(2000)})], "8192 bytes of requests and config"),
-    many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "6144 characters of selectors"),
+    more_entries=([first_of(*requests(8))] * 9, f"{MOST_ENTRIES} entries of `exactly`"),
+    long_names=(requests(32, allocationMode="x" * 253), "must not have more than 8192 bytes"),
+    many_capacities=(
+        [share(**{f"c{number}": "1" for number in range(2000)})],
+        "must not have more than 8192 bytes",
+    ),
+    many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "must not have more than 6144 characters"),
 )
 def test_a_claim_spec_that_is_too_large_is_rejected_with_the_bound(asked: list[Manifest], bound: str) -> None:
     for create, path in ((claim, "spec.devices"), (template, "spec.spec.devices")):

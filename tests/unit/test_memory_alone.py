@@ -47,7 +47,10 @@ def test_a_limit_on_memory_alone_has_the_memory_of_one_card() -> None:
     assert quota.default.limits == {"T4": Limit(None, 15 * GIB, 15 * GIB)}
 
 
-MISSING = "must have `cards`, since gpu_models does not state the memory of one A100; add it there, for example"
+MISSING = (
+    "must have `cards`, because gpu_models does not state the memory of one A100; or add that memory to "
+    "gpu_models, for example"
+)
 
 
 @cases(
@@ -68,14 +71,14 @@ def test_a_limit_on_memory_alone_is_rejected_without_the_memory_of_a_card(
 
 @cases(
     "grant, fault",
-    cards_are_added=("A100: 1", "grants[0].A100: memory is required, since this model's memory is limited"),
+    cards_are_added=("A100: 1", "grants[0].A100: memory is required, because this model's memory is limited"),
     both_are_added=(
         "A100: {cards: 1, memory: 80Gi}",
-        "grants[0].A100.cards: must be left out, since this model's cards are not limited",
+        "grants[0].A100.cards: must not be set, because this model's cards are not limited",
     ),
     memory_is_added_to_cards=(
         "T4: {memory: 15Gi}",
-        "grants[0].T4: cards are required, since this model's cards are limited",
+        "grants[0].T4: cards are required, because this model's cards are limited",
     ),
 )
 def test_a_grant_must_limit_the_same_parts_as_its_limit(grant: str, fault: str) -> None:
@@ -205,6 +208,6 @@ def test_an_edit_shows_the_memory() -> None:
     old, new = (quota_of(f"team-a: {{quota: {{A100: {limit}}}}}") for limit in ("2", "{memory: 1600Gi}"))
     assert [str(change) for change in changes(old, new)] == ["team-a.quota.A100: 2 cards -> 1638400 MiB"]
     assert list(beyond(old, new, {"A100": 8})) == [
-        "team-a.quota.A100: was 2 cards, is 20 cards; the nodes have 8 cards",
-        "A100: the limits add up to 20 cards, were 2 cards; the nodes have 8 cards",
+        "team-a.quota.A100: raised from 2 cards to 20 cards; the nodes have 8 cards",
+        "A100: the limits add up to 20 cards, before 2 cards; the nodes have 8 cards",
     ]

@@ -120,7 +120,7 @@ def test_a_known_model_that_the_quota_entry_does_not_list_is_rejected_with_403(m
     assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
     assert answer.message == (
         f"annotation quota.vcuda.io/models names {wish.removeprefix('T4, ')}, which the quota of namespace team-a does "
-        "not list; it lists T4, A100, H100"
+        "not list; that quota lists T4, A100, H100"
     )
 
 
@@ -240,14 +240,14 @@ def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_requir
     "entry, fault",
     unknown_model=(
         "{order: [A10O], quota: {A100: 1}}",
-        'a: `order` names "A10O", which `quota` does not list; did you mean `A100`?',
+        'a: `order` must list models of `quota` or `grants`; got "A10O"; did you mean `A100`?',
     ),
-    no_list=("{order: A100, quota: {A100: 1}}", 'a.order: "A100" is not a list; write for example [A100]'),
-    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: is listed twice; remove it here"),
-    both=("{order: [A100], prefer: most-free, quota: {A100: 1}}", "a: `order` and `prefer: most-free` exclude each"),
-    another_preference=("{prefer: cheapest}", 'a.prefer: "cheapest" is not a preference; write most-free'),
-    a_number=("{one_model: 1}", "a.one_model: 1 is neither true nor false"),
-    a_text=("{one_model: yes}", 'a.one_model: "yes" is neither true nor false'),
+    no_list=("{order: A100, quota: {A100: 1}}", 'a.order: must be a list, for example [A100]; got "A100"'),
+    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: duplicate name; remove it"),
+    both=("{order: [A100], prefer: most-free, quota: {A100: 1}}", "a: `order` and `prefer: most-free` must not both"),
+    another_preference=("{prefer: cheapest}", 'a.prefer: must be most-free; got "cheapest"'),
+    a_number=("{one_model: 1}", "a.one_model: must be true or false; got 1"),
+    a_text=("{one_model: yes}", 'a.one_model: must be true or false; got "yes"'),
 )
 def test_a_mistake_in_these_keys_is_a_fault_at_its_place(entry: str, fault: str) -> None:
     [found] = map(str, quota_faults(f"a: {entry}"))

@@ -80,13 +80,16 @@ def test_a_changed_grant_is_named_with_its_times() -> None:
     [
         (
             "team-b: {mode: warn, quota: {A100: 2}}",
-            ["team-a: loses its entry (A100: 8 cards, T4: 4 cards, 65536 MiB); no limit applies"],
+            ["team-a: the entry is removed (A100: 8 cards, T4: 4 cards, 65536 MiB); no limit applies"],
         ),
         (
             "team-a: {quota: {}}\n'*': {quota: {}}",
-            ['team-b: loses its entry (warn, A100: 2 cards); the entry "*" applies'],
+            ['team-b: the entry is removed (warn, A100: 2 cards); the entry "*" applies'],
         ),
-        ("team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}", ["team-a.mode: was enforce, is audit"]),
+        (
+            "team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}",
+            ["team-a.mode: changes from enforce to audit"],
+        ),
         ("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
     ],
     ids=["an entry removed", "the default entry instead", "a softer mode", "a stricter mode"],
@@ -101,13 +104,13 @@ def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) ->
         (
             "team-a: {quota: {A100: 800}}",
             [
-                "team-a.quota.A100: was 8 cards, is 800 cards; the nodes have 16 cards",
-                "A100: the limits add up to 800 cards, were 10 cards; the nodes have 16 cards",
+                "team-a.quota.A100: raised from 8 cards to 800 cards; the nodes have 16 cards",
+                "A100: the limits add up to 800 cards, before 10 cards; the nodes have 16 cards",
             ],
         ),
         (
             "team-a: {quota: {A100: 9}}\nteam-b: {quota: {A100: 8}}",
-            ["A100: the limits add up to 17 cards, were 10 cards; the nodes have 16 cards"],
+            ["A100: the limits add up to 17 cards, before 10 cards; the nodes have 16 cards"],
         ),
         ("team-a: {quota: {A100: 16}}", []),
         ("team-a: {quota: {T4: 100000}}", []),
@@ -122,11 +125,11 @@ def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]
     "text, told",
     grants_of_one_entry=(
         "team-a: {quota: {A100: 10}, grants: [{A100: 4, weekly: Sat}, {A100: 4, from: 2100-01-01}]}",
-        "team-a.quota.A100: was 8 cards, is 18 cards with all grants; the nodes have 16 cards",
+        "team-a.quota.A100: raised from 8 cards to 18 cards with all grants; the nodes have 16 cards",
     ),
     a_grant_of_another_model=(
         "team-a: {quota: {A100: 17}, grants: [{T4: 4, weekly: Sat}]}",
-        "team-a.quota.A100: was 8 cards, is 17 cards; the nodes have 16 cards",
+        "team-a.quota.A100: raised from 8 cards to 17 cards; the nodes have 16 cards",
     ),
     a_grant_that_is_over=("team-a: {quota: {A100: 10}, grants: [{A100: 8, until: 2000-01-01}]}", ""),
     a_model_that_is_blocked=("team-a: {quota: {A100: 0}, grants: [{A100: 18, weekly: Sat}]}", ""),

@@ -19,7 +19,7 @@ from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import read_text
 
 NO_TOKEN = "found character that cannot start any token while scanning for the next token; indent with spaces, not tabs"
-NO_SPACE = "found unexpected ':' while scanning a plain scalar; write a space behind the colon"
+NO_SPACE = "found unexpected ':' while scanning a plain scalar; write a space after the colon"
 TOO_LONG = "found extremely long version number while scanning a %YAML directive"
 
 
@@ -40,7 +40,7 @@ TOO_LONG = "found extremely long version number while scanning a %YAML directive
         ("é: {}\nb: \x07", 2, 4, "a character that YAML does not allow"),
         ("a: !!python/object:os.system {}", 1, 4, "tags (`!`) are not supported; remove them"),
         ("a: !x {}", 1, 4, "tags (`!`) are not supported; remove them"),
-        ("a: {}\n---\nb: {}", 2, 1, "a second document starts here; write all namespaces in one"),
+        ("a: {}\n---\nb: {}", 2, 1, "a second YAML document starts here; write all namespaces in one document"),
         ("? [a]\n: {}", 1, 3, "a key must be text, not a list, a mapping or an alias"),
         ("a: &a {}\n*a : {}", 2, 1, "a key must be text, not a list, a mapping or an alias"),
         ("a: &a {quota: *a}", 1, 15, "this alias (`*`) has no anchor before it, or is inside its own anchor"),
@@ -72,7 +72,7 @@ def bomb(mapping: str) -> str:
 
 CHAIN = "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 2000))
 MANY = "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}"
-TOO_MANY = "the document has more than 200000 entries, those behind aliases included"
+TOO_MANY = "the document has more than 200000 entries, including the entries that aliases repeat"
 TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
 
 
@@ -83,7 +83,7 @@ TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
     chain_of_merges=(CHAIN, TOO_DEEP),
     deep_json=('{"a":' * 17 + "1" + "}" * 17, TOO_DEEP),
     deep_yaml=("[" * 17 + "]" * 17, TOO_DEEP),
-    namespaces=(MANY, "there are 10001 namespaces; at most 10000 are read"),
+    namespaces=(MANY, "the document must not have more than 10000 namespaces; got 10001"),
     length=("#" * 1048577, "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes"),
 )
 def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:

@@ -255,9 +255,9 @@ def test_configured_vendors_and_runtime_classes_are_checked_too() -> None:
 @pytest.mark.parametrize(
     ("allow", "fault"),
     [
-        ("[privilegd]", '[0]: "privilegd" is not a setting that can be allowed; did you mean `privileged`?'),
-        ("[3]", f"[0]: 3 is not a setting that can be allowed; the settings are: {', '.join(Allowance)}"),
-        ("privileged", ': "privileged" is not a list; write for example [privileged]'),
+        ("[privilegd]", '[0]: unsupported value: "privilegd"; did you mean `privileged`?'),
+        ("[3]", f"[0]: unsupported value: 3; supported values: {', '.join(Allowance)}"),
+        ("privileged", ': must be a list, for example [privileged]; got "privileged"'),
     ],
 )
 def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:

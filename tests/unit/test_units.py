@@ -94,8 +94,11 @@ DOMAINS = "must be a domain of resources, for example acme.com or acme.com/gpu-*
         ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; remove it"),
         ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; remove it"),
         (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for claims and pods alike"),
-        ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: is written twice; keep one of them"),
-        ("amd.com/gpu: {cards: 0.125}", "[amd.com/gpu].cards: 0.125 has more than two decimals; write 0.12"),
+        ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; keep only one of them"),
+        (
+            "amd.com/gpu: {cards: 0.125}",
+            "[amd.com/gpu].cards: must have at most two decimals, for example 0.12; got 0.125",
+        ),
         ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0; write {} for a resource that is not a GPU"),
         (
             "amd.com/gpu: {memory: 1Gi}",

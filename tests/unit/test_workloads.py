@@ -136,7 +136,8 @@ def test_unquoted_text_that_yaml_converts_stays_text() -> None:
 
 NO_OBJECT = "not a Kubernetes object: kind is required"
 NO_NAMESPACE = (
-    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
+    "is not a valid namespace name: it must have at most 63 lower-case letters, digits and `-`, and must begin and end "
+    "with a letter or digit"
 )
 
 

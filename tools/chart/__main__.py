@@ -21,11 +21,11 @@ _FILES: Mapping[str, tuple[str, ...]] = {
     "monitoring": ("ServiceMonitor", "PodMonitor", "PrometheusRule"),
     "workloads": ("Deployment", "DaemonSet", "CronJob", "Job", "Service", "PodDisruptionBudget", "ConfigMap", "Secret"),
 }
-"""The kinds of objects in each file."""
+"""The kinds of Kubernetes objects in each template file."""
 
 
 def templates() -> dict[str, str]:
-    """Return the text of each file below ``templates``."""
+    """Return the text of each generated file in the chart's directory ``templates``."""
     base, variants = render(), {component: render(component) for component in COMPONENTS}
     both = {(one, other): render(other, one) for one, others in MODIFIES.items() for other in others}
     texts: dict[str, list[str]] = {}
@@ -47,13 +47,13 @@ def _lines(
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
     modified = [(one, _marked(objects[found])) for (one, _), objects in both.items() if found in objects]
     changed = {one: value for one, value in modified if value != some}
-    # An object of a component alone is whole, but for the parts that a second component changes.
+    # An object that only one component adds has no conditions inside, except where another component changes it.
     tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
     yield from write_object(tree, condition_of(own, by_component), filled)
 
 
 def _marked(found: Json) -> Json:
-    """Return the object with a mark in place of each name that the chart's values choose."""
+    """Return the object with a mark in place of each name that users can set in the chart's values."""
     return found if found is ABSENT else rename(found, MARKS)
 
 

@@ -1,4 +1,4 @@
-"""The values of the chart that enable components, and the objects that each component adds or changes."""
+"""The values of the Helm chart that enable kustomize components, and the objects of the base with components."""
 
 import functools
 import os
@@ -33,14 +33,14 @@ COMPONENTS: Mapping[str, str] = {
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",
 }
-"""The condition in a template under which a component is part of the installation."""
+"""By component, the value of the chart that enables it, as a condition in a template."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""The components that change objects of other components, with the names of these."""
+"""For each component that changes objects of other components, the names of these other components."""
 
 
 class Identity(NamedTuple):
-    """The identity of an object."""
+    """The fields that identify an object in a cluster."""
 
     api: str
     kind: str

@@ -1,7 +1,8 @@
-"""Merges the variants of an object, that of the base and those of the components, into one tree with conditions.
+"""Merges the variants of an object into one tree with conditions, from which a Helm template is written.
 
-A part of the tree without a condition is in every variant. A component adds a part, removes one, or changes its value.
-The condition of a part names these components.
+One variant is the object in the kustomize base. Each component of kustomize that changes the object makes another
+variant. A part of the tree that is not in every variant has a condition, which names the components that add or remove
+the part.
 """
 
 import difflib
@@ -14,13 +15,14 @@ import msgspec
 Json = Any
 
 ABSENT = object()
-"""The value in a variant without the part."""
+"""Stands for a part that a variant does not have."""
 
 
 class Condition(NamedTuple):
-    """When a part exists: always, except with one of these components, or only with one of them."""
+    """The condition under which a part exists."""
 
     in_base: bool = True
+    """True if the part exists unless one of ``components`` is enabled; False if it exists only with one of them."""
     components: tuple[str, ...] = ()
 
     @property
@@ -38,20 +40,20 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value that differs by component. Without any of these, the base's value is used."""
+    """A value that differs by component. ``base``: the value if none of the components is enabled."""
 
     by_component: tuple[tuple[str, "Tree"], ...]
     base: "Tree | None"
 
 
 class Branch(msgspec.Struct, frozen=True):
-    """A mapping."""
+    """A mapping, as its keys with their values and conditions."""
 
     parts: tuple[tuple[str, "Tree", Condition], ...]
 
 
 class Items(msgspec.Struct, frozen=True):
-    """A list."""
+    """A list, as its items with their conditions."""
 
     parts: tuple[tuple["Tree", Condition], ...]
 
@@ -60,7 +62,10 @@ Tree = Leaf | Choice | Branch | Items
 
 
 def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
-    """Return the tree of the value in the base and of its values by component, which may be `ABSENT`."""
+    """Return the tree for a value. ``base``: the value in the base. ``variants``: the value with each component.
+
+    Values may be `ABSENT`.
+    """
     others = {name: value for name, value in variants.items() if value is not ABSENT and value != base}
     present = [*others.values()] if base is ABSENT else [base, *others.values()]
     if all(value == present[0] for value in present) and (base is not ABSENT or len(variants) == len(others)):
@@ -74,7 +79,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return the condition of a part with these values."""
+    """Return the condition of a part that has these values. The parameters are those of `merge`."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
@@ -96,7 +101,7 @@ def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
         by_component = {name: value.get(key, ABSENT) for name, value in variants.items()}
         own = whole.get(key, ABSENT)
         condition = condition_of(own, by_component)
-        # Every part of a variant that has no base belongs to that variant.
+        # If only components have the mapping, the condition of the mapping is enough for a key that all of them have.
         if base is ABSENT and len(condition.components) == len(variants):
             condition = ALWAYS
         parts.append((key, merge(own, by_component), condition))
@@ -130,7 +135,7 @@ def _list(base: Json, variants: Mapping[str, Json]) -> Items:
 
 
 def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
-    """Return the items that components add at one position. Equal additions of several components are one."""
+    """Return the items that components add at one position. Equal items of several components are merged."""
     by_text: dict[str, tuple[Sequence[Json], list[str]]] = {}
     for component, items in found.items():
         by_text.setdefault(json.dumps(items, sort_keys=True), (items, []))[1].append(component)
@@ -142,7 +147,7 @@ def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...])
 
 
 def _name(item: Json) -> str:
-    """Return the identity of an item in its list: its name, or the whole item."""
+    """Return the text by which an item is found in another variant of the list: its name, or else its content."""
     if isinstance(item, dict) and "name" in item:
         return f"name: {item['name']}"
     return json.dumps(item, sort_keys=True)

@@ -1,6 +1,6 @@
-"""Gives the namespaces of the parts, and the ConfigMap of the quota, other names in every manifest that refers to them.
+"""Renames the namespaces and the quota ConfigMap in all manifests, as an installation may choose these names.
 
-The address of the documentation, which alerts refer to, is such a name too.
+The address of the documentation, to which alerts link, can be chosen too.
 """
 
 import re
@@ -11,7 +11,7 @@ Json = Any
 
 
 class Names(NamedTuple):
-    """The names that an installation may choose. The defaults are those of manifests/base."""
+    """The names that an installation may choose. The defaults are the names in manifests/base."""
 
     system: str = "vcuda-quota"
     """The namespace of the webhook, the controller and the certificates."""
@@ -20,17 +20,17 @@ class Names(NamedTuple):
     node_agent: str = "vcuda-quota-node"
     """The namespace of the node agents."""
     quota_namespace: str = "kube-system"
-    """The namespace of the ConfigMap that holds the quota."""
+    """The namespace of the quota ConfigMap."""
     quota: str = "gpuquota"
-    """The name of this ConfigMap."""
+    """The name of the quota ConfigMap."""
     runbooks: str = "docs/troubleshooting.md"
-    """The address of the page to which alerts lead."""
+    """The address of the documentation page to which alerts link."""
 
 
 DEFAULT = Names()
 
-# Other objects are named vcuda-quota too, for example the registration and the image. So the namespace is found by the
-# text around it: an account, a flag, a DNS name, a command, a field of YAML or CEL, or the list of all our namespaces.
+# Other things are named vcuda-quota too, for example the webhook configurations and the image. So the namespace is
+# recognized by the text around it: an account, a flag, a DNS name, a command, a field of YAML or CEL, or a list.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
@@ -43,17 +43,17 @@ _QUOTA_COMMAND = re.compile(r"(?<= -n )kube-system describe configmap gpuquota")
 _RUNBOOKS = re.compile(r"^docs/troubleshooting\.md(?=#|$)")
 
 _NAMESPACE_KEYS = {"namespace", "namespaces", "values", "kubernetes.io/metadata.name"}
-"""The keys under which a whole text is a namespace."""
+"""The keys of a manifest whose value is the name of a namespace."""
 
 
 def rename(found: Json, names: Names) -> Json:
-    """Return a manifest of the base or of a component with these names."""
+    """Return a manifest of the base or of a component in which ``names`` replace the default names."""
     metadata = found["metadata"]
     renamed = _renamed(found, names, "")
     if found["kind"] == "Namespace":
         renamed["metadata"]["name"] = _of_namespace(metadata["name"], names)
     if metadata.get("namespace") == DEFAULT.quota_namespace and metadata["name"].endswith("-quota"):
-        # The Roles and RoleBindings of the quota. Others of kube-system stay there.
+        # The Roles and RoleBindings of the quota ConfigMap get its namespace. Other objects in kube-system stay there.
         renamed["metadata"]["namespace"] = names.quota_namespace
     return renamed
 

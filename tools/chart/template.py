@@ -1,4 +1,7 @@
-"""Writes trees as Helm templates: a condition becomes an ``if``, and some values come from the chart's values."""
+"""Writes the merged trees of objects as Helm templates.
+
+A condition becomes an ``if``. The chart's values replace some values of the objects.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +17,9 @@ from tools.chart.names import Names
 Json = Any
 _STEP = 2
 _OPEN = '{{ "{{" }}'
-"""Prints two braces, which would otherwise begin an action of the template."""
+"""The template text for two literal braces, which would otherwise begin an action of the template."""
 MARKS = Names("\ue000", "\ue001", "\ue002", "\ue003", "\ue004", "\ue005")
-"""A character in place of each name, which becomes the value of the chart. No manifest has these characters."""
+"""Characters that mark the places of names until the chart's values replace them. No manifest has these characters."""
 _VALUES = Names(
     ".Values.namespaces.system",
     ".Values.namespaces.ledgers",
@@ -28,16 +31,16 @@ _VALUES = Names(
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A place of an object that the chart's values fill."""
+    """A part of an object that comes from the chart's values."""
 
     kind: str
     name: str
     path: tuple[str, ...]
-    """The keys that lead to the place. The key of a list item is its name."""
+    """The keys that lead to the part. For an item of a list, the key is the item's name."""
     lines: tuple[str, ...]
-    """The lines of the template, indented relative to the place. ``KEY`` is replaced by the key."""
+    """The lines of the template, indented relative to the part. ``KEY`` stands for the key of the part."""
     replaces: bool = True
-    """True if the lines replace the part, false if they follow it."""
+    """True if the lines replace the part; false if the lines follow the part."""
 
 
 Place = tuple[str, ...]
@@ -50,7 +53,7 @@ def write_object(tree: Tree, condition: Condition, filled: Filled) -> Iterator[s
 
 
 def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines with a condition. Raises KeyError for a component without a value."""
+    """Yield the lines inside an ``if`` for the condition. Raises KeyError if no value enables a component."""
     if condition.always:
         yield from lines
         return
@@ -107,7 +110,7 @@ def _item(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str
         yield from _leaf(begin, tree.value, indent)
         return
     lines = list(_block(tree, indent + _STEP, (*place, _name_of(tree)), filled))
-    # A part with a condition cannot follow the dash on one line.
+    # The `if` of a part with a condition must begin on its own line, not after the dash.
     if lines[0].startswith("{{"):
         yield begin
         yield from lines
@@ -150,6 +153,6 @@ def _filling(value: Value, key: str, indent: int) -> Iterator[str]:
 
 
 def lookup(values: Sequence[Value], kind: str, name: str) -> Filled:
-    """Return a function from a place of this object to the value that fills it."""
+    """Return a function that returns the chart's value for a place in this object."""
     own: Mapping[Place, Value] = {each.path: each for each in values if (each.kind, each.name) == (kind, name)}
     return own.get

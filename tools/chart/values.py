@@ -1,4 +1,4 @@
-"""The places of the objects that the chart's values fill."""
+"""The parts of the objects that come from the values of the Helm chart."""
 
 from collections.abc import Iterator
 
@@ -21,25 +21,25 @@ _PULL_SECRETS = (
 )
 _PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
 _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
-"""The flags of the links on the usage page, and the value of each."""
+"""The flags of the links on the usage page, with the chart's value for each flag."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
-"""The keys of a pod that the values may add, and the key that each follows."""
+"""The keys of a pod that the chart's values may add, each with the key after which it is written."""
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
 _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
 
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
-"""The Deployments with their own values, and the section of these values."""
+"""The Deployments that have values of their own, with the section of these values."""
 FIRST = "-first"
-"""The end of the name of a Job that runs once after an apply."""
+"""The last part of the name of a Job that runs once after an apply."""
 
 
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
-    """Yield the values of one object. ``manifest``: the object with every part that it can have."""
+    """Yield the parts of one object that come from the chart's values. ``manifest``: the object with all components."""
     here = (found.kind, found.name)
     if found.kind == "Job" and found.name.endswith(FIRST):
-        # The template of a Job cannot be changed, so that an upgrade needs a new one.
+        # The pod template of a Job is immutable, so each upgrade creates a Job with a new name.
         named = f'KEY: {found.name}{{{{ include "vcuda-quota.job-suffix" . }}}}'
         yield Value(*here, ("metadata", "name"), (named,))
     if found.kind in _POD_PATHS:

@@ -28,9 +28,10 @@ CLASSES = {**made.CLASSES, "gpu": NO_DRIVER}
 UNITS = GpuResources(own_units={"deviceclass/gpu": WHOLE_CARD})
 HELD = [made.entry(made.NVIDIA, write_pin(ClaimPin(made.NVIDIA, (name,)))) for name in ("m40", "a100")]
 HOW = (
-    "kubectl prints them like those for pods. If a claim of a template is rejected, Kubernetes' claim controller"
-    " gets the rejection. The pod stays Pending, its Event `FailedResourceClaimCreation` has the message, and the"
-    " claim is retried when quota is released. A shortage that is a 429 for a pod is a 403 for a claim."
+    "kubectl prints these messages in the same way as those for pods. Kubernetes' claim controller creates claims from"
+    " templates. If such a claim is rejected, its pod stays Pending, and the pod's Event `FailedResourceClaimCreation`"
+    " has the message. The claim is created again when quota is released. For a shortage of quota that is expected to"
+    " end within seconds, a pod gets the status 429, but a claim gets 403."
 )
 
 
@@ -80,18 +81,21 @@ def _told() -> Sequence[Told]:
         ),
         *(Told(_ask(each).message, "Write a smaller claim.") for each in large),
         *(Told(_ask(made.claim(made.entry(made.NVIDIA, *forged[:n]))).message, "The same.") for n in (3, 4)),
-        Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for a quota of a model."),
+        Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for quota of a GPU model."),
         Told(_ask(made.claim(*HELD)).message, "Remove the selectors."),
         Told(
             _ask(made.claim(made.entry(made.NVIDIA, product)), NamespaceQuota({"A100": Limit(100)})).message,
             "The same.",
         ),
-        Told(_ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message, "Correct the products of the models."),
+        Told(
+            _ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message,
+            "Correct the products of the models in `gpu_models`.",
+        ),
         Told(
             _ask(stored).message,
             ("Check that the webhook's mutating registration exists, and that no later webhook changes the claim."),
         ),
-        Told(_ask(unread).message, "Write a claim that is valid for the API."),
+        Told(_ask(unread).message, "Correct the claim: the API server would reject it too."),
         Told(
             _ask({**stored, "kind": "ResourceSlice"}).message,
             ("The status is 400. Correct the registration of the webhook."),

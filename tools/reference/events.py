@@ -1,4 +1,4 @@
-"""The table of Events: reason and type come from the source, the rest is written here."""
+"""The table of Events. The reasons and types come from the product's source, the descriptions from this module."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tools.reference.sources import calls, constant
 
 
 class Posted(NamedTuple):
-    """An Event as the source writes it."""
+    """The reason and type of an Event in the product's source."""
 
     reason: str
     type: str
 
 
 class Told(NamedTuple):
-    """The object of an Event, when it is written, and what to do."""
+    """The description of an Event: its object, when it is written, and what to do."""
 
     on: str
     when: str
@@ -27,92 +27,92 @@ class Told(NamedTuple):
 TOLD = {
     Posted("BeyondQuota", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "The quota would reject the pod or claim today: it does not fit together with the older pods and claims,"
-        " the quota does not list its model, or a claim requests `All` or `adminAccess`. It was created before the"
-        " quota changed, or while the webhook was not called. One Event for each object; none if the quota only"
-        " audits.",
-        "Delete it or raise the limit. With `--enforce-audit` a pod is evicted if its quota is enforced. A claim is"
-        " never deleted: delete the pods that use it.",
+        "The quota would reject the pod or claim if it was created now. Either the older pods and claims leave no room,"
+        " or the quota does not list the model, or a claim requests `All` or `adminAccess`. The object was created"
+        " before the quota changed, or while the webhook was not called. Each object gets one Event. The mode `audit`"
+        " writes no Events.",
+        "Delete the object or raise the limit. With `--enforce-audit`, the controller evicts the pod if the quota is"
+        " enforced. The controller never deletes a claim: delete the pods that use the claim.",
     ),
     Posted("CertificateNotRenewed", "Warning"): Told(
         "the webhook's Service",
-        "The certificate that an endpoint of the webhook presents has less than a third of its life left. The"
-        " hourly rotation should have renewed it. One Event per day and certificate.",
-        "Run `vcuda-certs status`, and the command that the message names.",
+        "An endpoint of the webhook serves a certificate that has less than a third of its lifetime left. The hourly"
+        " rotation should have renewed the certificate. One Event is written per day and certificate.",
+        "Run `vcuda-certs status`, and then the command that its output names.",
     ),
     Posted("DeletedOverQuota", "Warning"): Told(
         "a pod",
-        "With `--delete-after-evictions N`: PodDisruptionBudgets have not allowed its eviction at N attempts, so it"
-        " was deleted.",
-        "Nothing. The quota applies to the pod that its owner creates instead.",
+        "With `--delete-after-evictions N`: PodDisruptionBudgets blocked the eviction of the pod N times, so the"
+        " controller deleted the pod.",
+        "Nothing. The quota applies to the pod that the workload creates instead.",
     ),
     Posted("EvictedOverQuota", "Warning"): Told(
         "a pod",
-        "With `--enforce-audit`: the pod was beyond its quota for `--audit-period` seconds, and was evicted. The"
+        "With `--enforce-audit`: the pod exceeded the quota for `--audit-period` seconds, and was evicted. The"
         " message has the reason.",
-        "Nothing. The quota applies to the pod that its owner creates instead.",
+        "Nothing. The quota applies to the pod that the workload creates instead.",
     ),
     Posted("EvictionPutOff", "Warning"): Told(
         "a pod",
-        "With `--enforce-audit`: a PodDisruptionBudget does not allow the eviction now. It is retried every"
-        " `--audit-period` seconds. One Event for each pod.",
-        "Change the budget so that it allows a disruption, or raise the limit.",
+        "With `--enforce-audit`: a PodDisruptionBudget does not allow the eviction now. The controller retries the"
+        " eviction every `--audit-period` seconds. Each pod gets one Event.",
+        "Change the PodDisruptionBudget so that it allows a disruption, or raise the limit.",
     ),
     Posted("GrantEnds", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "A grant of the namespace's quota ends within a day, and the pod or claim does not fit the limit after"
-        " that. The message says when, and whether the pod is evicted then. One Event for each end; none if the"
-        " quota only audits.",
-        "Finish the work by then, or ask for a longer grant.",
+        "A grant of the namespace's quota ends within a day. After that, the pod or claim does not fit the limit. The"
+        " message has the time, and says whether the pod is then evicted. One Event is written for each end of a grant."
+        " The mode `audit` writes no Events.",
+        "Finish the work before the grant ends, or ask for a longer grant.",
     ),
     Posted("GPUModelInDoubt", "Warning"): Told(
         "a node",
-        "With `--discover`: the sources of the node's GPU model disagree, the node has cards of several models, a"
-        " source cannot be read, or another model was found and is not written. The message names the model that is"
-        " used. At most one Event for each doubt in five minutes. The Event of a lasting doubt is renewed every"
-        " hour.",
-        "The [messages](#the-event-gpumodelindoubt) say what to do.",
+        "With `--discover`: the GPU model of the node is not certain. The sources disagree, the node has cards of"
+        " several models, a source cannot be read, or the controller found another model than the label has. The"
+        " message names the model that is used. At most one Event is written for each problem in five minutes, and"
+        " again every hour while the problem lasts.",
+        "See [the messages](#the-event-gpumodelindoubt).",
     ),
     Posted("MalformedQuota", "Warning"): Told(
         "the quota ConfigMap",
-        "A malformed document was stored. The message has every fault, and says that the last valid document stays"
-        " in force. One Event for each version, by the first replica or controller that reads it.",
-        "Correct the document. `vcuda-webhook check --quota FILE POD.yaml` checks it before you apply it.",
+        "A malformed quota document was stored. The message lists every fault, and says that the last valid document"
+        " stays in force. One Event is written for each version of the ConfigMap.",
+        "Correct the document. Before you apply it, check the document by `vcuda-webhook check --quota FILE POD.yaml`.",
     ),
     Posted("NotCounted", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "No quota counts the object. A vcuda pod in a limited namespace is pinned to no model and runs on no node"
-        " with a model, because it was created before the namespace was limited. Or a claim is pinned to no model"
-        " and has no device of a known model. No Event if the quota only audits.",
+        "The pod or claim is not charged to any quota, because its GPU model is unknown. A pod is neither pinned to a"
+        " model nor on a node with a model label. This happens if the pod was created before its namespace was limited."
+        " A claim is neither pinned to a model nor has a device of a known model. The mode `audit` writes no Events.",
         "Delete the pod or the claim, and create it again.",
     ),
     Posted("OtherModelAllocated", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "The pod has a card of another model than it is charged for, by its annotations and the register of its"
-        " node. The charge stays, because annotations prove nothing. Or a claim has such a device, by its status"
-        " and the ResourceSlices. Such a claim is charged for both models. One Event for each object; none if the"
-        " quota only audits.",
+        "The pod or claim uses a card of another model than the model that it is charged for. For a pod, this follows"
+        " from annotations of the pod and of its node. The charge does not change, because users can write annotations."
+        " For a claim, this follows from its status and the ResourceSlices, and the claim is charged for both models."
+        " Each object gets one Event. The mode `audit` writes no Events.",
         "Use separate nodes for each type of card, or find out who changed the pod's annotations. Then delete the"
         " pod, and create it again.",
     ),
     Posted("QuotaEdited", "Normal"): Told(
         "the quota ConfigMap",
-        "An edit of the quota is in force. The message names the changed values, before and after. One Event for"
-        " each version, by the first replica or controller that reads it. The log of the webhook names the author.",
-        "Check that these are the values that you intended.",
+        "An edit of the quota is in force. The message lists the old and the new values. One Event is written for each"
+        " version of the ConfigMap. The log of the webhook names the author.",
+        "Check that the new values are the ones that you intended.",
     ),
     Posted("StaleAllocationRemoved", "Normal"): Told(
         "a pod or a node",
-        "Annotations or labels that a vendor's scheduler had left behind were removed. The message names the"
-        " scheme, the reason, and each removed key. The rules are under [label values](#label-values).",
-        "Nothing. If there are very many of these Events, a scheduler or a device plugin fails to finish its work:"
-        " see its log.",
+        "The controller removed annotations or labels that a vendor's scheduler had left behind. The message names the"
+        " scheme, the reason, and each removed key. [Label values](#label-values) lists the rules.",
+        "Nothing. If there are very many of these Events, see the logs of the vendor's scheduler and device plugin:"
+        " one of them may fail repeatedly.",
     ),
 }
 
 
 def posted() -> set[Posted]:
-    """Return every kind of Event in the source: the calls of the class that `vcuda.kube.post_event` takes."""
+    """Return the reason and type of every Event that the product's source creates."""
     found = set()
     for module, called, call in calls("Event"):
         if not called.startswith("vcuda.kube"):

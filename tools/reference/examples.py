@@ -1,4 +1,4 @@
-"""The example pods, reviews and API server that produce the messages."""
+"""The example pods, reviews and API server for which the code produces the messages in docs/reference.md."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LABELS = NodeLabels()
 MODEL, POOL = LABELS.model, LABELS.pool
 NO_NODES = Nodes(LABELS)
 NOON = 1_795_521_600.0
-"""2026-11-24T12:00Z, in Unix seconds: the time of the examples."""
+"""The time of the examples, 2026-11-24T12:00Z, in Unix seconds."""
 ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
 def container(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
-    """Return a container with these limits, and with further fields."""
+    """Return a container with these resource limits, and with further fields."""
     return {"name": "main", "image": "cuda", "resources": {"limits": dict(limits)}, **fields}
 
 
@@ -46,7 +46,7 @@ def requires(*models: str) -> Manifest:
 
 
 def review(manifest: object, namespace: str = "team-a", **fields: Any) -> AdmissionRequest:
-    """Return the request of a review of the creation of this object. ``fields`` replace fields of the request."""
+    """Return the admission request for the creation of an object. ``fields`` replace fields of the request."""
     given: dict[str, Any] = {
         "uid": "review-1",
         "kind": GroupVersionKind(version="v1", kind="Pod"),
@@ -58,12 +58,12 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
 
 
 def policy_for(quota: NamespaceQuota, nodes: Nodes = NO_NODES) -> PolicySnapshot:
-    """Return the policy of a cluster in which team-a has this quota, at `NOON`."""
+    """Return the policy of a cluster in which namespace team-a has ``quota``, at the time `NOON`."""
     return PolicySnapshot(Quota({"team-a": quota}, version="41").at(NOON), nodes)
 
 
 class ExampleServer:
-    """A double of the API client with these objects by path. It admits every dry run.
+    """A test double of the API client. It serves ``objects`` by their path, and admits every dry run.
 
     ``events``: the messages of the Events that were written.
     """
@@ -74,29 +74,24 @@ class ExampleServer:
 
     @property
     def kube(self) -> Kube:
-        """Return it as the client that the code takes."""
+        """This double, typed as the client that the code needs."""
         return cast("Kube", self)
 
     def get(self, path: str, **_: object) -> bytes:
-        """Return an object."""
         if path not in self.objects:
             raise NotFound(404, f"{path} not found")
         return json.dumps(self.objects[path]).encode()
 
     def list_pages(self, path: str, *_: object, **_bounds: object) -> Iterator[Page]:
-        """Yield the objects of a collection."""
         found = [each for own, each in self.objects.items() if own.rpartition("/")[0] == path]
         yield Page("101", [msgspec.Raw(msgspec.json.encode(each)) for each in found])
 
     def post(self, _path: str, body: bytes) -> bytes:
-        """Write an Event."""
         self.events.append(json.loads(body)["message"])
         return body
 
     def patch(self, _path: str, body: bytes, _content_type: str) -> bytes:
-        """Accept a patch."""
         return body
 
     def post_heard(self, _path: str, body: bytes, _params: object) -> Heard:
-        """Admit a dry run, unchanged."""
         return Heard(body)

@@ -1,4 +1,4 @@
-"""Every command with its flags, read from click."""
+"""The sections of all commands with their flags, from the definitions in click."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADING = ("flag", "environment", "default", "what")
 
 
 class Leaf(NamedTuple):
-    """A command without subcommands, with its full name and its context."""
+    """A command that can be run, with its full name and its click context."""
 
     name: str
     command: click.Command
@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
 
 
 def leaves() -> Iterator[Leaf]:
-    """Yield every command of every program that has no subcommands."""
+    """Yield every command of every program, without groups that only contain subcommands."""
     for name, program in PROGRAMS.items():
         yield from _leaves(Leaf(name, program, click.Context(program, info_name=name, **program.context_settings)))
 
@@ -47,7 +47,7 @@ def _leaves(leaf: Leaf) -> Iterator[Leaf]:
 
 
 def sections() -> str:
-    """Return a section for each command: what it does, and a table of its flags."""
+    """Return a section for each command: its purpose, and a table of its flags."""
     return "\n\n".join(map(_section, leaves()))
 
 
@@ -58,7 +58,7 @@ def _section(leaf: Leaf) -> str:
 
 
 def _about(command: click.Command) -> str:
-    """Return the first paragraph of the help, and the exit statuses."""
+    """Return the first paragraph of the command's help, and its exit statuses."""
     paragraphs = [" ".join(part.split()) for part in (command.help or "").split("\n\n")]
     statuses = [text for text in paragraphs[1:] if text.startswith("Exit status:")]
     return "\n\n".join([paragraphs[0], *statuses])
@@ -68,20 +68,20 @@ def _row(context: click.Context, parameter: click.Parameter) -> tuple[str, str, 
     if isinstance(parameter, click.Argument):
         return code(parameter.make_metavar(context)), "", "", "Required." if parameter.required else ""
     if not isinstance(parameter, click.Option) or parameter.is_eager:
-        return None  # this leaves out --help and --version
+        return None  # --help or --version
     names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     value = "" if parameter.is_flag else f" {_value(context, parameter)}"
     return code(f"{names}{value}"), listed(variables(context, parameter)), _default(parameter), _what(parameter)
 
 
 def _value(context: click.Context, option: click.Option) -> str:
-    """Return the placeholder of the value. click's own names for numbers are replaced."""
+    """Return the placeholder for the value of an option: NUMBER for numbers, otherwise click's placeholder."""
     numbers = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
     return "NUMBER" if numbers and option.metavar is None else option.make_metavar(context)
 
 
 def variables(context: click.Context, option: click.Option) -> list[str]:
-    """Return the environment variables that set an option, as click finds them."""
+    """Return the environment variables by which click can set an option."""
     if option.envvar:
         return [option.envvar] if isinstance(option.envvar, str) else list(option.envvar)
     prefix = context.auto_envvar_prefix
@@ -89,7 +89,7 @@ def variables(context: click.Context, option: click.Option) -> list[str]:
 
 
 def _default(option: click.Option) -> str:
-    """Return the default. A flag that is off by default has none."""
+    """Return the default of an option as text; empty without a default, and for flags."""
     value = option.to_info_dict()["default"]
     if option.required:
         return "required"

@@ -1,4 +1,7 @@
-"""Every annotation and label that we set or read: those of schemes from their table, ours as described here."""
+"""The tables of all annotations and labels that the product sets or reads.
+
+Keys of schemes come from the table of the schemes. Our own keys are described in this module.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +31,29 @@ OURS = {
         "set and removed by the controller",
         "`false`: the namespace has no limit, and the webhook is not called for its pods. `taking-effect`: the"
         " namespace was limited recently, and the API server may not call the webhook yet. Without the label the"
-        " webhook is called. The label follows the quota document, and an edit by hand is reverted. Only the"
+        " webhook is called. The controller sets the label by the quota document, and reverts manual edits. Only the"
         " controller, and users who may edit webhook configurations, may set `false`.",
     ),
     "quota.vcuda.io/config": Told(
         "label of the quota ConfigMap",
         "set by you, read by the API server",
-        "`true`: `/quota` checks edits of it, and rejects malformed ones.",
+        "`true`: `/quota` checks edits of the ConfigMap, and rejects malformed edits.",
     ),
     "quota.vcuda.io/model": Told(
         "annotation of a pod",
         "set by the webhook",
-        "The model to which the pod is pinned, for people. No decision uses it.",
+        "The model to which the pod is pinned, as information for people. The annotation does not affect decisions.",
     ),
     "quota.vcuda.io/models": Told(
         "annotation of a pod, or of a ResourceClaim",
         "set by you",
         "The GPU models that the object may use, in the order in which they are tried, for example `H100, A100`. A"
-        " final `*` also allows the other models of the quota. Only `/mutate` reads it.",
+        " final `*` also allows the other models of the quota. Only `/mutate` reads the annotation.",
     ),
     "quota.vcuda.io/retried-at": Told(
         "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
         "set by the controller",
-        "When the controller last made it retry, because quota was released.",
+        "The time when the controller last made the workload retry, because quota was released.",
     ),
     "quota.vcuda.io/ledger-of": Told(
         "label of a ledger (ConfigMap `gpu-ledger-NAMESPACE`)",
@@ -60,33 +63,33 @@ OURS = {
     "quota.vcuda.io/ledger": Told(
         "finalizer of a ledger",
         "set by the webhook and the controller, removed by the controller",
-        "It delays a deletion until the ledger has no charge other than those of stored pods.",
+        "The finalizer delays the deletion of the ledger while it has charges of pods that are not stored.",
     ),
     "quota.vcuda.io/usage": Told(
         "label of ConfigMap `gpu-quota-usage`",
         "set by the controller, read by `kubectl gpuquota -A`",
-        "`true`: this is a report. A ConfigMap of this name without the label belongs to somebody else, and is not"
-        " changed.",
+        "`true`: the ConfigMap is a usage report. The controller does not change a ConfigMap of this name without the"
+        " label, because the ConfigMap is not ours.",
     ),
     "quota.vcuda.io/webhooks": Told(
         "annotation of our webhook configurations",
         "set by the manifests, read by `vcuda-certs`",
-        "The webhooks that `vcuda-certs` registers after a replica has answered, as YAML.",
+        "The webhooks, as YAML, that `vcuda-certs` registers after a replica has answered.",
     ),
     "quota.vcuda.io/runbooks": Told(
         "annotation of our PrometheusRule",
         "set by the manifests",
-        "The address of the page to which the `runbook_url` of each alert leads.",
+        "The address of the documentation page for the `runbook_url` of each alert.",
     ),
     "quota.vcuda.io/ca-trusted-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
-        "Since when every caBundle has the next CA, and which CA.",
+        "The time from which every caBundle has the next CA, and the identity of that CA.",
     ),
     "quota.vcuda.io/ca-served-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
-        "Since when every endpoint serves a leaf of the current CA, and which CA.",
+        "The time from which every endpoint serves a certificate of the current CA, and the identity of that CA.",
     ),
     "app.kubernetes.io/part-of": Told(
         "label of every object of the manifests",
@@ -97,8 +100,8 @@ OURS = {
     "app.kubernetes.io/managed-by": Told(
         "label of objects that we create",
         "set by all parts, read by `vcuda-certs`",
-        "`vcuda-quota`, or `vcuda-certs` on Secrets. `vcuda-certs` never overwrites a Secret with content and"
-        " without this label.",
+        "`vcuda-quota`, or `vcuda-certs` on Secrets. If a Secret has content but not this label, `vcuda-certs` never"
+        " overwrites the Secret.",
     ),
     "app.kubernetes.io/component": Told(
         "label of the ConfigMaps `gpu-placements.NODE`",
@@ -107,9 +110,9 @@ OURS = {
     ),
     "kubernetes.io/service-name": Told(
         "label of an EndpointSlice",
-        "read by `vcuda-certs` and the controller, set by the extender on its own",
-        "The Service that the slice belongs to. The slices of the webhook's Service list the replicas whose"
-        " certificates are checked. The slice of Service `vcuda-extender` points kube-scheduler to the leader.",
+        "read by `vcuda-certs` and the controller; set by the extender on EndpointSlice `vcuda-extender`",
+        "The Service to which the slice belongs. The slices of the webhook's Service list the replicas whose"
+        " certificates are checked. The slice of Service `vcuda-extender` routes kube-scheduler to the leader.",
     ),
     "endpointslice.kubernetes.io/managed-by": Told(
         "label of EndpointSlice `vcuda-extender`",
@@ -119,13 +122,13 @@ OURS = {
     "gaia.tencent.com/gpu-model": Told(
         "label of a node",
         "read by all parts; set by you, or by the controller with `--discover`",
-        "The GPU model of the node, or a product that a row of `gpu_models` names; `--model-label` names another.",
+        "The GPU model of the node, or one of its products in `gpu_models`. `--model-label` sets another key.",
     ),
     "quota.vcuda.io/discovered-model": Told(
         "annotation of a node",
         "set by the controller with `--discover`",
-        "The model label that the controller wrote, and the source of the model, for example `A100 from hami`. A label"
-        " with another value is yours, and the controller never changes it.",
+        "The model that the controller wrote into the model label, and its source, for example `A100 from hami`. If the"
+        " label has another value, the controller never changes the label, because somebody else has set it.",
     ),
     **dict.fromkeys(
         ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"),
@@ -136,12 +139,13 @@ OURS = {
         ),
     ),
     "gaia.tencent.com/gpu-pool": Told(
-        "label of a node", "read by all parts", "The pool of the node; `--pool-label` names another."
+        "label of a node", "read by all parts", "The pool of the node. `--pool-label` sets another key."
     ),
     "nvidia.com/gpu.count": Told(
         "label of a node",
         "set by GPU feature discovery, read by the webhook",
-        "The number of the node's cards. An edit of the quota that allows more cards than there are is a warning.",
+        "The number of the node's cards. An edit of the quota that allows more cards than the nodes have gets a"
+        " warning.",
     ),
     "kubernetes.io/hostname": Told(
         "label of a node",
@@ -151,52 +155,54 @@ OURS = {
     "hami.io/webhook": Told(
         "label of a pod",
         "read by the webhook",
-        "`ignore`: HAMi's own label for pods that are not for its nodes. Such a pod keeps its scheduler, if its model"
-        " has nodes without HAMi.",
+        "`ignore`: HAMi's label for pods that do not use HAMi. Such a pod keeps its scheduler if its model has nodes"
+        " without HAMi.",
     ),
     "kubernetes.io/config.mirror": Told(
         "annotation of a mirror pod",
         "read by all parts",
-        "Marks the mirror of a static pod, which already runs, so it is not charged. This applies only if a kubelet"
-        " creates it, because any user can write the annotation. A mirror pod beyond its quota is reported, and not"
-        " evicted.",
+        "Marks the mirror of a static pod. A mirror pod is admitted without a charge, because the static pod already"
+        " runs. This applies only if a kubelet creates the mirror pod, because any user can write the annotation. A"
+        " mirror pod over quota is reported, but not evicted.",
     ),
     "kubernetes.io/config.hash": Told(
         "annotation of a mirror pod",
         "read by the node agent",
-        "The uid that is used in the names of a static pod's directories.",
+        "The uid in the names of a static pod's directories.",
     ),
     "cert-manager.io/": Told(
         "annotations of the serving Secret or of a webhook configuration",
         "read by `vcuda-certs`",
-        "Any annotation with this prefix: cert-manager manages the object, so `vcuda-certs` does not change it.",
+        "An annotation with this prefix means that cert-manager manages the object. So `vcuda-certs` does not"
+        " change the"
+        " object.",
     ),
     "service.beta.openshift.io/": Told(
         "annotations of the serving Secret or of a webhook configuration",
         "read by `vcuda-certs`",
-        "Any annotation with this prefix: OpenShift's service CA manages the object, so `vcuda-certs` does not"
-        " change it.",
+        "An annotation with this prefix means that OpenShift's service CA manages the object. So `vcuda-certs` does not"
+        " change the object.",
     ),
 }
 
 WANTED = (
-    "read: only models whose name or registered type contains one of these texts are used. Set to the registered"
-    " types of the chosen model"
+    "read at creation: the pod may use only models whose name or registered card type contains one of these texts; then"
+    " set to the registered card types of the chosen model"
 )
 UNWANTED = (
-    "read: models and types that contain one of these texts are not used. Types of other models whose names contain"
-    " a wanted type are added"
+    "read at creation: the pod may not use models or card types that contain one of these texts; then the card types of"
+    " other models that contain a wanted type are added"
 )
 
 _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
     "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is never stored",
 }
-"""Texts of the same form that are no keys."""
+"""Texts in the source that look like keys but are not keys of annotations or labels."""
 
 
 def in_the_source() -> set[str]:
-    """Return every text of the product that is an annotation's or a label's key, except composed ones."""
+    """Return every key of an annotation or label in the product's source, except keys that the code composes."""
     return {
         key
         for _, text in strings()
@@ -206,20 +212,20 @@ def in_the_source() -> set[str]:
 
 
 def in_the_manifests() -> set[str]:
-    """Return every key of our own domain in the manifests."""
+    """Return every key of the domain quota.vcuda.io in the manifests."""
     texts = (path.read_text(encoding="utf-8") for path in (ROOT / "manifests").rglob("*.yaml"))
     return {key for text in texts for key in re.findall(r"quota\.vcuda\.io/[a-z]+(?:-[a-z]+)*", text)}
 
 
 def of_schemes() -> set[str]:
-    """Return every key of the schemes: resources, annotations and labels."""
+    """Return every key of the schemes: the names of resources, annotations and labels."""
     return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
         name for scheme in SCHEMES for name in scheme.resources
     }
 
 
 def section() -> str:
-    """Return our own keys, then those of each scheme."""
+    """Return a table of our own keys, and a table for each scheme."""
     ours = table(("key", "on", "who", "what"), [(code(key), told.on, told.by, told.what) for key, told in OURS.items()])
     schemes = "\n\n".join(_section(scheme) for scheme in SCHEMES)
     return f"### Ours, and those of Kubernetes\n\n{ours}\n\n{schemes}"
@@ -238,16 +244,20 @@ def _section(scheme: Scheme) -> str:
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
     """Yield each key, the object that has it, and its use. A key that ends in ``-`` is a prefix."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
-    stale = f"removed at creation, and later where it is stale{written}"
+    stale = f"removed at creation, and later when it is stale{written}"
     named = (
-        (scheme.core_limit, pod, "read; refused where it is not an integer from the requested cores to 100"),
+        (
+            scheme.core_limit,
+            pod,
+            "read; the pod is rejected unless the value is an integer from the requested cores to 100",
+        ),
         (scheme.wanted_models, pod, WANTED),
         (scheme.unwanted_models, pod, UNWANTED),
         (scheme.card_mode, pod, f"read; {code(scheme.shared_mode)} is set on shares of a model with cards in MIG mode"),
         *((key, pod, stale) for key in scheme.allocation_annotations),
         *((key, pod, "removed at creation") for key in scheme.creation_annotations),
         *((key, "label of a pod", stale) for key in scheme.allocation_labels),
-        (scheme.node_lock, "annotation of a node", "removed where it is stale"),
+        (scheme.node_lock, "annotation of a node", "removed when it is stale"),
         (scheme.register, "annotation of a node", "read: the cards of the node, and their types"),
         (scheme.handshake, "annotation of a node", "read: whether the device plugin answers its scheduler"),
     )

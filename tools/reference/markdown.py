@@ -1,4 +1,4 @@
-"""Tables and text in Markdown, as GitHub shows them."""
+"""Formats tables and code as Markdown for GitHub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """Return the text as code, or nothing for an empty text."""
+    """Return ``text`` as inline code; empty for an empty text."""
     if not text:
         return ""
     fence = "``" if "`" in text else "`"
@@ -21,7 +21,7 @@ def code(text: str) -> str:
 
 
 def listed(words: Iterable[str]) -> str:
-    """Return words as code, separated by commas."""
+    """Return ``words`` as inline code, separated by commas."""
     return ", ".join(map(code, words))
 
 

@@ -1,4 +1,4 @@
-"""Every metric in the registries of our processes. The processes are constructed, and not started."""
+"""The tables of all metrics, from the registries of our programs. The programs are constructed, but not started."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{nam
 
 
 class Family(NamedTuple):
-    """One metric. ``name`` is that of its samples. The samples of a histogram have suffixes such as ``_bucket``."""
+    """One metric. ``name``: the name of its samples, without the suffixes of a histogram such as ``_bucket``."""
 
     name: str
     type: str
@@ -44,7 +44,7 @@ class Family(NamedTuple):
 
 
 def families() -> dict[str, tuple[Family, ...]]:
-    """Return the metrics of each part."""
+    """Return the metrics of each program, by the program's name and address."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         now = datetime.now(UTC)
@@ -64,12 +64,12 @@ def families() -> dict[str, tuple[Family, ...]]:
 
 
 def in_the_source() -> set[str]:
-    """Return every text of the product that is the name of a metric."""
+    """Return the names of all metrics in the product's source."""
     return {text for _, text in strings() if _NAME.fullmatch(text)}
 
 
 def sections() -> str:
-    """Return a table for each part."""
+    """Return a table for each program."""
     return "\n\n".join(f"### {part}\n\n{_table(found)}" for part, found in families().items())
 
 
@@ -80,7 +80,7 @@ def _table(found: tuple[Family, ...]) -> str:
 
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
-    with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to watch
+    with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to observe
         metrics = cluster.make_service(certificate).metrics
     export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
     export_waiting(metrics, mock.Mock(waiting=0))
@@ -111,12 +111,12 @@ def _node() -> CollectorRegistry:
 
 
 def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
-    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client offers no public way
+    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client has no public method for this
     return tuple(sorted(family for collector in collectors for family in _families_of(collector)))
 
 
 def _families_of(collector: Collector) -> Iterator[Family]:
-    """Yield the metrics of a collector. The names of labels are only in a private attribute of each collector."""
+    """Yield the metrics of a registry. The names of labels are only in a private attribute of each collector."""
     holder: Any
     for metric in collector.collect():
         holder = collector if isinstance(collector, MetricWrapperBase) else metric

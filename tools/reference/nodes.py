@@ -1,4 +1,4 @@
-"""The messages about nodes whose GPU model is doubtful, and about models that no node has."""
+"""The messages about nodes whose GPU model is not certain, and about models that no node has."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ def chapters() -> tuple[Chapter, ...]:
     return (
         Chapter(
             "The Event GPUModelInDoubt",
-            ("The Event is on the node. `kubectl gpuquota nodes` prints the message too."),
+            ("The Event is on the node. `kubectl gpuquota nodes` also prints the message."),
             tuple(_doubts()),
         ),
         Chapter(
-            "Models without nodes", ("`kubectl gpuquota` prints them, and the controller logs them."), tuple(_unknown())
+            "Models without nodes",
+            ("`kubectl gpuquota` prints these messages, and the controller logs them."),
+            tuple(_unknown()),
         ),
     )
 
@@ -35,7 +37,7 @@ def _doubts() -> Iterator[Told]:
         (
             node(hami(A100, A100, T4)),
             [],
-            "Use separate nodes for each model. A pod may get a card of another model on this node.",
+            "Use separate nodes for each model. On this node, a pod may get a card of another model.",
         ),
         (node(features(f"{A100_PRODUCT}-MIG-INVALID")), [], "Give all cards of the node the same MIG configuration."),
         (node(register), [], "See the log of the device plugin, which writes the register."),
@@ -46,7 +48,7 @@ def _doubts() -> Iterator[Told]:
     held = found_on(node(hami(T4), labelled("A100", by="hami")))
     yield Told(held.why_held(in_use=True), "If the cards of the node were replaced, drain it.")
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")))
-    yield Told(lost.why_held(in_use=False), "If the source does not return, remove the label.")
+    yield Told(lost.why_held(in_use=False), "If the source stays away, remove the label.")
 
 
 def _unknown() -> Iterator[Told]:

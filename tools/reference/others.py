@@ -1,4 +1,4 @@
-"""The other messages: about Kubernetes' version, of the extender, in Events, and of `kubectl gpuquota`."""
+"""The other messages: about the version of Kubernetes, from the extender, in Events, and from `kubectl gpuquota`."""
 
 from __future__ import annotations
 
@@ -44,12 +44,16 @@ TIMEOUT = 300.0
 
 def chapters() -> tuple[Chapter, ...]:
     """Return every other message."""
-    stale = "Nothing to do. Each removal has a rule, which is also a label of `vcuda_gc_annotations_total`."
+    stale = "Nothing to do. Each removal has a rule. `vcuda_gc_annotations_total` counts the removals by rule."
     return (
-        Chapter("The version of Kubernetes", "Every program checks it before its first request.", tuple(_version())),
+        Chapter(
+            "The version of Kubernetes",
+            "Every program checks the version of the API server before its first request.",
+            tuple(_version()),
+        ),
         Chapter(
             "Not placed by the extender",
-            "With `--extender-address`: the pod's Event `FailedScheduling` has one reason for each node.",
+            "With `--extender-address`, the Event `FailedScheduling` of a pod has one of these reasons for each node.",
             tuple(_unplaced()),
         ),
         Chapter("The Event MalformedQuota", "The Event is on the quota ConfigMap.", tuple(_malformed())),
@@ -66,8 +70,8 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "The Event OtherModelAllocated",
-            "The Event is on the pod or on the claim. The message for a claim has the name of the device and ends"
-            " with `; it counts for both`, because the status of a claim is evidence.",
+            "The Event is on the pod or on the claim. The message for a claim has the name of the device. It ends with"
+            " `; it counts for both`, because the claim is charged for both models.",
             (
                 Told(
                     str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),
@@ -83,7 +87,7 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "kubectl gpuquota",
-            ("They are printed after `Error:`, as the reason in `explain`, or alone."),
+            ("`kubectl gpuquota` prints these messages after `Error:`, as the reason in `explain`, or alone."),
             tuple(_plugin()),
         ),
     )
@@ -99,7 +103,7 @@ def _version() -> Iterator[Told]:
     try:
         check_version(b'{"gitVersion": "v1.29.4"}', server)
     except UnsupportedVersion as error:
-        yield Told(str(error), "Upgrade Kubernetes. The program changed nothing and ended with exit status 1.")
+        yield Told(str(error), "Upgrade Kubernetes. The program has changed nothing, and has exited with status 1.")
     warning = check_version(b'{"gitVersion": "our own build"}', server)
     yield Told(warning, "A warning: the program continues. Check with `kubectl version` that the version is supported.")
 
@@ -108,8 +112,8 @@ def _unplaced() -> Iterator[Told]:
     cards = Cards.unused(GPU_MANAGER, 2, 64)
     half = CardRequest(GPU_MANAGER, (ContainerRequest(0, 50, 1),))
     wait = "Wait until pods on the node end. The scheduler retries by itself."
-    pod = "Correct the pod: no node can run it."
-    node = "The node's capacity is not what gpu-manager's device plugin reports: check it."
+    pod = "Correct the pod: no node can run the pod."
+    node = "Check the device plugin on the node: gpu-manager's device plugin reports another kind of capacity."
     yield Told(_why(assign(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
     yield Told(_why(assign(cards, [ContainerRequest(0, 50, 60000)])), pod)
     yield Told(_why(assign(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
@@ -133,10 +137,10 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 
 
 def _why(found: object) -> str:
-    """Return the reason; that of one node if there are several."""
+    """Return the text of a reason. ``found``: the reason, or the reasons by node, of which the first is used."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
-        raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # a case that does not show what it is for
+        raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # the example does not produce the expected message
     return reason.text
 
 
@@ -149,7 +153,7 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """Return the message of the Event about the last of these documents, each of which replaced the one before."""
+    """Return the message of the Event about the last document. ``documents``: the data of successive versions."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -163,7 +167,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Yield each rule with the message of its Event."""
+    """Yield each rule for the removal of an allocation, with the message of the Event."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")
@@ -201,12 +205,12 @@ def _of_nodes() -> Iterator[Removal]:
 
 
 class _Cluster(ExampleServer):
-    """A cluster that would admit every pod, and pins none. ``fault`` is the error of HAMi-DRA's webhook."""
+    """A cluster whose webhooks admit every pod unchanged. ``fault``: an error of HAMi-DRA's webhook, or empty."""
 
     fault = ""
 
     def post_heard(self, path: str, body: bytes, params: object) -> Heard:
-        """Answer a dry run. An invalid name gets the answer of HAMi-DRA's webhook, if there is one."""
+        """Answer a dry run. The dry run that tests for other webhooks gets ``fault``, if set."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)
         if "/apis/" in path and not self.objects:
@@ -216,7 +220,7 @@ class _Cluster(ExampleServer):
 
 def _plugin() -> Iterator[Told]:
     path = f"/api/v1/namespaces/team-a/configmaps/{USAGE_NAME}"
-    none = "The namespace has no limit, or the controller is down, or has not published yet."
+    none = "The namespace has no limit, or the controller is down, or the controller has not published a report yet."
     yield Told(_said(_Cluster()), none)
     damaged = _Cluster({path: {"metadata": {"name": USAGE_NAME, "namespace": "team-a"}, "data": {USAGE_KEY: "{"}}})
     with mock.patch.dict(os.environ, PATH=""):
@@ -224,10 +228,16 @@ def _plugin() -> Iterator[Told]:
             CliRunner().invoke(plugin.main, ["-A"]).output.strip().removeprefix("Error: "),
             "Install kubectl, or add its directory to PATH.",
         )
-    yield Told(_said(damaged), "Somebody has edited the report. Delete it, and the controller publishes it again.")
+    yield Told(
+        _said(damaged),
+        "Somebody has edited the report. Delete the ConfigMap. The controller then publishes the report again.",
+    )
     yield Told(
         _said(_Cluster(), "-n", "Team-A"),
-        ("Correct the namespace in `-n`, in the context, or in the manifest that the message names."),
+        (
+            "Correct the namespace: in `-n`, in the context of the kubeconfig, or in the manifest that the"
+            " message names."
+        ),
     )
     pod = json.dumps(pod_of(container()))
     table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
@@ -236,13 +246,13 @@ def _plugin() -> Iterator[Told]:
     nothing = _said(_Cluster(), "explain", "-f", "-", stdin="kind: Service")
     yield Told(
         nothing.splitlines()[-1],
-        "The manifest creates no pods; `vcuda-webhook check` prints the same message. For an object of your own"
-        " controller, give the pods that it would create.",
+        "Give a manifest that creates pods. For a custom resource, give the pods that its controller would create."
+        " `vcuda-webhook check` prints the same message.",
     )
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
-    """Yield the texts of the column REASON that are not messages of the webhook."""
+    """Yield the texts in the column REASON that are not messages of our webhook."""
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'
     long_name = json.dumps(pod_of(container(), metadata={"namespace": "n" * 51}))
@@ -255,14 +265,18 @@ def _not_admitted(pod: str) -> Iterator[Told]:
             ("Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."),
         ),
         (beside, long_name, "The same."),
-        (_Cluster(), json.dumps(claim()), "Nobody can create claims in this cluster."),
+        (
+            _Cluster(),
+            json.dumps(claim()),
+            "Use a cluster that serves ResourceClaims: nobody can create claims in this cluster.",
+        ),
     ):
         yield Told(_reasons(cluster, manifest)[-1], todo)
     served = _Cluster({API_PATH: {}})
     yield Told(_reasons(served, json.dumps(template()))[-1], "Explain a claim, or a pod that names the template.")
     of_pod, of_claim = _reasons(served, claiming)
-    yield Told(of_pod, "Its claims from templates are listed below it.")
-    yield Told(of_claim, "Also give the template with `-f`, or get the right to read it.")
+    yield Told(of_pod, "See the rows below: they list the pod's claims from templates.")
+    yield Told(of_claim, "Also give the template with `-f`, or ask for the right to read the template.")
 
 
 def _reasons(cluster: _Cluster, manifest: str) -> list[str]:
@@ -270,7 +284,7 @@ def _reasons(cluster: _Cluster, manifest: str) -> list[str]:
 
 
 def _said(cluster: _Cluster, *arguments: str, stdin: str = "") -> str:
-    """Return the output of `kubectl gpuquota -n team-a`."""
+    """Return the output of `kubectl gpuquota -n team-a` with ``arguments``."""
     with mock.patch.object(Kubectl, "find", return_value=cluster):
         said = CliRunner().invoke(plugin.main, ["-n", "team-a", *arguments], input=stdin)
     return said.output.strip().removeprefix("Error: ")

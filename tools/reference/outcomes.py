@@ -1,4 +1,4 @@
-"""The values of the metrics' labels, as the source has them, with their meaning."""
+"""The tables of the values of the metrics' labels, with their meanings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
 OUTCOMES = {
-    "ignored": "neither a pod nor a claim that requests GPUs, or no creation; at `/quota` another ConfigMap",
+    "ignored": "not the creation of a pod or claim that requests GPUs; at `/quota`: another ConfigMap",
     "unlimited": "the namespace has no quota",
-    "scheduler": "the scheduler's own claim for a pod's extended resources: that pod is charged",
-    "claims": "a pod whose GPUs are all claimed: each of its claims is charged by itself",
-    "template": "a ResourceClaimTemplate: nothing is charged for it",
-    "mirror": "the mirror of a static pod, created by its kubelet; the pod already runs",
+    "scheduler": "a claim that the scheduler created for the extended resources of a pod; only the pod is charged",
+    "claims": "a pod that requests GPUs only by claims; each claim is charged separately",
+    "template": "a ResourceClaimTemplate, which is not charged",
+    "mirror": "the mirror of a static pod, created by a kubelet; the static pod already runs",
     "pinned": "`/mutate`: pinned to a model",
     "charged": "`/validate`: within the quota, and charged",
-    "over-quota-allowed": "`/validate`: charged over a quota that does not enforce",
-    "unpinned": "admitted without being pinned to one allowed model, because the quota does not enforce",
-    "over-quota": "rejected with 403: stored pods and claims, and terminating charges, leave too little room",
-    "over-quota-reserved": "429: it would fit without reservations of webhook replicas, which release them now",
-    "over-quota-pending": "429: it would fit without pending charges",
-    "over-quota-unsettled": "429: the stored objects leave room, and the ledger is not settled yet",
-    "over-quota-uncounted": "429: there is too little room, and the stored objects could not be counted in time",
+    "over-quota-allowed": "`/validate`: over quota, but admitted and charged, because the mode is `warn` or `audit`",
+    "unpinned": "admitted without a pin to one allowed model, because the mode is `warn` or `audit`",
+    "over-quota": "rejected with 403: the stored pods and claims, and the terminating charges, leave too little quota",
+    "over-quota-reserved": (
+        "429: the object would fit if the webhook replicas had reserved no quota; they now release it"
+    ),
+    "over-quota-pending": "429: the object would fit without the pending charges",
+    "over-quota-unsettled": "429: the stored objects leave enough quota, but the ledger is not settled yet",
+    "over-quota-uncounted": "429: too little quota is left, but the stored objects could not be counted in time",
     "not-allowed": "rejected: the namespace's quota has none of the models that the pod or claim may use",
-    "not-pinned": "rejected: not pinned to one allowed model, or otherwise not as `/mutate` leaves it",
+    "not-pinned": "rejected: not pinned to one allowed model, or otherwise different from what `/mutate` returns",
     "malformed": "rejected: the GPU request is malformed",
     "busy": "429 with a retry in a second: the ledger is full or contended, or the outcome of a write is unknown",
     "unreadable-ledger": "rejected: the ledger is damaged",
@@ -45,21 +47,25 @@ OUTCOMES = {
 }
 FINDINGS = {
     ViolationKind.UNPINNED: (
-        "pinned to no model and on no node with a model (a claim: without a device of a known model), so no quota"
-        " counts it"
+        "the pod or claim is not charged, because it is not pinned to a model, and its node or devices have no known"
+        " model"
     ),
-    ViolationKind.NOT_ALLOWED: "on a model that the namespace must not use; or a claim with a rejected kind of request",
-    ViolationKind.OVER_QUOTA: "does not fit together with the older pods and claims that do",
-    ViolationKind.OTHER_MODEL: "has a card of another model than it is charged for",
+    ViolationKind.NOT_ALLOWED: (
+        "the namespace must not use the model, or a claim has a kind of request that is rejected"
+    ),
+    ViolationKind.OVER_QUOTA: "the pod or claim exceeds the quota together with older pods and claims",
+    ViolationKind.OTHER_MODEL: "the pod or claim has a card of another model than it is charged for",
 }
 EVICTIONS = {
     EvictionOutcome.EVICTED: "the pod terminates",
-    EvictionOutcome.BUDGET: "a PodDisruptionBudget does not allow it now; it is retried",
+    EvictionOutcome.BUDGET: "a PodDisruptionBudget does not allow the eviction now; the eviction is retried",
     EvictionOutcome.DELETED: (
-        "a PodDisruptionBudget did not allow it at `--delete-after-evictions` attempts, so the pod was deleted"
+        "a PodDisruptionBudget blocked the eviction `--delete-after-evictions` times, so the pod was deleted"
     ),
-    EvictionOutcome.GONE: "the pod was deleted meanwhile",
-    EvictionOutcome.FAILED: "rejected, or no answer; the log has the reason, and it is retried",
+    EvictionOutcome.GONE: "the pod was deleted before the eviction",
+    EvictionOutcome.FAILED: (
+        "the eviction was rejected or had no answer; the log has the reason; the eviction is retried"
+    ),
 }
 INCIDENTS = {
     "lists": "complete lists",
@@ -73,7 +79,7 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Return every outcome in the source: an argument of AdmissionResponse, of refused, or of put_off."""
+    """Return every outcome in the product's source: an argument of AdmissionResponse, `refused` or `put_off`."""
     found = set()
     for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
         for _, called, call in calls(name):
@@ -89,7 +95,7 @@ _ANSWERS = (
 
 
 def incidents() -> set[str]:
-    """Return the incidents that a watch counts."""
+    """Return the names of the incidents that a watch counts."""
     return {field.name for field in dataclasses.fields(Counts)}
 
 
@@ -126,7 +132,7 @@ def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """Yield the texts that an expression may be: one, or either of two."""
+    """Yield the possible texts of an expression: one for a literal, two for a conditional expression."""
     choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
     for choice in choices:
         if isinstance(choice, ast.Constant) and isinstance(choice.value, str):

@@ -1,4 +1,4 @@
-"""The whole page."""
+"""Renders docs/reference.md from all sections."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ fails if it differs. Do not edit it. How to run the system is in [operations](op
 [Flags](#flags) · [Metrics](#metrics) · [Label values](#label-values) · [Events](#events) ·
 [Annotations and labels](#annotations-and-labels) · [Messages](#messages)"""
 FLAGS = (
-    "Each flag can also be set by the environment variable in the table; the command line overrides it. `kubectl"
-    " gpuquota` has a variable only for `--kubeconfig`, which is kubectl's own. `--help` has examples. `--version`"
-    " prints the release of the program."
+    "Each flag can also be set by the environment variable in the table. A flag on the command line overrides the"
+    " variable. `kubectl gpuquota` has only kubectl's variable, for `--kubeconfig`. `--help` shows examples."
+    " `--version` prints the release of the program."
 )
 METRICS = (
     "The samples of a histogram have the suffixes `_bucket`, `_sum` and `_count`. Cores are hundredths of a card."
     " The alerts are in `manifests/components/prometheus/rules.yaml`."
 )
-EVENTS = "Each Event is on the object that it is about, so `kubectl describe` shows it."
+EVENTS = "`kubectl describe` shows the Events of an object."
 KEYS = "A name that ends in `-` or `/` is a prefix of keys."
-MESSAGES = "Each message is produced by the code, for example objects."
+MESSAGES = "The code itself has produced each message below, for example pods, claims and quota documents."
 
 
 def render() -> str:

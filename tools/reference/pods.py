@@ -1,4 +1,4 @@
-"""The messages for owners of pods: rejections and warnings, produced by the code itself."""
+"""The messages to people who create pods: rejections and warnings. The code itself produces them for example pods."""
 
 from __future__ import annotations
 
@@ -97,19 +97,20 @@ MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
 LIMITED = (
-    f"kubectl prints them after {DENIED}. For the pods of a workload such as a ReplicaSet or Job, the Events of the"
-    " workload have the same text (`kubectl describe`)."
+    f"kubectl prints these messages after {DENIED}. If a workload such as a ReplicaSet or Job creates the pod,"
+    f" the Events"
+    " of the workload have the same text (`kubectl describe`)."
 )
 INVALID = (
-    "kubectl prints `The request is invalid:` and the part after `malformed GPU request:`. That is the path of each"
-    " field and what to write, one line for each fault. The whole message, after"
-    f" {DENIED}, is in the Events of a workload, and in the output of `kubectl gpuquota explain`. Some of these"
-    " quantities are rejected by every API server, and appear only in the offline check."
+    "kubectl prints `The request is invalid:`, and then the part after `malformed GPU request:`. This part has one line"
+    " for each fault, with the path of the field and the correction. The Events of a workload and `kubectl gpuquota"
+    f" explain` show the whole message, after {DENIED}. The API server itself rejects some of the quantities below, so"
+    " messages about them appear only in the offline check."
 )
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about a pod, by the way in which it reaches its owner."""
+    """Return every message about a pod. Each chapter has the messages that reach people in the same way."""
     return (
         Chapter("Rejected by quota: 403", LIMITED, tuple(_refused())),
         Chapter(
@@ -119,13 +120,13 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "Not decided: 429, 500 and 503",
-            "A failure never admits a pod. Controllers retry by themselves; kubectl retries after a 429.",
+            "A failure never admits a pod. Kubernetes' controllers retry by themselves. kubectl retries after a 429.",
             tuple(_undecided()),
         ),
-        Chapter("Warnings", "kubectl prints them after `Warning:`; the pod is admitted.", tuple(_warnings())),
+        Chapter("Warnings", "kubectl prints these messages after `Warning:`. The pod is admitted.", tuple(_warnings())),
         Chapter(
             "A wrong registration",
-            ("The status is 400. Correct the registration of the webhook."),
+            ("The status is 400. Correct the webhook configuration."),
             tuple(_registered()),
         ),
     )
@@ -175,8 +176,8 @@ def _refused() -> list[Told]:
     return [
         Told(
             exceeded("team-a", short),
-            "Wait until a pod ends: the controller makes rejected workloads retry at once. Or request less, or ask"
-            " for more quota. If a pod may use several models, the message has one such sentence for each.",
+            "Wait until a pod ends. The controller then makes rejected workloads retry at once. Or request less, or ask"
+            " for more quota. If the pod may use several models, the message has one such part for each model.",
         ),
         Told(
             _put_off(for_now),
@@ -186,15 +187,17 @@ def _refused() -> list[Told]:
         ),
         Told(
             _put_off(reserved),
-            "The status is 429, and kubectl retries by itself. `reserved` is set aside by replicas of the webhook"
-            " while many pods are created. They release it now that another pod waits.",
+            "The status is 429, and kubectl retries by itself. `reserved` is quota that webhook replicas hold"
+            " in advance"
+            " while many pods are created. The replicas now release that quota, because a pod needs it.",
         ),
         Told(
             _put_off(short),
-            "The status is 429. The ledger still counts deleted pods. The controller settles it in a moment, and"
-            " then makes workloads retry. If this lasts, no controller runs: see [a busy"
-            " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a replica settles the ledger after"
-            " 32 s.",
+            "The status is 429. The ledger still has the charges of deleted pods. Within seconds, the"
+            " controller settles"
+            " the ledger and makes workloads retry. If this lasts, no controller runs: see [a busy"
+            " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a webhook replica settles the ledger"
+            " after 32 s.",
         ),
         Told(
             _put_off(short, counted=False),
@@ -203,25 +206,25 @@ def _refused() -> list[Told]:
         ),
         Told(
             exceeded("team-a", running),
-            "Wait. `terminating` is the charge of pods that were deleted by force while they ran. kubelet may let"
-            " their containers run for their grace period, so they stay charged for that time.",
+            "Wait. `terminating` is the charge of pods that were deleted by force while they ran. Their containers may"
+            " run until the end of their grace period, and the pods stay charged until then.",
         ),
         Told(
             exceeded("team-a", memory),
             "The same, for memory. `kubectl gpuquota` shows the usage. `pending` is the charge of objects that were"
-            " admitted a moment ago, or that were never stored. The latter is released after 75 seconds.",
+            " admitted recently. If an object is never stored, its charge is released after 75 seconds.",
         ),
         Told(
             _answer({"tencent.com/vcuda-core": 900}, TEAM).message,
-            ("The request alone exceeds the limit: request less."),
+            ("Request less: the request alone exceeds the limit."),
         ),
         Told(
             _charge({"tencent.com/vcuda-core": 400}, DATED).message,
-            "Wait for the grant: the controller then has the workload retried.",
+            "Wait until the grant begins. The controller then makes the workload retry.",
         ),
         Told(
             _answer(CARD, NamespaceQuota({})).message,
-            "The namespace's quota has no model: ask the administrator of the quota for an entry.",
+            "Ask your administrator for quota: the namespace's quota has no GPU model.",
         ),
         Told(
             _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100"}).message,
@@ -237,7 +240,8 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(CARD, msgspec.structs.replace(TEAM, one_model=True)).message,
-            "The namespace's quota has `one_model: true`: name one model, in the pod template of a workload.",
+            "Name one model, in the pod template if a workload creates the pod. The namespace's quota has"
+            " `one_model: true`.",
         ),
         Told(
             _answer(CARD, TEAM, nodeSelector={MODEL: "A100"}).message,
@@ -249,8 +253,10 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(SHARE, SMALL, SLICED).message,
-            "On such a card HAMi gives a share a whole slice, which may be larger than requested. Request another"
-            " model. If only some cards of a model are in MIG mode, `/mutate` restricts shares to the other cards.",
+            "Request another model. On a card in MIG mode, HAMi gives the pod a whole MIG slice, which may be"
+            " larger than"
+            " the requested share. If only some cards of a model are in MIG mode, `/mutate` restricts shares to the"
+            " other cards.",
         ),
         Told(
             _charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
@@ -260,17 +266,18 @@ def _refused() -> list[Told]:
         Told(_charge(CARD, TEAM).message, "The same, for the pool."),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
-            "The same. Only schedulers and device plugins write allocation records: remove them. To choose a node,"
-            " require its name by node affinity.",
+            "The same. If your manifest has allocation annotations, remove them, because only schedulers and device"
+            " plugins may write them. To choose a node, require its name by node affinity.",
         ),
         Told(
             _charge(SHARE, SMALL, nodes=MIXED).message,
-            "The same. HAMi and vgpu-manager choose among a node's cards by annotations of the pod. `/mutate`"
-            " writes them so that no card of another model is chosen.",
+            "The same. HAMi and vgpu-manager choose a card of the node by annotations of the pod. `/mutate` sets these"
+            " annotations, so that no card of another model is chosen.",
         ),
         Told(
             _answer({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 50000}, SMALL, SIZED).message,
-            "Request less memory of each card, or use a model with larger cards. The size is the one in `gpu_models`.",
+            "Request less memory of each card, or use a model with larger cards. `gpu_models` has the size of"
+            " the cards.",
         ),
         Told(
             _answer(SHARE, SMALL, PLAIN).message,
@@ -279,13 +286,13 @@ def _refused() -> list[Told]:
         Told(
             _charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
             "Check that a webhook replica is ready, and that no later webhook reverts its changes. The pod names"
-            " its own scheduler, so `/mutate` keeps it off the nodes of HAMi, on which only HAMi's scheduler places"
-            " pods.",
+            " its own scheduler. So `/mutate` excludes nodes with HAMi, where only HAMi's scheduler may place pods.",
         ),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
-            "Remove `schedulerName`. Another scheduler would allocate cards that other pods already have"
-            " (`--scheduler-name`).",
+            "Remove `schedulerName`. Another scheduler than the one in `--scheduler-name` could allocate cards"
+            " that other"
+            " pods already use.",
         ),
     ]
 
@@ -315,7 +322,7 @@ def _malformed() -> list[Told]:
 
 
 def _beside(manifest: Manifest) -> str:
-    """Return the message about a pod with access to GPUs beyond its request."""
+    """Return the message about a pod that could use GPUs beyond its request."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
@@ -347,14 +354,13 @@ _BESIDE = [
 
 
 class _Busy(MemoryLedgers):
-    """Ledgers that cannot be written at present."""
+    """Ledgers whose answer to every charge is ``answer``."""
 
     def __init__(self, answer: Decision) -> None:
         super().__init__()
         self._answer = answer
 
     async def charge(self, _demand: ChargeRequest) -> Decision:
-        """Decide nothing."""
         return self._answer
 
 
@@ -362,7 +368,6 @@ class _Full(MemoryLedgers):
     """Ledgers with the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
-        """Decide by such a ledger."""
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
         return demand.decide(Ledger(pending=pending))
 
@@ -378,7 +383,7 @@ def _undecided() -> list[Told]:
     )
     busy = [_Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
     unread = (
-        "Wait, if the webhook has just started. Otherwise it cannot read the quota ConfigMap or the nodes: see its log."
+        "Wait, if the webhook has just started. Otherwise see its log: it cannot read the quota ConfigMap or the nodes."
     )
     behind = "Wait until the webhook has read the last edit. If this lasts, see the webhook's log."
     stopping = Gate()
@@ -393,7 +398,7 @@ def _undecided() -> list[Told]:
         ),
         Told(
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
-            "Wait: the ledger is opened by itself. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
+            "Wait: the ledger is opened automatically. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
         ),
         Told(
             _unreadable('{"pending": '),
@@ -401,14 +406,14 @@ def _undecided() -> list[Told]:
         ),
         Told(
             _unreadable('{"format": 2}'),
-            "Continue the update: replicas of the other release can read it. See [a damaged"
+            "Continue the update: replicas of the other release can read the ledger. See [a damaged"
             " ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         Told(_not_ready(stopping), "Nothing: the API server calls another replica."),
         *(Told(text, "Nothing: the API server calls another replica.") for text in _dropped()),
         Told(
             TOO_LARGE,
-            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows its size without the escapes.",
+            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",
         ),
         Told(_not_ready(Gate()), unread),
         Told("the cluster's devices have not been read yet, so claims cannot be charged", unread),
@@ -429,7 +434,7 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield the messages while a namespace cannot be listed in time, or waits for its turn, and what to do."""
+    """Yield the messages, with what to do, if a namespace could not be listed in time or has to wait for its LIST."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
@@ -458,7 +463,7 @@ def _not_ready(gate: Gate) -> str:
 
 
 def _bad(body: bytes) -> str:
-    """Return the message about a body that is no review."""
+    """Return the message about a request body that is not an AdmissionReview."""
     try:
         asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:
@@ -485,19 +490,24 @@ def _warnings() -> list[Told]:
         Told(warned[0], "Reduce the usage before the mode becomes `enforce`."),
         Told(bent[0], "Correct the pod before the mode becomes `enforce`."),
         Told(nearly[0], "This warning appears from 90 % of a limit. The next pod may be rejected."),
-        Told(ending[0], "Finish by then, or ask for a longer grant. The pod stays, unless the controller evicts pods."),
+        Told(
+            ending[0],
+            "Finish before the grant ends, or ask for a longer grant. With `--enforce-audit`, the controller"
+            " then evicts"
+            " pods.",
+        ),
     ]
     return [
         *told,
         *(
-            Told(forecast, ("Nothing: this is the answer to a dry run, for example by `kubectl gpuquota explain`."))
+            Told(forecast, ("Nothing. This is the answer to a dry run, for example by `kubectl gpuquota explain`."))
             for forecast in _forecasts()
         ),
     ]
 
 
 def _forecasts() -> list[str]:
-    """Return the messages of a dry run about each model that a pod could get."""
+    """Return the messages of dry runs, which say what model a pod would get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)

@@ -1,4 +1,4 @@
-"""The messages for authors of the quota document."""
+"""The messages to people who edit the quota document. The code itself produces them for example documents."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ VALUES = (
     "a: {quota: {<<: 8}}",
     "a: &a {quota: {M40: 1}}\nb: {<<: *a, <<: *a}",
 )
-"""Documents that are valid JSON or YAML, and malformed quotas."""
+"""Documents that are valid JSON or YAML, but invalid quotas."""
 
 _FURTHER = (
     ("gpu_unit", "{}"),
@@ -124,11 +124,11 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Malformed texts of the other keys."""
+"""Invalid values of the other keys of the ConfigMap."""
 
 
 def many_times(number: int) -> str:
-    """Return a document with so many different times of grants."""
+    """Return a document with ``number`` grants at different times."""
     hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
     return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 
@@ -159,24 +159,28 @@ UNREADABLE = (
 def chapters() -> tuple[Chapter, ...]:
     """Return every message about the quota document."""
     printed = (
-        "kubectl prints them after `The request is invalid:`, one line for each. It does not print the message itself,"
-        ' `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:` with all of'
-        " them. `vcuda-webhook` prints one line for each, and the Event `MalformedQuota` has them too. Each fault"
-        " begins with its path, and says what to write instead."
+        "kubectl prints these faults after `The request is invalid:`, one on each line. The whole message of"
+        " the webhook"
+        ' is `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:`, followed'
+        " by all faults. kubectl does not print this message. `vcuda-webhook check` prints one fault on each line. The"
+        " Event `MalformedQuota` has all faults. Each fault begins with the path of the value, and says what to write"
+        " instead."
     )
-    spots_of_keys = "The same. The key precedes the path."
+    spots_of_keys = "These faults are shown in the same way. The key of the ConfigMap precedes the path."
     spots = (
-        "The same. A line and a column precede the message. Errors of the JSON and YAML parsers are quoted, all"
-        " others are ours."
+        "These faults are shown in the same way. The line and the column precede the message. Some of the messages come"
+        " from the JSON and YAML parsers."
     )
     return (
         Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
         Chapter("Faults of its other keys", spots_of_keys, tuple(Told(_fault(*each)) for each in _FURTHER)),
         Chapter("Faults of its JSON or YAML", spots, tuple(Told(_fault(text)) for text in UNREADABLE)),
-        Chapter("Edits of the quota ConfigMap", "kubectl prints them like the faults above.", tuple(_edits())),
+        Chapter(
+            "Edits of the quota ConfigMap", "kubectl prints these messages like the faults above.", tuple(_edits())
+        ),
         Chapter(
             "Warnings about an edit of the quota ConfigMap",
-            ("kubectl prints them after `Warning:`; the edit is accepted."),
+            ("kubectl prints these messages after `Warning:`. The edit is accepted."),
             tuple(_warnings()),
         ),
     )
@@ -200,7 +204,7 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
-    """Return the answer to an edit, by default of a quota of eight M40."""
+    """Return the answer to an edit. ``limits``: the limits before the edit; by default eight cards of model M40."""
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
@@ -218,17 +222,18 @@ def _document(text: str) -> dict[str, str]:
 
 def _edits() -> Iterator[Told]:
     many = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
-    yield Told(_edited({}).message, "Add the document. Without it every quota would be removed.")
-    yield Told(_edited(5).message, "`data` maps names to texts.")
+    yield Told(_edited({}).message, "Add the document. Without the document, no namespace would be limited.")
+    yield Told(_edited(5).message, "Correct `data`: it must be a mapping from keys to texts.")
     long = _edited(_document(f"a: {{quota: {{{many}}}}}")).message
-    yield Told(f"…{long[long.rindex(';') :]}", "Correct the listed faults. The remaining ones are reported afterwards.")
+    yield Told(
+        f"…{long[long.rindex(';') :]}", "Correct the listed faults. The next attempt reports the remaining faults."
+    )
 
 
 class _Used(MemoryLedgers):
     """Ledgers in which three cards are used."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
-        """Return them."""
         return {"M40": Usage(Charge(300, 0, 300))}
 
 
@@ -236,7 +241,6 @@ class _Silent(MemoryLedgers):
     """Ledgers that cannot be read."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
-        """Fail."""
         raise Unavailable("the API server does not answer")
 
 
@@ -246,11 +250,11 @@ def _silent_namespaces() -> Never:
 
 def _warnings() -> Iterator[Told]:
     many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
-    slip = "Check that the name is correct. The edit may precede the nodes."
+    slip = "Check the name and the number. Ignore the warning if the nodes are added later."
     yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
     yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
     lowered = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Used()).warnings[0]
-    yield Told(lowered, "Agree with the owners which pods to delete.")
+    yield Told(lowered, "Agree with the users of the namespace which pods to delete.")
     silent = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Silent()).warnings[0]
     yield Told(silent, "Compare with `kubectl gpuquota`.")
     with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
@@ -264,17 +268,21 @@ def _warnings() -> Iterator[Told]:
     lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]
     yield Told(lost, "Check that the entry was not removed or renamed by mistake.")
     softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
-    yield Told(softer, "Check that pods over the limit are to be admitted.")
+    yield Told(softer, "Check that you intend to admit pods over the limit.")
     added = _document("team-a: {quota: {M40: 8}}\nteam-bb: {quota: {M40: 1}}")
     absent = _edited(added, namespaces=lambda: ["team-a", "team-b"]).warnings[0]
-    yield Told(absent, "Correct the name, unless the namespace will be created.")
+    yield Told(absent, "Correct the name. Ignore the warning if the namespace will be created later.")
     yield Told(_edited(added, namespaces=_silent_namespaces).warnings[0], "Compare with `kubectl get namespaces`.")
     counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
     for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
         yield Told(told, slip)
     worth = {**_document("team-a: {quota: {M40: 8}}"), MODELS: "{M40: {cards: 0.5}}"}
-    yield Told(_edited(worth).warnings[-1], "Remove `cards`, or `extendedResourceName` in that class.")
+    yield Told(
+        _edited(worth).warnings[-1], "Remove `cards` from the model, or `extendedResourceName` from the DeviceClass."
+    )
     hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: Register()}})
     yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
     yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")
-    yield Told(_edited({}, "DELETE").warnings[0], "Nothing, if this is intended. Running pods stay.")
+    yield Told(
+        _edited({}, "DELETE").warnings[0], "Nothing, if you intend to delete the quota. Running pods are not affected."
+    )

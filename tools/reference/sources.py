@@ -1,4 +1,4 @@
-"""Reads texts from the syntax of the product's source, without importing or running it."""
+"""Finds texts and calls in the product's source code by parsing the code. The code is neither imported nor run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Sentence(NamedTuple):
     text: str
 
     def said_in(self, told: str) -> bool:
-        """Return whether a text contains this one, with any inserted values."""
+        """Return whether the text ``told`` contains this text, with any values in place of ``{}``."""
         return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
 
 
@@ -37,9 +37,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield every call of a function or class of this name, with the calling module and the dotted name of the
-    callee.
-    """
+    """Yield every call of a function or class named ``of``: the calling module, the callee's dotted name, the call."""
     for module, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (called := _dotted(module, node.func)).rpartition(".")[2] == of:
@@ -53,7 +51,7 @@ def _imported(module: str) -> Mapping[str, str]:
 
 
 def _dotted(module: str, node: ast.expr) -> str:
-    """Return the dotted origin of a name or attribute, or an empty text for any other expression."""
+    """Return the dotted name by which a name or attribute is imported; empty for any other expression."""
     imported = _imported(module)
     match node:
         case ast.Name(id=name):
@@ -64,7 +62,7 @@ def _dotted(module: str, node: ast.expr) -> str:
 
 
 def constant(module: str, node: ast.expr) -> str:
-    """Return the text of a literal, or of a name that its module sets once. Raises LookupError for anything else."""
+    """Return the text of a literal, or of a constant of the module. Raises LookupError for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     named = node.id if isinstance(node, ast.Name) else ""
@@ -72,11 +70,11 @@ def constant(module: str, node: ast.expr) -> str:
         names = [ast.unparse(target) for target in each.targets] if isinstance(each, ast.Assign) else []
         if named in names and isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
             return str(each.value.value)
-    raise LookupError(f"{module}:{node.lineno}: {ast.unparse(node)} is no text that can be read here")
+    raise LookupError(f"{module}:{node.lineno}: {ast.unparse(node)} is neither a text nor a constant with a text")
 
 
 def strings() -> Iterator[tuple[str, str]]:
-    """Yield every literal text of the product except docstrings, with its module."""
+    """Yield the module and the text of every string literal in the product, except docstrings."""
     for module, tree in modules().items():
         documented = {id(node) for node in _docstrings(tree)}
         for node in ast.walk(tree):
@@ -85,7 +83,7 @@ def strings() -> Iterator[tuple[str, str]]:
 
 
 def sentences(*names: str) -> Iterator[Sentence]:
-    """Yield every text of several words in these modules, except docstrings, log lines and patterns."""
+    """Yield every text of several words in the modules ``names``, except docstrings, log lines and patterns."""
     for name in names:
         tree = modules()[name]
         skipped = {id(node) for node in (*_docstrings(tree), *_unshown(tree))}
@@ -95,7 +93,7 @@ def sentences(*names: str) -> Iterator[Sentence]:
 
 
 def _template(node: ast.AST) -> str:
-    """Return a text with ``{}`` for each inserted value, or an empty text for other expressions."""
+    """Return a string literal, with ``{}`` for each inserted value; empty for other expressions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     values = node.values if isinstance(node, ast.JoinedStr) else []
@@ -103,8 +101,8 @@ def _template(node: ast.AST) -> str:
 
 
 def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the texts that no user sees: arguments of log lines and of patterns. Also the parts of a text that is read
-    whole.
+    """Yield the nodes that `sentences` must skip: arguments of log lines and patterns, annotations of types, and the
+    parts of an f-string, which is used as a whole.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -122,7 +120,7 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield every text that is a statement: docstrings of modules, classes, functions and constants."""
+    """Yield the docstrings of modules, classes, functions, fields and constants: texts that are statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

@@ -1,4 +1,4 @@
-"""Messages, with what to do about each. The code itself produces the messages when it is run for an example."""
+"""The parts of docs/reference.md that list messages, each with what to do about it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):
-    """One message, and what to do. The second is empty if the message already says it."""
+    """One message, and what to do about it. ``todo`` is empty if the message itself says what to do."""
 
     message: str
     todo: str = ""
 
 
 class Chapter(NamedTuple):
-    """Messages that reach people in the same way."""
+    """A section with messages that are shown in the same way. ``how``: the paragraph that describes the way."""
 
     title: str
     how: str
     messages: tuple[Told, ...]
 
     def section(self) -> str:
-        """Return the chapter in Markdown."""
+        """Return the section as Markdown."""
         if any(told.todo for told in self.messages):
             told = table(("message", "what to do"), [(code(told.message), told.todo) for told in self.messages])
         else:

@@ -1,7 +1,7 @@
-"""Computes the cards of a node and their use from the node and its pods, as gpu-admission does.
+"""Computes the cards of a node and the used part of each card from the node and its pods, as gpu-admission does.
 
-The capacity of a node has 100 ``vcuda-core`` for each card. ``vcuda-memory`` is divided evenly between the cards in
-whole blocks, and the remainder is not used. The annotations of a pod list the cards of its containers
+The capacity of a node has 100 ``vcuda-core`` for each card. Each card has an equal number of the node's
+``vcuda-memory`` blocks, and a remainder is not used. The annotations of a pod list the cards of its containers
 (tkestack/gpu-admission ``pkg/device``, ``pkg/util``; gpu-manager uses the same rules).
 """
 
@@ -19,14 +19,14 @@ from vcuda.requests.pod_request import resources_of
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 INDEXED = tuple(scheme for scheme in SCHEMES if scheme.card_index)
-"""The schemes whose scheduler chooses the cards of a container by number."""
+"""The schemes (vendors' ways to share GPUs) whose scheduler writes the numbers of a container's cards on the pod."""
 
 MOST_CARDS = 1024
-"""The most cards of one node. A larger number is a mistake, and would cost memory."""
+"""The most cards of one node. A larger number is treated as a mistake, because it would take much memory."""
 
 
 class Share(NamedTuple):
-    """The part of one card that a container has: cores, and memory in MiB. With 100 cores it has all memory."""
+    """The part of one card that a container uses: cores, and memory in MiB. With 100 cores, all memory is used."""
 
     card: int
     cores: int
@@ -38,11 +38,11 @@ class Unplaceable(NamedTuple):
 
     text: str
     final: bool = True
-    """True if the reason remains even after other pods on the node end."""
+    """True if the pod cannot be placed on the node even after other pods end."""
 
 
 class Cards(msgspec.Struct, frozen=True, gc=False):
-    """The use of a node's cards, and the sums. If the use of a card exceeds the card, nothing of the card is free."""
+    """The used part of each card of a node, and the free totals. If a card is used beyond its size, nothing is free."""
 
     scheme: Scheme
     card_memory: int
@@ -58,11 +58,11 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
     whole: int
     """The number of unused cards."""
     most_cores: int
-    """The free cores of the card that has the most."""
+    """The free cores of the card with the most free cores."""
 
     @classmethod
     def unused(cls, scheme: Scheme, count: int, memory: int) -> "Cards":
-        """Return ``count`` unused cards of a node with ``memory`` blocks of the scheme's unit."""
+        """Return ``count`` unused cards of a node. ``memory``: the memory of the node, in blocks of the scheme."""
         unit = scheme.memory_unit
         nothing = (0,) * count
         free = count * CORES_PER_CARD
@@ -76,25 +76,26 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         return not self.used_cores[card] and not self.used_memory[card]
 
     def fragmented_cores(self) -> int:
-        """Return the free cores of cards in use. A pod that requests whole cards cannot use these cores."""
+        """Return the free cores of partly used cards. A pod that requests whole cards cannot use these cores."""
         return self.free_cores - self.whole * CORES_PER_CARD
 
     def taken(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards with these shares in use too. A share of a card that the node does not have is ignored."""
+        """Return the cards with ``shares`` added to the used parts. Shares of cards that do not exist are ignored."""
         return self._changed(shares, 1)
 
     def returned(self, shares: Iterable[Share]) -> "Cards":
-        """Return the cards without these shares, which must be in use."""
+        """Return the cards with ``shares`` subtracted from the used parts. `taken` must have added these shares."""
         return self._changed(shares, -1)
 
     def _changed(self, shares: Iterable[Share], sign: int) -> "Cards":
         cores, memory = list(self.used_cores), list(self.used_memory)
         free_cores, free_memory = self.free_cores, self.free_memory
         for share in shares:
-            if not 0 <= share.card < len(cores):  # an annotation may name a card that was removed since
+            if not 0 <= share.card < len(cores):  # the annotation names a card that was removed from the node
                 continue
             card = share.card
-            # The use may exceed the card. So the card's part of the sums is subtracted here, and added again below.
+            # The used part may exceed the card. So add the used part of this card to the free totals, update the used
+            # part, and subtract it again. At most the size of the card is added and subtracted.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -107,7 +108,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
-    """Return the cards in a node's capacity, all unused. If there are no cards, return the reason."""
+    """Return the cards in a node's capacity, all unused, or the reason why the node has no usable cards."""
     offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
     if not offered:
         return Unplaceable("no vcuda cards")
@@ -130,7 +131,7 @@ def _whole(capacity: Mapping[str, Quantity], resource: str) -> int | None:
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
-    """The request of one container: a share of one card if ``cores`` is less than 100, otherwise whole cards."""
+    """The request of one container: a part of one card if ``cores`` is less than 100, otherwise whole cards."""
 
     container: int
     """The index of the container in its pod."""
@@ -140,22 +141,25 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cards(self) -> int:
-        """The number of whole cards; 0 for a share."""
+        """The number of whole cards; 0 if a part of one card is requested."""
         return self.cores // CORES_PER_CARD
 
 
 class CardRequest(msgspec.Struct, frozen=True, gc=False):
-    """The request of a pod by one scheme. ``containers``: those that request cards, in the order of the spec."""
+    """The cards that a pod requests by one scheme. ``containers``: its requesting containers, in the spec's order."""
 
     scheme: Scheme
     containers: tuple[ContainerRequest, ...]
 
 
 def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
-    """Return the request of the pod, or the reason why no node can have it. None if it requests no card by number."""
+    """Return the cards that a pod requests by a scheme in `INDEXED`, or the reason why no node can run the pod.
+
+    None if the pod requests no such cards.
+    """
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
-    # For the card of an init container, gpu-manager searches only the other containers (`Allocate` in
-    # pkg/services/allocator/nvidia). It does not find the card, and never starts the init container.
+    # gpu-manager never starts an init container with a card: it looks for the card only in the annotations of the
+    # other containers (`Allocate` in pkg/services/allocator/nvidia).
     if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
         return Unplaceable("init containers cannot get vcuda cards")
     if not schemes:
@@ -171,7 +175,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # gpu-admission gives no card to a share without memory (`IsGPURequiredContainer`): gpu-manager never starts it.
+        # gpu-admission allocates no card to a share without memory (`IsGPURequiredContainer`), so it never starts.
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 
@@ -181,40 +185,42 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 
 def names_cards(pod: Pod) -> bool:
-    """Return whether a container names a scheme's cores, even 0. kube-scheduler lets the extender bind such a pod."""
+    """Return whether a container requests a scheme's cores, even 0. kube-scheduler has the extender bind such a pod."""
     return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
 
 
 def amount_of(container: Container, resource: str) -> int:
-    """Return the requested amount of a resource; 0 if there is no request, or if the API server would reject it."""
+    """Return the requested amount of a resource; 0 without a request, or if the API server would reject the amount."""
     return _whole(resources_of(container), resource) or 0
 
 
 class PodCards(msgspec.Struct, frozen=True):
-    """The shares of the cards of ``node`` that a stored pod has or will have."""
+    """The parts of the cards of ``node`` that a stored pod uses or will use."""
 
     node: str
     shares: tuple[Share, ...]
     """The shares in the pod's annotations, at most `MOST_CARDS`."""
     is_cut: bool = False
-    """True if the annotations list more shares."""
+    """True if the annotations list more than `MOST_CARDS` shares."""
 
 
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
 
 LONGEST_REMEMBERED = 64
-"""The most characters of an annotation with cards whose result is remembered for all equal annotations."""
+"""Annotations with at most this many characters are cached after they are parsed."""
 
 
 def read_pod_cards(pod: Pod) -> PodCards | None:
-    """Return the cards in a pod's annotations. They are on the pod's node, or else on the node that the scheduler
-    chose. None if the pod has no cards, or has ended."""
+    """Return the cards in a pod's annotations; None if the pod has no cards, or has ended.
+
+    The cards are on the node to which the pod is bound. For a pod that is not bound, the annotations name the node.
+    """
     annotations = pod.annotations
     if pod.has_ended or not annotations:
         return None
     for scheme in INDEXED:
         node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
-        # Without an enforced quota, tenants can write these annotations. So the number of shares is bounded.
+        # Tenants can write these annotations where no quota is enforced. So the number of shares is bounded.
         shares = tuple(itertools.islice(_shares(pod, scheme), MOST_CARDS + 1)) if can_be_name(node) else ()
         if shares:
             return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
@@ -222,7 +228,7 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
 
 
 def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
-    """Return the annotations that give a pod these shares of a node, by container. ``time``: Unix nanoseconds."""
+    """Return the annotations that allocate ``shares`` (by container number) to a pod. ``time``: Unix nanoseconds."""
     # gpu-manager serves the pods of its node in the order of this time.
     written = {**dict.fromkeys(scheme.predicate_times, str(time)), str(scheme.predicate_node): node}
     if scheme.phase and scheme.phase.placed:
@@ -237,15 +243,14 @@ def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
         text = annotations.get(f"{scheme.card_index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
-            # Thousands of pods have equal annotations, and each event has them again. Long annotations are not
-            # remembered.
+            # Thousands of pods have equal annotations, and each event repeats them. Only short ones are cached.
             read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 
 
 @functools.lru_cache(maxsize=2048)
 def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
-    # The owner of a pod can write any annotation. So no more cards are read than the container requests.
+    # Users can write any annotation. So at most as many cards as the container requests are parsed.
     count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
     return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
@@ -253,5 +258,5 @@ def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _share(card: int, cores: int, memory: int) -> Share:
-    # Pods with equal shares use one object.
+    # The cache makes equal shares one object, which saves memory.
     return Share(card, cores, memory)

@@ -1,7 +1,7 @@
-"""Finds pods that got a card of another model than the model that they are charged for.
+"""Finds pods that use a card of another model than the model that they are charged for.
 
-The pod's annotations name the card, and the node's register has its type. A finding is only reported. It changes no
-charge, because the authors of annotations and registers may be wrong.
+The pod's annotations name the card. The node's register, an annotation with all cards of the node, has the type of the
+card. A finding is only reported. It changes no charge, because both annotations may be wrong.
 """
 
 import re
@@ -17,7 +17,7 @@ _SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 
 class OtherCard(msgspec.Struct, frozen=True):
-    """A card of another model than its pod is charged for. ``models``: the known models of the card's type."""
+    """A card of another model than its pod is charged for. ``models``: the models to which the card's type belongs."""
 
     charged: str
     node: str
@@ -31,7 +31,7 @@ class OtherCard(msgspec.Struct, frozen=True):
 
 
 def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
-    """Return the first card of a bound pod that is not of the charged model; None if there is no such card."""
+    """Return the first card of a bound pod that is of another model than the pod is charged for; otherwise None."""
     charged = pod.model_on(nodes)
     registers = nodes.registers.get(pod.node, {})
     if charged is None or pod.allocation is None or not registers:

@@ -1,8 +1,8 @@
-"""Finds stale allocations. A scheduler wrote them on a pod, and they are not used any more, or never will be.
+"""Finds stale allocations and stale locks. An allocation, in a pod's annotations, names the cards of the pod.
 
-gpu-admission never places a pod that has a stale allocation (``had been predicated!``), and counts the allocation on
-its node. An allocation that is in use is never stale. This module also finds stale locks. By a lock on the node, HAMi's
-scheduler and device plugin take turns.
+An allocation is stale if it is not used any more, or never will be. gpu-admission never places a pod with a stale
+allocation (``had been predicated!``), and counts the cards of the allocation as used. HAMi sets a lock, an annotation
+of the node, so that only one pod at a time is placed on the node.
 """
 
 import datetime
@@ -20,8 +20,8 @@ from vcuda.k8s_types import Node
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 ABSURD = 86_400.0
-"""A time that lies more than this many seconds in the future is ignored. vgpu-manager writes the largest 64-bit number
-for "never"."""
+"""A time that is more than this many seconds in the future is ignored. For "never", vgpu-manager writes the largest
+64-bit number."""
 
 AT_ONCE = -math.inf
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
@@ -36,7 +36,7 @@ class Removal(msgspec.Struct, frozen=True):
     scheme: str
     rule: str
     why: str
-    """The reason, in words for people."""
+    """The reason, for logs and Events."""
     annotations: tuple[str, ...]
     labels: tuple[str, ...] = ()
 
@@ -51,9 +51,9 @@ class Case:
     exists: Exists
     now: float
     timeout: float
-    """The seconds that binding a pod may take."""
+    """The maximum of seconds that the binding of a pod may take."""
     seen: float
-    """The time when the times of the allocation were first seen. A later time in the allocation counts as this time."""
+    """The time when this allocation was first observed. If the allocation states a later time, ``seen`` is used."""
 
     @property
     def node(self) -> str | None:
@@ -67,9 +67,9 @@ class Case:
         return told is not None and value is not None and self.allocation.get(told.key) == value
 
     def allocated(self) -> float:
-        """Return the newest credible time of the allocation in Unix seconds; infinity if there is none."""
-        # No allocation is older than its pod. The owner of the pod can write any time. A time in the future must not
-        # make the allocation last longer than the current time.
+        """Return the newest credible time in the allocation's annotations, in Unix seconds; infinity without one."""
+        # No allocation is older than its pod. Users can write any time, so a later time than ``seen`` is replaced by
+        # ``seen``. Otherwise a time in the future would keep a stale allocation.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
@@ -80,7 +80,7 @@ class Case:
 
 
 class Staleness(NamedTuple):
-    """A rule by which an allocation is stale, the Unix time from which it is stale, and the reason for people."""
+    """The rule by which an allocation is stale, the Unix time from which the rule holds, and the reason as text."""
 
     rule: str
     since: float
@@ -88,7 +88,7 @@ class Staleness(NamedTuple):
 
 
 def _stale_by(case: Case) -> Iterator[Staleness]:
-    """Yield each rule by which the allocation is stale now or later. The first rule whose time has come decides."""
+    """Yield each rule by which the allocation is stale now or later. The first rule that holds is used."""
     pod, node = case.pod, case.node
     if not pod.live:
         yield Staleness("finished", AT_ONCE, "the pod has ended")
@@ -97,9 +97,9 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
         yield Staleness("node-gone", AT_ONCE, f"its node {node} does not exist")
     made = case.allocated()
     since = made + case.timeout
-    # A bound pod keeps its allocation in four cases:
+    # The allocation of a bound pod is not stale in four cases:
     # - The allocation is for the pod's node. gpu-manager (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager read
-    #   it while the containers start, and every scheduler counts it from then on.
+    #   the allocation while the containers start. From then on, every scheduler counts its cards as used.
     # - The allocation names no node.
     # - The phase is done. Only the device plugin of the pod's own node writes this phase.
     # - The timeout has not passed, so kubelet may still be reading the allocation.
@@ -114,7 +114,7 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
 
 
 def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
-    """Return the allocation times on a pod that are in the future, as they are written."""
+    """Return the times in a pod's allocation that are in the future, as the annotations state them."""
     if pod.allocation is None:
         return ()
     told = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)
@@ -134,7 +134,7 @@ def find_stale(
 
 
 def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf) -> float | None:
-    """Return the Unix time, even a past one, from which an allocation of the unchanged pod is stale; None if never."""
+    """Return the Unix time from which an allocation of the pod is stale if the pod does not change; None if never."""
     every = (stale.since for case in _cases(pod, exists, now, timeout, seen) for stale in _stale_by(case))
     first = min(every, default=math.inf)
     return None if first == math.inf else first
@@ -148,7 +148,7 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: flo
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
     """Return the JSON Patch with these removals. The patch fails if the object has another resourceVersion."""
-    # A merge patch cannot test the version, and could remove keys that a scheduler wrote a moment ago.
+    # A JSON Patch can test the resourceVersion. A merge patch could remove keys that a scheduler has just written.
     operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
     for removal in removals:
         for parent, keys in (("annotations", removal.annotations), ("labels", removal.labels)):
@@ -157,7 +157,7 @@ def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
 
 
 def parse_unix(text: str | None, unit: int) -> float | None:
-    """Return the Unix time in ``text``, in seconds; None for other texts. For nanoseconds ``unit`` is 10**9."""
+    """Return the Unix time in ``text`` in seconds; None for other texts. ``unit``: 10**9 if ``text`` is nanoseconds."""
     return int(text) / unit if text and _UNIX_TIME.fullmatch(text) else None
 
 
@@ -189,7 +189,7 @@ class Lock(msgspec.Struct, frozen=True):
     """The namespace and name of the pod for which the lock was taken; None if the lock names no pod."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return the Unix time when the lock expires. Without a credible time it counts as taken at ``seen``."""
+        """Return the Unix time when the lock expires. ``seen`` is used if the lock has no credible time."""
         believable = self.taken is not None and self.taken <= now + ABSURD
         return (self.taken if self.taken is not None and believable else seen) + timeout
 

@@ -17,8 +17,8 @@ from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 
 DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
-"""The most bytes of remembered digests, by the hash of the spec, and of remembered charges, by the digest. A digest has
-the requests of a claim in packed form."""
+"""The sizes of two caches, in bytes: digests (the packed requests of a claim) by the hash of the spec, and charges by
+the digest."""
 
 LONGEST_FAULT = 1024
 """The most characters that are kept of a fault. An Event's message has the same bound."""
@@ -32,17 +32,17 @@ MOST_USERS = 256
 
 
 class StoredClaim(msgspec.Struct, frozen=True):
-    """A stored claim. Its spec, which cannot change, determines the charge, whether devices are allocated or not."""
+    """A stored ResourceClaim. Its spec, which cannot change, determines a charge even before devices are allocated."""
 
     uid: str
     namespace: str
     name: str
     digest: PackedDigest
-    """The requests of the spec in packed form."""
+    """The requests of the spec, in packed form."""
     allocated: tuple[objects.AllocatedDevice, ...] = ()
     created: str = ""
     terminating: bool = False
-    """True if the deletion of the claim was accepted. The claim is deleted when no pod uses it any more."""
+    """True if the claim has a deletionTimestamp. It is removed when no pod uses the claim any more."""
     users: tuple[str, ...] = ()
     """The uids of the pods that may use the devices. They come from the status, which the scheduler writes."""
 
@@ -51,7 +51,7 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     """The charge of a claim."""
 
     charges: Mapping[str, Charge] = {}
-    """By model, the larger of two charges: the charge by the spec, and the charge by the allocated devices."""
+    """By model, the larger of two charges: that of the requests in the spec, and that of the allocated devices."""
     held: str | None = None
     """The model to which the spec pins the claim."""
     certain: bool = True
@@ -59,12 +59,12 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     fault: str = ""
     """The fault of the claim's request; empty if there is none."""
     uncounted: bool = False
-    """True if the claim seems to request GPUs, but their model is unknown."""
+    """True if the claim seems to request GPUs, but is not charged because their model is unknown."""
     other: OtherCard | None = None
     """An allocated device of another model than ``held``; None if there is none."""
 
     def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
-        """Return this charge, raised on each model to at least the charge ``before``."""
+        """Return the larger of this charge and the charge ``before``, for each model."""
         models = dict.fromkeys([*self.charges, *before.charges])
         charges = {each: self.charges.get(each, Charge()).peak(before.charges.get(each, Charge())) for each in models}
         return msgspec.structs.replace(self, charges=charges, uncounted=self.uncounted and not charges)
@@ -74,7 +74,7 @@ ClaimPrice = Callable[[StoredClaim], ClaimCharge]
 
 
 class _Claim(K8sObject, frozen=True, gc=False):
-    """A claim whose spec is still JSON."""
+    """A claim whose spec is not decoded."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: objects.ClaimStatus | None = None
@@ -84,7 +84,7 @@ _CLAIM = msgspec.json.Decoder(_Claim)
 
 
 class ClaimReader:
-    """Reads stored claims. Any thread may use it. Equal specs, for example from one template, are read once."""
+    """Decodes stored claims. The class is thread-safe. Equal specs, for example of one template, are decoded once."""
 
     def __init__(self) -> None:
         self._digests: SizedCache[bytes, PackedDigest] = SizedCache(
@@ -110,7 +110,7 @@ class ClaimReader:
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
         """Return the digest of ``spec`` (JSON). Raises one of ``UNDECODABLE`` if it cannot be decoded."""
-        # The key is a hash, because a spec may have megabytes.
+        # The cache key is a hash, because a spec may have megabytes.
         key = hashlib.blake2b(spec, digest_size=16).digest()
         packed = self._digests.get(key)
         if packed is None:
@@ -120,7 +120,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims by one policy. It computes equal digests once."""
+    """Computes the charges of stored claims by one policy, once for all claims with equal digests."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
@@ -145,10 +145,10 @@ class ClaimCounter:
         return self._with_devices(claim, asked, found) if claim.allocated else found
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
-        """Return the charge by the spec, raised to the charge by the allocated devices."""
+        """Return the larger of the charge by the spec and the charge by the allocated devices, for each model."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # The rest of the request has no known model. It is charged to the only model of the devices.
+            # The spec does not pin the claim to a model. So the whole request is charged to the model of the devices.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
@@ -165,8 +165,8 @@ class ClaimCounter:
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
-            # If the request has faults, a device with a model but without an entry counts as a whole card. Other
-            # devices without an entry are not GPUs.
+            # A device whose request has no charged entry is not a GPU. But if the claim's request has faults, entries
+            # may be missing. Then such a device of a known model is charged as a whole card.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
             worth = asked.worth(entry, model) if entry and model else unlisted
             if model and worth != Charge():
@@ -174,12 +174,12 @@ class ClaimCounter:
         return given
 
     def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
-        """Return the first allocated device that is not of the model to which the claim is pinned."""
+        """Return the first allocated device of another model than ``held``, to which the claim is pinned; or None."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == held:
                 continue
-            # A product of no model, or of two models, is accepted if the pin of the claim includes the product.
+            # A product without a model, or with several models, is accepted if the claim's pin allows the product.
             if model or not self._policy.products.among(self._policy.products.patterns_of(held))(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
@@ -199,5 +199,5 @@ class ClaimCounter:
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:
-    """Return the names of the claims that the scheduler made for pods that are charged themselves."""
+    """Return the names of the claims that the scheduler created for charged pods. Such claims are not charged."""
     return frozenset(pod.extended_claim for pod in pods if pod.live and pod.extended_claim and pod.model_on(nodes))

@@ -15,19 +15,19 @@ from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
-"""The most specs whose requests are remembered, and the most bytes of such a spec."""
+"""The most specs in the cache of requests, and the most bytes of a cached spec."""
 
 _ENCODER = msgspec.json.Encoder()
 
 MOST_KEYS_REMEMBERED = 16
-"""The most allocation keys of a pod whose schemes are remembered. Other pods with the same keys use the result."""
+"""The schemes of a pod's allocation keys are cached if there are at most this many keys."""
 
 LONGEST_LIST = 16_384
-"""The most bytes that are kept of a list of cards. A vendor writes at most 80 bytes for each card of each container, so
-this is enough for 16 cards in 12 containers."""
+"""The most bytes that are kept of an annotation with a list of cards. A vendor writes at most 80 bytes for each card of
+each container, so 16 cards in 12 containers fit."""
 
 LONGEST_TEXT = 254
-"""The most bytes that are kept of any other text. A node's name has at most 253, so a cut name is never valid."""
+"""The most bytes that are kept of any other annotation. The name of a node has at most 253, so no cut name is valid."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
@@ -47,16 +47,17 @@ class Keys(msgspec.Struct, frozen=True, gc=False):
 
 
 class Allocation(msgspec.Struct, frozen=True, gc=False):
-    """The allocation annotations and labels of all schemes on a pod.
+    """The annotations and labels by which schedulers and device plugins of all schemes record the cards of a pod.
 
-    Tenants can write these keys. So each name of a scheme is kept once. Its value is cut, or dropped if no rule reads
-    it.
+    Tenants can write these keys, so the kept data is bounded. All keys with one prefix of a scheme are kept as one key.
+    Long values are cut. Values that no rule needs are not kept.
     """
 
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     schemes: tuple[Scheme, ...]
-    """The schemes of these keys. Those that the pod requests by come first. A shared key belongs to the first."""
+    """The schemes to which the keys belong. Schemes by which the pod requests GPUs come first. A key that several
+    schemes use belongs to the first of them."""
     is_cut: bool = False
     """True if a value was cut."""
 
@@ -67,14 +68,14 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys of a scheme. They are the keys on the pod if the allocation was read with ``whole_keys``."""
+        """Return the keys of a scheme: the full keys of the pod if the allocation was read with ``whole_keys``."""
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
-    """Return the allocation on a pod; None if there is none.
+    """Return the allocation on a pod; None if the pod has no allocation.
 
-    Many keys of a pod may match one name of a scheme. They are kept as one key, unless ``whole_keys`` is True.
+    A scheme may use all keys with one prefix. They are kept as one key, unless ``whole_keys`` is True.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
@@ -82,8 +83,7 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
     is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
-    # Thousands of pods have the same keys, so results are remembered. A pod's owner can invent keys, so many keys are
-    # not remembered.
+    # Cached, because thousands of pods have the same keys. Users can invent keys, so long lists of keys are not cached.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
@@ -97,12 +97,12 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Vendors write only ASCII. With one other character, Python would store up to four bytes for each character.
+    # Vendors write only ASCII. In a text with other characters, Python stores up to four bytes for each character.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
-# The results are remembered, because the schemes have many names, and pods have few different keys. The API server
-# bounds the length of a key, so an invented key takes no more memory than another key.
+# Cached, because the schemes have many names and pods have few different keys. The API server limits the length of a
+# key, so a user cannot fill the memory with invented keys.
 @functools.lru_cache(maxsize=4096)
 def _annotation_kept(key: str) -> str:
     return _name_of(key, _ANNOTATIONS) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
@@ -119,7 +119,7 @@ def _name_of(key: str, names: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
-    # A pod may have keys of schemes by which it requests nothing, for example from the pod that it was copied from.
+    # A pod may have keys of schemes by which it requests nothing, for example if its manifest was copied from a pod.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
     order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
@@ -150,37 +150,37 @@ class StoredPod(msgspec.Struct, frozen=True):
     node: str
     """The node to which the pod is bound; empty if it is not bound."""
     live: bool
-    """True if the pod has or will get its cards. A terminating pod has them until its containers have ended."""
+    """True until the pod has ended. A terminating pod keeps its cards until its containers have ended."""
     charge: Charge
     created: str
     allocation: Allocation | None = None
     cards: PodCards | None = None
-    """The cards that the allocation lists by number."""
+    """The cards in the allocation, if the scheme writes the numbers of the cards."""
     version: str = ""
     """The resourceVersion of the pod."""
     terminating: bool = False
-    """True if the deletion of the pod was accepted."""
+    """True if the pod has a deletionTimestamp."""
     mirror: bool = False
-    """True if this is the mirror pod of a static pod. The static pod runs even if its mirror pod is deleted."""
+    """True if this is the mirror pod of a static pod. Deleting a mirror pod does not stop the static pod."""
     grace_seconds: int = DEFAULT_GRACE_SECONDS
-    """The seconds that the containers may run after the pod was deleted."""
+    """The seconds for which the containers may run after the pod is deleted."""
     extended_claim: str = ""
-    """The ResourceClaim that the scheduler made for the pod's own request. The pod is charged, and the claim is not."""
+    """The ResourceClaim that the scheduler created for the pod's extended resources. Only the pod is charged."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """If ``model`` is None, the charge by model, for the models on which it is less than ``charge``."""
+    """If ``model`` is None: the charges on those models on which the pod is charged less than ``charge``."""
     uses_claims: bool = False
     """True if the pod names ResourceClaims, which are charged separately."""
 
     @property
     def is_cut(self) -> bool:
-        """True if its annotations were too long to be kept completely. Its charge does not depend on them."""
+        """True if the pod's annotations were too long to be kept completely. The charge does not depend on them."""
         return bool((self.allocation and self.allocation.is_cut) or (self.cards and self.cards.is_cut))
 
     def charge_on(self, nodes: Nodes) -> Charge:
         return self.on_models.get(self.model_on(nodes) or "", self.charge) if self.on_models else self.charge
 
     def model_on(self, nodes: Nodes) -> str | None:
-        """Return the model that the pod is charged for: of its pin, or else of its node. None if neither is known."""
+        """Return the model to which the pod is pinned, otherwise the model of its node; None if both are unknown."""
         return self.model or (nodes.model_of(self.node) if self.node else None)
 
 
@@ -213,7 +213,10 @@ def read_claim_user(pod: Pod) -> ClaimUser | None:
 
 
 class RequestCache:
-    """Remembers requests and models by the part of the spec that all pods of a workload share. It is for one thread."""
+    """Caches the requests and models of pods by the part of the spec that all pods of a workload share.
+
+    The class is not thread-safe.
+    """
 
     def __init__(self, known: GpuResources, labels: affinity.NodeLabels) -> None:
         self.known = known
@@ -221,12 +224,12 @@ class RequestCache:
         self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
-        """Return the request of a pod without its faults, and its model. A stored pod is charged in spite of faults."""
+        """Return a pod's request, without faults, and its model. A stored pod is charged even if it has faults."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
         if found is None:
-            # Faults are dropped, because they also depend on annotations, which are not part of the key.
+            # Faults are left out, because they also depend on annotations, which are not part of the cache key.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
@@ -244,19 +247,19 @@ def read_stored(
     *,
     whole_keys: bool = False,
 ) -> StoredPod | None:
-    """Return a stored pod; None if it is not charged. ``cache`` must have the same ``known`` and ``labels``."""
+    """Return a stored pod; None if it requests no GPU. ``cache`` must have the same ``known`` and ``labels``."""
     if not asks_for_vcuda(pod, known):
         return None
-    # The charge and the model are read from the spec only, which the owner cannot change. Up to Kubernetes 1.30 a
-    # required affinity may have any text as a value. A text that is too long for a label cannot match a node.
+    # The charge and the model come from the spec only, which users cannot change. Up to Kubernetes 1.30, a required
+    # affinity may have any value. A value that is too long for a label matches no node.
     metadata = pod.metadata
-    # The name comes from the status. Tenants can write the annotations and owners of a claim, but no status.
+    # The claim's name comes from the pod's status, because tenants cannot write the status.
     made = pod.status.extended_resource_claim_status if pod.status else None
     extended = made.resource_claim_name if made else ""
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
-    # If the scheduler made a claim for the pod, the claim's devices are whole cards, not devices of a device plugin.
+    # If the scheduler created a claim for the pod, the pod gets whole cards, and not parts from a device plugin.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
@@ -280,7 +283,7 @@ def read_stored(
 
 
 def _longest_grace(pod: Pod) -> int:
-    # kubelet uses the grace period of the deletion. If it is shorter than the spec's, kubelet may not have seen it yet.
+    # kubelet uses the grace period of the deletion, but may not have observed the deletion yet. So take the longer one.
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 

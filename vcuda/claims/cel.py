@@ -1,7 +1,7 @@
-"""Reads the equalities that a CEL expression demands of every device: those that ``&&`` joins at the top level.
+"""Finds the driver and the attribute values that a CEL selector requires of every device.
 
-This module does not evaluate CEL. It ignores a part that it does not recognize. That is safe, because a fact can only
-narrow the devices for a request.
+Only equalities such as ``device.driver == "gpu.nvidia.com"`` that ``&&`` joins at the top level are found. All other
+CEL is ignored. That is safe, because an equality can only narrow the devices for a request.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-# An expression with escapes, string prefixes, three quotes or comments is ignored.
+# An expression with one of these (an escape, a triple quote or a comment) is ignored.
 _UNREAD = re.compile(r"""\\|'''|\"\"\"|//""")
 # Possessive quantifiers never backtrack, so the time to read a text is proportional to its length.
 _PIECE = r"""(?>"[^"'\n]*+"|'[^"'\n]*+'|\w++|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}])"""
@@ -25,24 +25,24 @@ _ATTRIBUTE = re.compile(r'device\.attributes\["([^"]*)"\]\.(\w+)(?:==("[^"]*")| 
 _TEXT = re.compile(r'"([^"]*)"')
 
 Attributes = Mapping[tuple[str, str], frozenset[str]]
-"""The texts that an attribute may have, by the attribute's domain and name."""
+"""The values that an attribute may have, by the attribute's domain and name."""
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
     """The properties that a device must have to match an expression."""
 
     driver: str | None = None
-    """The driver of the device; None if the expressions demand none."""
+    """The driver of the device; None if the expression requires no driver."""
     attributes: Attributes = {}
 
     def only(self, domain: str | None, attribute: str) -> str | None:
-        """Return the one text that an attribute must have; None if several texts are possible."""
+        """Return the value that an attribute must have; None if several values are possible."""
         found = self.attributes.get((domain or "", attribute), frozenset())
         return next(iter(found)) if len(found) == 1 else None
 
 
 def read_facts(expressions: Iterable[str]) -> Facts:
-    """Return the facts of expressions that must all be true."""
+    """Return the facts that follow if all ``expressions`` are true."""
     driver: str | None = None
     attributes: dict[tuple[str, str], frozenset[str]] = {}
     for condition in (each for expression in expressions for each in _conditions(expression)):
@@ -55,12 +55,12 @@ def read_facts(expressions: Iterable[str]) -> Facts:
 
 
 def _conditions(expression: str) -> Iterator[str]:
-    """Yield the parts that ``&&`` joins and that begin with ``device``. They have no blanks, and only double quotes."""
+    """Yield the conditions on ``device`` that ``&&`` joins, without blanks and with double quotes only."""
     if _UNREAD.search(expression) or not _READABLE.fullmatch(expression):
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    # If there is an alternative at the top level, each part may be false. A question mark after a dot is a safe access.
+    # With `||` or `? :` at the top level, a condition may be false for a matching device. The `.?` of CEL is harmless.
     if joints is None or any(
         tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
     ):
@@ -70,12 +70,12 @@ def _conditions(expression: str) -> Iterator[str]:
         part = tokens[before + 1 : after]
         if part and part[0] == "device":
             quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in part)
-            # The operator `in` needs blanks around it.
+            # Blanks separate the operator `in` from its operands.
             yield "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL
 
 
 def _joints(tokens: Sequence[str]) -> list[int] | None:
-    """Return the positions of ``&&``, ``||`` and ``?`` outside of brackets; None if the brackets do not match."""
+    """Return the positions of ``&&``, ``||`` and ``?`` outside of brackets; None if brackets are unbalanced."""
     joints, depth = [], 0
     for at, token in enumerate(tokens):
         if token in _STEPS:

@@ -1,7 +1,7 @@
-"""The charge of a claim, the faults of its request, and the selectors that pin the claim to one model.
+"""The charge of a ResourceClaim, the faults of its request, and the selectors that pin the claim to one model.
 
-All of these come from the spec, which cannot change after the claim is stored. Constraints and CEL expressions in the
-spec only narrow the devices that the claim may get.
+All of them depend on the spec of the claim, which cannot change after the claim is stored. Constraints and CEL
+expressions in the spec can only narrow the devices that the claim may get.
 """
 
 import functools
@@ -25,31 +25,31 @@ from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResource
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""The most bytes of remembered requests of templates."""
+"""The most bytes of the cache of requests of claim templates."""
 
 REQUEST_PER_DIGEST = 25
-"""The bytes that are counted for a remembered request, for each byte of its digest."""
+"""The size of a cached request is estimated as the size of its digest times this number."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one kind. Devices that have the same value are listed once."""
+    """The devices of one driver and type. Of devices with the same charge, only one is listed."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
 
     def on(self, model: str) -> tuple[DeviceOffer, ...]:
-        """Return the devices of a model; the devices of all models if the model has none yet."""
+        """Return the devices of a model; the devices of all models if the model has no devices yet."""
         return self.by_model.get(model) or self.all or (_UNSEEN,)
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The data for reading claims: the devices of the cluster, the products of each model, and the values of units."""
+    """The data that the charge of a claim depends on, besides its spec: devices, products and values of units."""
 
     devices: Devices
     products: Products
     worth_of: UnitWorth
 
-    # These are computed once, because a claim has many entries, and a cluster has many devices.
+    # Cached, because a claim can have many entries and a cluster many devices.
     @functools.cached_property
     def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
         """The devices by driver and type."""
@@ -75,7 +75,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def capacities_of(self) -> Mapping[str, frozenset[str]]:
-        """The names of the capacities that at least one device of a driver has, by driver."""
+        """The names of all capacities that the devices of a driver have, by driver."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
@@ -94,29 +94,29 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
 
 class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a request: the value of ``exactly``, or one entry of ``firstAvailable``."""
+    """One entry of a device request: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     path: str
     """The field path of the entry."""
     request: int
     """The position of the request in the claim."""
     name: str
-    """The name by which an allocation refers to the entry: REQUEST, or REQUEST/ENTRY if it is in ``firstAvailable``."""
+    """The name of the entry in the claim's allocation: REQUEST, or REQUEST/ENTRY for an entry of ``firstAvailable``."""
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
     """The requested amount of each capacity."""
     has_selectors: bool
     pins: tuple[ClaimPin, ...]
-    """The entry's selectors that this webhook wrote, or that have the same form."""
+    """The pins of the entry: selectors that this webhook added, or that have the same form."""
     profile: str
-    """The MIG profile that the entry certainly demands; empty if it demands none."""
+    """The MIG profile that the selectors require; empty if no profile is required."""
     products: frozenset[str] | None
-    """The products to which the selectors limit the entry; None if they do not limit it."""
+    """The products that the selectors allow; None if they allow every product."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
-    """The request of a claim. If there are ``faults``, the other fields cover only the part that could be read."""
+    """The request of a claim. If there are ``faults``, ``entries`` may be incomplete."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]
@@ -127,7 +127,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def gpus(self) -> tuple[ClaimEntry, ...]:
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
-    # The models of pins and products are looked up once for all entries.
+    # Many entries can have the same pins and products, so the models are looked up once for each of them.
     @functools.cached_property
     def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
         model_of = self.policy.products.model_of_pattern
@@ -139,12 +139,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
     def by_name(self) -> Mapping[str, ClaimEntry]:
-        """Return the entries whose devices have a value, by the name by which an allocation refers to the entry."""
+        """Return the entries that are charged, by their name in the claim's allocation."""
         return {each.name: each for each in self.gpus}
 
     @property
     def has_share(self) -> bool:
-        """True if the claim may get a share of a card, whose use the driver limits."""
+        """True if the claim may get a share of a card. The driver limits what the containers use of the card."""
         return any(entry.found.kind is Kind.SHARE for entry in self.entries)
 
     @functools.cached_property
@@ -152,8 +152,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the charge to this model's quota. Of ``firstAvailable``, only the largest charge of an entry
-        counts."""
+        """Return the charge to this model's quota. Only the largest charge of each ``firstAvailable`` counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -183,14 +182,14 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # If the entry is already pinned, its pin lists the profiles that were charged, and no later profiles. A pin
-        # without profiles allows any profile. The charge of any profile is at most a whole card.
+        # A pin lists the MIG profiles for which the entry was charged. Profiles that appear later do not matter. A pin
+        # without profiles allows every profile, so a whole card is charged.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the model to which all entries are pinned, or None. ``lenient``: ignore unknown products in a pin."""
+        """Return the model to which all entries are pinned, or None. ``lenient``: ignore unknown products in pins."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -223,11 +222,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
-                return f"a selector of {entry.path}, which pins it to {held}"
+                return f"a selector of {entry.path}, which pins the request to {held}"
             known = self._models_of_products[entry.products]
             if known and model not in known:
-                return f"a selector of {entry.path}, which demands another product"
-        # A claim with more pins than are read would not be recognised as pinned.
+                return f"a selector of {entry.path}, which requires a product of another model"
+        # If the pins of a claim exceeded the limit, they would not be read, and the claim would look unpinned.
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
@@ -248,27 +247,27 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return the reason why no claim can be pinned to a model that shares a product with another model."""
-    return f"its products: {product} matches the products of {model}, but may be of another model"
+    """Return the reason why no claim can be pinned to ``model``: ``product`` may belong to another model too."""
+    return f"its products: {product} matches the products of {model}, but may belong to another model"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Return these devices. Of devices that differ only in their product, only one is returned."""
+    """Return the devices that differ in more than their product, which does not affect the charge."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
 _UNSEEN = DeviceOffer("", shared=True)
-"""The device that is assumed if a driver has no devices. A capacity that is not requested is all of the card's."""
+"""The device that is assumed while a driver has no devices. A share is charged all that it does not request."""
 
 ANY_PROFILE = ""
-"""An unknown MIG profile."""
+"""Stands for an unknown MIG profile, which is charged as a whole card."""
 
-# The names of NVIDIA's driver. The names of media extensions may follow the memory.
+# MIG profiles as NVIDIA's driver names them. Media extensions may follow the memory, as in 1g.10gb+me.
 _PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
 
 
 def worth_of_profile(profile: str) -> Charge:
-    """Return the value of a MIG partition; a whole card if the profile is unknown."""
+    """Return the charge of a MIG partition; a whole card if the profile is unknown."""
     found = _PROFILE.fullmatch(profile)
     return worth_of_slices(found) if found else WHOLE_CARD
 
@@ -285,10 +284,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # If the default is all memory of the card, it is charged as all memory of any card, and not as this card's size.
+    # If the default is the memory of the card, charge it as one card: cards of one model may differ in MiB.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # The drivers do not limit cores or memory that a share does not request. So the share may use all of the card's.
+    # If a share does not request cores or memory, the driver sets no limit on them. So the whole card is charged.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,
@@ -301,7 +300,7 @@ def _whole(number: Decimal) -> int:
 
 
 def _add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
-    """Return the operation that appends a selector to the entry at ``path``, a JSON Pointer."""
+    """Return the JSON Patch operation that appends a selector to the entry at ``path``."""
     selector = {"cel": {"expression": expression}}
     if has_selectors:
         return {"op": "add", "path": f"{path}/selectors/-", "value": selector}

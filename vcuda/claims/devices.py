@@ -13,22 +13,21 @@ from vcuda.k8s_types import Quantity, parse_quantity
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):
-    """One capacity of a device, and the rules that round a request for a part of the capacity up (KEP-5075).
-
-    ``default``: the amount of a request that states none. ``least``, ``step``: a request is rounded up to ``least``
-    plus a multiple of ``step``. ``valid``: the valid amounts, in ascending order.
-    """
+    """One capacity of a device, such as its memory. A request for a part of it is rounded up (KEP-5075)."""
 
     value: Decimal
     default: Decimal | None = None
+    """The amount for a request that states no amount; None for the whole capacity."""
     least: Decimal | None = None
     step: Decimal | None = None
+    """Requests are rounded up to ``least`` plus a multiple of ``step``. None if there is no such rule."""
     valid: tuple[Decimal, ...] = ()
+    """The valid amounts, in ascending order."""
 
     def consumed(self, asked: Decimal | None) -> Decimal:
         """Return the amount that the scheduler counts for a request. ``asked`` is None if no amount is requested."""
-        # As k8s.io/dynamic-resource-allocation `calculateConsumedCapacity` does. A request above the largest valid
-        # value is returned unchanged, because no device has more than this value.
+        # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
+        # largest valid amount is returned unchanged. No device can satisfy it.
         if asked is None:
             return self.value if self.default is None else self.default
         if self.least is not None:
@@ -42,36 +41,36 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a device that matter to a quota. A property that the driver does not publish is empty."""
+    """The properties of a device that its charge depends on. A property that the driver does not publish is empty."""
 
     driver: str
     type: str = ""
     product: str = ""
     profile: str = ""
     shared: bool = False
-    """True if several claims can use the device at once, each with a part of its capacities."""
+    """True if several claims can use the device at the same time, each with a part of its capacities."""
     capacities: tuple[tuple[str, Capacity], ...] = ()
 
 
 class PoolSlice(msgspec.Struct, frozen=True, gc=False):
-    """A ResourceSlice: devices of one driver in one pool."""
+    """The content of a ResourceSlice, the devices of one driver in one pool."""
 
     name: str
     driver: str
     pool: str
     generation: int
     node: str
-    """The node of the devices; empty if they are not on one node."""
+    """The node of the devices; empty if they do not belong to one node."""
     devices: Mapping[str, DeviceOffer]
     """The devices by name."""
     offers: tuple[DeviceOffer, ...] = ()
-    """The different offers in ``devices``."""
+    """The values of ``devices``, each once."""
     of_slices: int = 1
-    """The number of slices in this generation of the pool."""
+    """The number of slices that make up this generation of the pool."""
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a slice. Equal offers are shared through ``alike``. Raises ValueError if a capacity is malformed."""
+    """Return a slice. Raises ValueError if a capacity is malformed. ``alike``: a cache, to share equal offers."""
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
     for device in spec.devices or ():
@@ -118,16 +117,16 @@ def _number(quantity: Quantity | None) -> Decimal | None:
 
 
 class ClassFacts(msgspec.Struct, frozen=True, gc=False):
-    """The facts about the devices of a DeviceClass."""
+    """The properties that the selectors of a DeviceClass require of a device."""
 
     driver: str | None = None
-    """The driver that the selectors certainly demand; None if they demand none."""
+    """The required driver; None if no driver is required."""
     type: str | None = None
-    """The device type that the selectors certainly demand; None if they demand none."""
+    """The required device type; None if no type is required."""
     profile: str | None = None
-    """The MIG profile that the selectors certainly demand; None if they demand none."""
+    """The required MIG profile; None if no profile is required."""
     extended_resource: str = ""
-    """The extended resource by which pods request these devices; empty if there is none."""
+    """The extended resource by which pods can request a device of the class; empty if the class has none."""
 
 
 def read_class(found: DeviceClass) -> ClassFacts:
@@ -144,10 +143,12 @@ PoolName = tuple[str, str]
 
 
 class DevicesByName(msgspec.Struct, frozen=True):
-    """An index of all devices. ``slices``: pools with one slice. ``spread``: by device, pools with several slices."""
+    """An index of all devices by driver, pool and name."""
 
     slices: Mapping[PoolName, PoolSlice] = {}
+    """The only slice of each pool that has one slice."""
     spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
+    """For each pool that has several slices, the slice of each device by the device's name."""
 
     @classmethod
     def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
@@ -158,25 +159,24 @@ class DevicesByName(msgspec.Struct, frozen=True):
         return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
 
     def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return the offer of a device and its node; None if there is no such device. The node is empty if the device
-        is not on one node."""
+        """Return the offer of a device and the name of its node, which may be empty; None if the device is unknown."""
         driver, pool, device = name
         found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
         return (found.devices[device], found.node) if found and device in found.devices else None
 
 
 class Devices(msgspec.Struct, frozen=True):
-    """The devices and DeviceClasses of a cluster, as the watches delivered them last."""
+    """The devices and DeviceClasses of a cluster, as watches last delivered them."""
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
-    """The different offers, each with the nodes that have such devices."""
+    """The nodes of each different offer."""
     classes: Mapping[str, ClassFacts] = {}
     by_name: DevicesByName = DevicesByName()
 
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
-        """Return the devices of these slices. Of each pool only the newest generation counts."""
-        # This runs after each change with thousands of slices, so there is no loop over single devices.
+        """Return the devices in ``slices``. Only the newest generation of each pool is used."""
+        # This runs after each change, with thousands of slices. So it loops over slices and different offers only.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
             newest = pools.setdefault((each.driver, each.pool), [])
@@ -193,7 +193,7 @@ class Devices(msgspec.Struct, frozen=True):
 
     @property
     def extended_resources(self) -> frozenset[str]:
-        """The resources by which pods may request the devices of a class without a claim."""
+        """The extended resources by which pods can request devices of a DeviceClass without a claim."""
         return frozenset(facts.extended_resource for facts in self.classes.values() if facts.extended_resource)
 
 

@@ -1,6 +1,6 @@
-"""The digest of a claim's spec. It has all data that the claim's charge depends on, in a few hundred bytes without CEL.
+"""The digest of a claim's spec: the data that the claim's charge depends on, in a few hundred bytes without CEL.
 
-A spec may have 1.27 MB of CEL. It is read once, within bounds, when a claim or template is reviewed or observed. Only
+A spec may have 1.27 MB of CEL. It is parsed once, within bounds, when a claim or template is reviewed or observed. Only
 the digest is kept. The digest depends on the spec alone, so it stays valid when the quota or the devices change.
 """
 
@@ -17,51 +17,51 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity
 
 MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
-"""The API server's bounds on the requests of one claim, the alternatives in one request, and the configs of one claim.
-They are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize and DeviceConfigMaxSize in k8s.io/api `resource/v1`.
-"""
+"""The API server's limits on the requests of a claim, the alternatives of a request, and the configs of a claim. Their
+names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
 MOST_ENTRIES = 64
-"""The most entries of all requests of a claim, in ``exactly`` and ``firstAvailable``. Each is priced per model."""
+"""The most entries (``exactly`` and ``firstAvailable``) of a claim. The charge of each is computed for every model."""
 
 MOST_ASKED_BYTES = 8 * 1024
-"""The most bytes of a digest without pins. 64 entries with usual names take half of these bytes."""
+"""The most bytes of a digest without its pins. 64 entries with names of usual length need half of them."""
 
 MOST_PIN_BYTES = 6 * 1024
-"""The most bytes of the pins of one digest. Equal pins count once. Three of the longest pins fit, or thirty
-usual pins."""
+"""The most bytes of the pins of one digest, enough for three pins of maximal length or thirty usual pins. Equal pins
+count once."""
 
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
-"""The most characters of one expression whose facts are read, and of all such expressions of one claim. Longer
-expressions are ignored. That is safe, because facts only narrow the devices. Without a profile, a partition has the
-largest charge. Without products, no model is excluded."""
+"""The most characters of one expression that is parsed, and of all parsed expressions of one claim. Expressions beyond
+these limits are ignored. That is safe, because expressions can only narrow the devices. Without a MIG profile, the
+largest charge applies. Without products, no model is excluded."""
 
 _TOO_MANY = (
     f"must not have more than {MOST_REQUESTS} requests, {MOST_ALTERNATIVES} entries in one firstAvailable, "
     f"{MOST_SELECTORS} selectors in one entry, or {MOST_CONFIGS} entries in config"
 )
 _TOO_MANY_ENTRIES = (
-    f"must not have more than {MOST_ENTRIES} entries in all requests together, each exactly and each entry of "
-    "firstAvailable counted; write fewer requests, for example one with a count"
+    f"must not have more than {MOST_ENTRIES} entries of `exactly` and `firstAvailable` in all requests together; "
+    "use fewer requests, for example one with a count"
 )
 _TOO_LARGE = (
-    f"must not have more than {MOST_ASKED_BYTES} bytes of requests and config, without selectors and parameters; "
-    "write fewer requests, for example one with a count"
+    f"requests and config must not have more than {MOST_ASKED_BYTES} bytes, without selectors and parameters; "
+    "use fewer requests, for example one with a count"
 )
 _TOO_MANY_PINS = (
-    f"must not have more than {MOST_PIN_BYTES} characters of selectors that name products of a GPU model; write fewer"
+    f"the selectors that name products of a GPU model must not have more than {MOST_PIN_BYTES} characters together; "
+    "use fewer of these selectors"
 )
 PINS_TOO_LARGE = (
-    f"its selectors that name products of a GPU model, which must not have more than {MOST_PIN_BYTES} characters "
-    "together; write fewer of them, or fewer requests"
+    f"the claim's selectors: those that name products of a GPU model must not have more than {MOST_PIN_BYTES} "
+    "characters together, including those that the webhook adds. Use fewer such selectors, or fewer requests"
 )
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""The domain of an attribute, its name, and the texts that a device's attribute may have."""
+"""The domain and the name of an attribute, and the values that the selectors allow for it."""
 
 
 class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The demand of one entry of a request: the value of ``exactly``, or an entry of ``firstAvailable``."""
+    """One entry of a device request: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     alternative: int | None
     """The position of the entry in ``firstAvailable``; None for ``exactly``."""
@@ -75,11 +75,11 @@ class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     admin_access: bool = False
     capacities: tuple[tuple[str, Quantity], ...] = ()
     facts: tuple[int, ...] = ()
-    """Positions in the claim's ``facts``: the products and MIG profiles that the selectors certainly demand."""
+    """The products and MIG profiles that the selectors require, as positions in ``ClaimDigest.facts``."""
 
     @property
     def field(self) -> str:
-        """The field path of the entry below its request."""
+        """The field path of the entry, relative to its request."""
         return "exactly" if self.alternative is None else f"firstAvailable[{self.alternative}]"
 
 
@@ -91,16 +91,16 @@ class RequestDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Parameters for a driver, without their content."""
+    """One entry of ``config`` in a claim, without the parameters themselves."""
 
     driver: str = ""
-    """The driver; empty if the parameters are not for one driver."""
+    """The driver that gets the parameters; empty if the entry names no driver."""
     requests: tuple[str, ...] = ()
     """The names of the requests to which the parameters apply; empty for all requests."""
 
 
 class EntryRead(NamedTuple):
-    """An entry, the position of its request, its pins in order, and the attributes that its selectors demand."""
+    """An entry, the position of its request, its pins, and the attribute values that its other selectors require."""
 
     request: int
     entry: EntryDigest
@@ -109,18 +109,18 @@ class EntryRead(NamedTuple):
 
 
 class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """All data that a claim's charge depends on. The digest of a spec that is too large has only a ``fault``."""
+    """All data of a claim's spec that its charge depends on. If the spec is too large, only ``fault`` is set."""
 
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
-    """The different facts of all entries."""
+    """The facts of all entries, each once."""
     pins: tuple[ClaimPin, ...] = ()
-    """The different selectors that are pins."""
+    """The pins of all entries, each once. A pin is a selector that limits an entry to products of one GPU model."""
     pinned: tuple[tuple[int, ...], ...] = ()
-    """For each entry of all requests in order, the positions of its pins in ``pins``."""
+    """For each entry of all requests, in order: the positions of its pins in ``pins``."""
     pin_bytes: int = 0
-    """The characters of the different selectors that begin like pins, plus one for each position in ``pinned``."""
+    """The characters of all selectors that begin like pins (equal ones count once), plus 1 for each pin of an entry."""
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
@@ -131,8 +131,8 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
-        """Return whether the spec could still be read if each of these pins was added to one entry."""
-        # The digest of the pinned spec differs from this digest only by the pins.
+        """Return whether the spec stays within `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
+        # Only the pins need to be checked, because added pins change nothing else in the digest.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES
 
@@ -142,7 +142,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 PackedDigest = NewType("PackedDigest", bytes)
-"""A digest as bytes, whose size is known. Claims with equal requests have equal digests."""
+"""A digest encoded as bytes, so that its size is known. Claims with equal requests have equal bytes."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ClaimDigest)
@@ -158,7 +158,7 @@ def unpack(packed: PackedDigest) -> ClaimDigest:
 
 
 def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
-    """Return the digest of ``raw``, which is a spec in JSON. Raises one of ``UNDECODABLE`` if it cannot be decoded."""
+    """Return the digest of the JSON spec ``raw``. Raises one of ``k8s_types.UNDECODABLE`` if ``raw`` is malformed."""
     return digest_of(_SPEC.decode(raw))
 
 
@@ -179,7 +179,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
     config = tuple(
         ConfigDigest(
             each.opaque.driver if each.opaque else "",
-            # The API calls an entry of firstAvailable REQUEST/ENTRY.
+            # In the API, REQUEST/ENTRY is the name of an entry of firstAvailable.
             tuple(dict.fromkeys(name.partition("/")[0] for name in each.requests or ())),
         )
         for each in devices.config or ()
@@ -196,7 +196,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 
 
 def _has_too_many(devices: DeviceClaim) -> bool:
-    # The API server calls a mutating webhook before it validates the object, so the bounds are checked here.
+    # The API server checks these limits too, but only after it has called the mutating webhooks.
     requests, config = devices.requests or (), devices.config or ()
     if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True
@@ -221,7 +221,7 @@ def _entry(alternative: int | None, entry: DeviceEntry, facts: tuple[int, ...]) 
 
 
 class _Expressions:
-    """Reads the expressions of one claim within the bounds. Equal expressions are read once."""
+    """Parses the CEL expressions of one claim, up to `MOST_CHARACTERS`. Equal expressions are parsed once."""
 
     def __init__(self) -> None:
         self.pins: dict[ClaimPin, int] = {}
@@ -232,7 +232,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the positions of an entry's pins, and of the facts that its other expressions state."""
+        """Return two lists of positions: an entry's pins in ``pins``, and its other requirements in ``facts``."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

@@ -1,4 +1,4 @@
-"""The known DRA drivers. Each row has the kinds of a driver's devices, and the driver's DeviceClasses.
+"""The known DRA drivers: the types of their devices, how each type is charged, and the DeviceClasses.
 
 Sources: kubernetes-sigs/dra-driver-nvidia-gpu and Project-HAMi/k8s-dra-driver (``deployments/helm``, ``pkg`` for the
 slices), coldzerofear/vgpu-manager (``deploy`` and ``pkg/kubeletplugin``).
@@ -13,17 +13,17 @@ from vcuda.claims.devices import Devices
 from vcuda.quota.model import Charge
 
 CORES, MEMORY = "cores", "memory"
-"""The capacities of a share. ``cores`` are hundredths of a card, ``memory`` is in bytes."""
+"""The capacities that a share of a card requests: cores in hundredths of a card, and memory in bytes."""
 
 
 class Kind(enum.Enum):
-    """The ways to charge one device of a class."""
+    """How one device is charged: as a whole card, by its MIG profile, by its requested share, or by a fixed value."""
 
     WHOLE = enum.auto()
     MIG = enum.auto()
     SHARE = enum.auto()
     UNIT = enum.auto()
-    """The charge is the value in the operator's row for the class."""
+    """The charge is the value that ``gpu_units`` of the quota ConfigMap has for the DeviceClass."""
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class Driver(msgspec.Struct, frozen=True):
 
     name: str
     kinds: Mapping[str, Kind]
-    """The kinds of the driver's devices, by the attribute ``type`` of the device."""
+    """How a device is charged, by its attribute ``type``."""
     classes: Mapping[str, str]
-    """The device types of the driver's own DeviceClasses, by the name of the class."""
+    """The attribute ``type`` of the devices in each DeviceClass that is installed with the driver."""
 
 
 DRIVERS = (
@@ -54,14 +54,14 @@ _BY_NAME = {driver.name: driver for driver in DRIVERS}
 _BY_CLASS = {name: driver for driver in DRIVERS for name in driver.classes}
 
 NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
-"""The drivers whose devices are not GPUs. NVIDIA's driver has channels between nodes."""
+"""Drivers whose devices are not GPUs. The devices of this driver are channels between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""Returns the value of one device of a class in the table of units; None if the class is not in this table."""
+"""Returns the value of one device of a DeviceClass by ``gpu_units``; None if ``gpu_units`` does not have the class."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):
-    """The devices of a DeviceClass, and the way to charge them."""
+    """The driver and type of a DeviceClass's devices, and how they are charged."""
 
     driver: str | None
     """The driver of the devices; None if it is unknown."""
@@ -70,19 +70,19 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
     worth: Charge = Charge()
     """The value of one device of kind UNIT."""
     profile: str = ""
-    """The MIG profile that the class demands; empty if it demands none."""
+    """The MIG profile that the class requires; empty if the class requires no profile."""
 
     @property
     def is_gpu(self) -> bool:
-        """True if the devices have a value, so that they are charged."""
+        """True if the devices are charged."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return the kind of the devices of a class; None if no value is configured for them."""
+    """Return how the devices of DeviceClass ``name`` are charged; None if no value is configured for the class."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # The selectors of the class take precedence over its name. The name is used if the class does not exist yet.
+    # The selectors of the class determine the driver. If the class does not exist yet, a known name determines it.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)
@@ -92,7 +92,7 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
         worth = worth_of(name) if name not in known.classes else None
         if worth is not None:
             return DeviceKind(driver, Kind.UNIT, said, worth)
-        # A device of an unknown type is at most a whole card.
+        # A device of an unknown type is charged as a whole card, because it cannot be more.
         return DeviceKind(driver, known.kinds.get(said, Kind.WHOLE), said, profile=(facts and facts.profile) or "")
     worth = worth_of(name)
     return None if worth is None else DeviceKind(driver, Kind.UNIT, worth=worth)

@@ -2,11 +2,11 @@
 
 GROUP = "resource.k8s.io"
 API_VERSION = f"{GROUP}/v1"
-"""The version of the API that is read. Kubernetes serves it from 1.34 on, and converts objects of other versions."""
+"""The API version that is read. Kubernetes serves it since 1.34, and converts objects of other versions to it."""
 
 API_PATH = f"/apis/{API_VERSION}"
 
 CLAIM, TEMPLATE = "ResourceClaim", "ResourceClaimTemplate"
 
 PRODUCT, TYPE, PROFILE = "productName", "type", "profile"
-"""Attributes in the domain of a driver: the card's name from NVML, the kind of the device, and its MIG profile."""
+"""Names of device attributes in a driver's domain: the product name of the card, the device type, the MIG profile."""

@@ -1,4 +1,4 @@
-"""The fields that are read of objects of resource.k8s.io/v1: claims, templates, classes and slices.
+"""Views of the objects of resource.k8s.io/v1 (claims, templates, classes and slices) with the fields that are used.
 
 As in ``vcuda.k8s_types``, objects are decoded from raw bytes, and are never written back.
 """
@@ -11,25 +11,25 @@ EXACT_COUNT = "ExactCount"
 
 
 class CelSelector(K8sStruct, frozen=True, gc=False):
-    """A condition on a device, in CEL."""
+    """A condition on devices, as a CEL expression."""
 
     expression: str = ""
 
 
 class DeviceSelector(K8sStruct, frozen=True, gc=False):
-    """A condition on a device. A device must match all selectors of the request and of its class."""
+    """A condition on devices. A device must match all selectors of the request and of the request's DeviceClass."""
 
     cel: CelSelector | None = None
 
 
 class CapacityRequirements(K8sStruct, frozen=True, gc=False):
-    """The requested amounts of capacities, by name. If the device is not shared, they only filter devices."""
+    """The requested amounts of capacities, by name. For a device that is not shared, the amounts are only a filter."""
 
     requests: Mapping[str, Quantity] | None = None
 
 
 class DeviceEntry(K8sStruct, frozen=True, gc=False):
-    """The value of ``exactly``, or one entry of ``firstAvailable``."""
+    """One entry of a device request: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     name: str = ""
     device_class_name: str = ""
@@ -45,14 +45,14 @@ class DeviceEntry(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceRequest(K8sStruct, frozen=True, gc=False):
-    """One request of a claim: one entry, or the first of several entries that is available."""
+    """One request of a claim: for one entry, or for the first available one of several entries."""
 
     name: str = ""
     exactly: DeviceEntry | None = None
     first_available: tuple[DeviceEntry, ...] | None = None
 
     def entries(self) -> Iterator[tuple[int | None, DeviceEntry]]:
-        """Yield each entry after its position in ``firstAvailable``. The position is None for ``exactly``."""
+        """Yield the position of each entry in ``firstAvailable`` (None for ``exactly``), and the entry."""
         if self.exactly is not None:
             yield None, self.exactly
         yield from enumerate(self.first_available or ())
@@ -85,7 +85,7 @@ class ClaimSpec(K8sStruct, frozen=True, gc=False):
 
 
 class AllocatedDevice(K8sStruct, frozen=True, gc=False):
-    """A device that was allocated for one request. Driver, pool and device together are its name."""
+    """A device that was allocated for one request. Its driver, pool and name identify the device."""
 
     request: str = ""
     driver: str = ""
@@ -133,7 +133,7 @@ class ResourceClaim(K8sObject, frozen=True, gc=False):
 
 
 class ClaimTemplateSpec(K8sObject, frozen=True, gc=False):
-    """The claim that is created for each pod that names the template, with these labels and annotations."""
+    """The labels, annotations and spec of the claims that are created from a template."""
 
     spec: ClaimSpec = ClaimSpec()
 
@@ -145,20 +145,20 @@ class ResourceClaimTemplate(K8sObject, frozen=True, gc=False):
 
 
 class DeviceClassSpec(K8sStruct, frozen=True, gc=False):
-    """The selectors of a class, and the extended resource by which a pod may request its devices."""
+    """The selectors of a DeviceClass, and the extended resource by which pods can request its devices."""
 
     selectors: tuple[DeviceSelector, ...] | None = None
     extended_resource_name: str | None = None
 
 
 class DeviceClass(K8sObject, frozen=True, gc=False):
-    """A class of devices, which only the cluster's administrator can create."""
+    """A DeviceClass, which only cluster administrators can create."""
 
     spec: DeviceClassSpec = DeviceClassSpec()
 
 
 class ValidRange(K8sStruct, frozen=True, gc=False):
-    """The valid amounts of a request: raised to ``min``, rounded up by ``step``, and not above ``max``."""
+    """The valid amounts of a request: at least ``min``, rounded up to ``min`` plus a multiple of ``step``."""
 
     min: Quantity | None = None
     max: Quantity | None = None
@@ -181,13 +181,13 @@ class DeviceCapacity(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceAttribute(K8sStruct, frozen=True, gc=False):
-    """A property of a device. Only texts are read."""
+    """A property of a device. Only string values are decoded."""
 
     string: str | None = None
 
 
 class Device(K8sStruct, frozen=True, gc=False):
-    """A device of a slice. A name without a domain is in the driver's domain."""
+    """A device of a slice. Names of attributes and capacities without a domain belong to the driver's domain."""
 
     name: str = ""
     attributes: Mapping[str, DeviceAttribute] | None = None
@@ -196,7 +196,7 @@ class Device(K8sStruct, frozen=True, gc=False):
 
 
 class ResourcePool(K8sStruct, frozen=True, gc=False):
-    """The pool of a slice. Only the newest generation of a pool counts."""
+    """The pool of a slice. Slices of older generations of the pool are ignored."""
 
     name: str = ""
     generation: int = 0
@@ -204,7 +204,7 @@ class ResourcePool(K8sStruct, frozen=True, gc=False):
 
 
 class ResourceSliceSpec(K8sStruct, frozen=True, gc=False):
-    """Devices of one driver. ``node_name`` is empty if the devices are not on one node."""
+    """Devices of one driver. ``node_name`` is empty if the devices do not belong to one node."""
 
     driver: str = ""
     pool: ResourcePool = ResourcePool()

@@ -1,8 +1,8 @@
 """Writes and reads pins. A pin is a selector that limits a request of a claim to the products of one GPU model.
 
-A pin begins with a test that the attribute exists. Without this test, one device without the attribute would stop the
-scheduling of every pod that uses the claim. ``orValue`` would work too, but then the API server finds no bound for the
-cost of ``matches``, and rejects the claim.
+A pin first tests that a device has the product attribute. Without this test, one device without the attribute would
+stop the scheduling of every pod that uses the claim. ``orValue`` is no alternative: the API server would reject the
+claim, because the API server cannot estimate the cost of ``matches`` then.
 """
 
 import re
@@ -13,16 +13,16 @@ from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.requests.folding import fold
 
 MOST_SELECTORS = 32
-"""The most selectors in one request by the API server (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
+"""The API server's limit on the selectors of one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
 """The most characters of a pin that is written or read. The API server allows 10 KiB (CELSelectorExpressionMaxLength).
-2 KiB have room for some forty products of one model."""
+About forty products of one model fit in 2 KiB."""
 
 # The most characters of the MIG profiles in a pin.
 _MOST_OF_PROFILES = 512
 
-# RE2 reads a backslash and one of these characters as the character itself.
+# Characters that must be escaped with a backslash in a regular expression of RE2, the library that CEL uses.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
 _WILD = {"*": ".*", "?": ".", "-": "[ -]"}
 
@@ -38,18 +38,18 @@ _OPEN, _CLOSE = "(?i)^(?:", ")$"
 
 
 class ClaimPin(NamedTuple):
-    """The demand of a pin on the devices of a driver."""
+    """The content of a pin: the products and MIG profiles of a driver's devices that the pin allows."""
 
     driver: str
     patterns: tuple[str, ...]
-    """Folded patterns. The product of a device must match one of them."""
+    """Patterns of products, in lower case. The product of a device must match one of the patterns."""
     profiles: tuple[str, ...] = ()
-    """MIG profiles. A device must have one of them; empty if any profile is allowed."""
+    """The allowed MIG profiles; empty for every profile."""
 
 
 def write_pin(pin: ClaimPin) -> str:
-    """Return the CEL expression of a pin, with as many patterns and profiles as `LONGEST_PIN` has room for."""
-    # The last patterns are products that were only seen on nodes. To leave them out narrows the devices.
+    """Return the CEL expression of a pin. Patterns and profiles that do not fit in `LONGEST_PIN` are left out."""
+    # Leaving out patterns only narrows the devices. The last patterns are the least important: products seen on nodes.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -78,7 +78,7 @@ def looks_like_pin(expression: str) -> bool:
 
 
 def read_pin(expression: str) -> ClaimPin | None:
-    """Return the pin in an expression; None if `write_pin` could not have written this expression."""
+    """Return the pin in a CEL expression; None if the expression does not have the exact form of `write_pin`."""
     found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:
         return None
@@ -88,7 +88,7 @@ def read_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # An expression is not a pin if `write_pin` would write it differently.
+    # An expression is a pin only if `write_pin` returns exactly the same text.
     return pin if write_pin(pin) == expression else None
 
 

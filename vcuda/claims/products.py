@@ -1,4 +1,4 @@
-"""Finds the GPU model of a product. A space in a name equals ``-``, and letter case does not matter."""
+"""Finds the GPU model of a product name. Names are folded: a space becomes ``-``, and letters become lower case."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -10,33 +10,33 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import WILDCARDS, CardModels, matcher
 
 Rows = Mapping[str, tuple[str, ...]]
-"""The patterns of products, by model."""
+"""The patterns of product names, by model."""
 
 
 class ModelProducts(msgspec.Struct, frozen=True):
     """The products of one model."""
 
     patterns: tuple[str, ...]
-    """The name of the model, the products of its row, and other products that were seen on its nodes."""
+    """The name of the model, its products in ``gpu_models``, and further products that were seen on its nodes."""
     foreign: str | None
-    """A product that the patterns match, but that may belong to another model; None if there is none."""
+    """A product that matches the patterns although it may belong to another model; None if no product does."""
 
 
 class Products(msgspec.Struct, frozen=True, dict=True):
-    """The products of each model, all folded. A product that belongs to several models is assigned to none."""
+    """The products of each model, with folded names. A product that could belong to several models has no model."""
 
     names: Mapping[str, frozenset[str]]
     """The models by their folded name."""
     rows: Rows
-    """The patterns in the rows of the quota, by model."""
+    """The patterns that ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]
-    """The models of the nodes on which a product was seen, by product."""
+    """The models of all nodes that have a device of the product, by product."""
 
     @classmethod
     def of(
         cls, models: Iterable[str], named: CardModels, devices: Devices, model_of_node: Callable[[str], str | None]
     ) -> "Products":
-        """Return the products of these models, by the rows of the quota and by the devices on nodes of each model."""
+        """Return the products of ``models``. They come from ``gpu_models`` and from the devices on the nodes."""
         names: dict[str, frozenset[str]] = {}
         for model in {*models, *named.rows}:
             names[fold(model)] = names.get(fold(model), frozenset()) | {model}
@@ -48,7 +48,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
         return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
-    # The next two are stored, because every claim needs them. They change only with the quota and the devices.
+    # Cached, because every claim needs them. `Products` is created again when the quota or the devices change.
     @functools.cached_property
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
         return {model: matcher(patterns) for model, patterns in self.rows.items()}
@@ -66,7 +66,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return _only(listed or self.seen.get(folded, frozenset()))
 
     def model_of_pattern(self, pattern: str) -> str | None:
-        """Return the one model to which all products that match a pattern belong; None if this is not certain."""
+        """Return the model of all products that match a pattern; None if they could belong to several models."""
         if not WILDCARDS.intersection(pattern):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
@@ -79,7 +79,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
 
     def _products_of(self, model: str) -> ModelProducts:
         if model not in self._known:
-            # The name of the model comes first. It identifies the model even while no node has its products.
+            # The name of the model is first. So a pin identifies its model even while no node has such a product.
             own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
             matches = matcher(own)
             more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)

@@ -1,4 +1,4 @@
-"""Reads the request of a claim, and the faults of this request, from the claim's digest."""
+"""Finds the charged entries and the faults of a claim's request in the claim's digest, a short form of its spec."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,14 +15,14 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import Quantity, parse_quantity
 
 MOST_DEVICES = 32
-"""The most devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
+"""The API server's limit on the devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
 
 _MOST = 2**53
-"""A larger amount of a capacity than any device has."""
+"""The most of a capacity that can be requested, more than any device has."""
 
 
 def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim, with all faults and their field paths."""
+    """Return the request of a claim, with the field path and message of every fault."""
     entries: list[ClaimEntry] = []
     faults: list[Fault] = [*digest.faults]
     reads = digest.entries()
@@ -35,7 +35,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
-            # A device without a value may be requested in any way.
+            # Devices that are not charged may be requested without restrictions.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
@@ -47,7 +47,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim with this digest. The policy remembers the result."""
+    """Return the request of a claim with this encoded digest. ``policy`` caches the result."""
     known = policy.requests.get(packed)
     if known is None:
         known = read_claim(unpack(packed), policy)
@@ -56,15 +56,15 @@ def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
-    # With parameters, HAMi's driver replaces its own limits by MPS (`applySharingConfig`, cmd/hami-kubelet-plugin).
-    # Future releases of a driver may have other parameters.
+    # HAMi's driver has parameters that replace its limits by MPS (`applySharingConfig` in cmd/hami-kubelet-plugin).
+    # Future releases may have other such parameters. So no parameters are allowed for shares.
     names = [request.name for request in digest.requests]
     shares = {(entry.found.driver, names[entry.request]) for entry in entries if entry.found.kind is Kind.SHARE}
     for index, config in enumerate(digest.config):
         named = config.requests
         if any(driver == config.driver and (not named or request in named) for driver, request in shares):
-            message = "parameters of a driver may turn off the limits of a share of a card; remove them"
-            yield Fault(f"spec.devices.config[{index}].opaque", f"{message}, or name the requests for whole cards")
+            message = "must not be set for shares of a card, because parameters may turn off the limits of a share"
+            yield Fault(f"spec.devices.config[{index}].opaque", f"{message}; set `requests` to those for whole cards")
 
 
 def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities: Mapping[str, Decimal]) -> ClaimEntry:
@@ -74,7 +74,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         request=read.request,
         name=name,
         found=found,
-        # An invalid number of devices is read as 1. Such a claim is admitted only in the modes warn and audit.
+        # An invalid count is charged as 1. Only the modes warn and audit admit such a claim.
         count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
         capacities=capacities,
         has_selectors=entry.selectors > 0,
@@ -85,7 +85,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the pins of an entry for devices of its driver. A device must match all of these pins."""
+    """Return the pins of an entry that name the entry's driver. A device must match all of these pins."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
@@ -101,7 +101,7 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
         message = (
             f"the selectors of DeviceClass {entry.device_class_name} name no driver, so its devices cannot be pinned"
         )
-        hint = 'to a GPU model; ask your administrator to add device.driver == "…" there'
+        hint = 'to a GPU model; ask your administrator to add device.driver == "…" to these selectors'
         yield Fault(f"{path}.deviceClassName", f"{message} {hint}")
     if entry.allocation_mode not in ("", EXACT_COUNT):
         message = f"must be {EXACT_COUNT}, with a count; got {entry.allocation_mode}"
@@ -109,19 +109,19 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
     if entry.admin_access:
         yield Fault(
             f"{path}.adminAccess",
-            "must not be true in a namespace with a GPU quota, since it gives devices that other claims use",
+            "must not be true in a namespace with a GPU quota, because the claim could get devices of other claims",
         )
     if entry.count is not None and not 0 < entry.count <= MOST_DEVICES:
         yield Fault(f"{path}.count", f"must be from 1 to {MOST_DEVICES}; got {entry.count}")
     if entry.selectors >= MOST_SELECTORS and not _pins_of(read, found):
-        message = f"must not have more than {MOST_SELECTORS - 1} selectors: one more pins the request to a GPU model"
+        message = f"must not have more than {MOST_SELECTORS - 1} selectors, because the webhook adds one"
         yield Fault(f"{path}.selectors", message)
 
 
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    # If a device is not shared, a capacity only filters. So every capacity that some device has is allowed.
+    # For devices that are not shared, a requested capacity is only a filter. So every capacity of a device is allowed.
     known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []
@@ -129,7 +129,7 @@ def _read_capacities(
         field = f"{path}.capacity.requests[{name}]"
         if known and name not in known:
             faults.append(
-                Fault(field, f"these devices do not have this capacity; they have {', '.join(sorted(known))}")
+                Fault(field, f"unsupported capacity of these devices; supported capacities: {', '.join(sorted(known))}")
             )
             continue
         try:
@@ -141,7 +141,7 @@ def _read_capacities(
 
 def _read_amount(quantity: Quantity) -> Decimal:
     amount = parse_quantity(quantity)
-    # The API server accepts a negative amount, for which the scheduler counts nothing.
+    # The API server accepts a negative amount, and the scheduler then counts nothing for the request.
     if amount < 0:
         raise ValueError(f"{quantity} is negative")
     if amount > _MOST:

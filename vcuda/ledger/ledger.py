@@ -1,8 +1,8 @@
-"""The ledger of one namespace: the charges to its quota, and the decision about one more charge.
+"""The ledger of one namespace: the charges to its quota, and the decision whether one more charge fits.
 
-A decision is made against one version of the ledger. This version has every pod that may be stored in ``committed`` or
-``pending``. It has every deleted pod in ``terminating`` for as long as its containers may run. The decision is written
-by compare-and-swap on this version. So concurrent writers can only make the ledger count too much.
+Every decision is made against one version of the ledger. In this version, ``committed`` and ``pending`` contain every
+pod that may be stored. ``terminating`` contains every deleted pod whose containers may still run. The decision is
+written by compare-and-swap on this version. So concurrent writers can only charge too much, never too little.
 """
 
 import itertools
@@ -13,51 +13,51 @@ import msgspec
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage, fits, total
 
 MOST_PENDING = 512
-"""The most pending charges of a namespace. So an owner that creates pods without end cannot grow the ledger forever."""
+"""The most pending charges of a namespace. The limit keeps the ledger small if a controller creates pods endlessly."""
 
 MOST_TERMINATING = 512
-"""The most deleted pods that stay charged by their uid. The charges of further deleted pods stay in ``committed``."""
+"""The most entries in ``terminating``. If more pods are deleted, the charges of the others stay in ``committed``."""
 
 LEASE_SECONDS = 10
-"""Seconds for which a replica may admit from its reservation. They begin when it sends its last confirmed write."""
+"""A webhook replica may admit from its reservation (quota that it holds in advance) for this many seconds after it sent
+its last confirmed write."""
 
 MARGIN_SECONDS = 2
-"""Seconds that are added to a time which another process measures, because clocks drift and round."""
+"""Seconds that are added to each duration that another process measures, because clocks drift and round."""
 
 LOST = "lost"
-"""The key of the reservation that closes a new or lost ledger. No replica renews it. No charge is admitted then."""
+"""The key of an entry in ``reserved`` that closes a new or lost ledger: while it exists, no charge is admitted."""
 
 UNSEEN_SECONDS = 30
-"""Seconds for which a decrease of the count stays charged if no watch saw its cause. This is the default grace period
-of Kubernetes. The ledger records longer grace periods."""
+"""If charges of stored objects disappear and no watch saw the deletion, they stay charged for this many seconds. This
+is the default grace period of Kubernetes. The ledger records longer grace periods."""
 
 NO_MODEL = ""
-"""The model of a pending entry without a charge. It records the grace period of a pod that uses claims."""
+"""The model of a pending entry that charges nothing. Such an entry records the grace period of a pod that uses claims.
+"""
 
 LEAST_TERMINATING_SECONDS = 5
-"""The least seconds for which a pod that was deleted before it ended stays charged, even with a grace period of 0.
-kubelet must first learn of the deletion. It then gives each container a second, and stops the container."""
+"""A running pod that is deleted stays charged for at least this many seconds, even with a grace period of 0. kubelet
+must first observe the deletion. It then gives each container one second to stop."""
 
 WARN_FROM = 0.9
-"""If more than this part of a limit is used, admitted pods get a warning."""
+"""Admitted pods get a warning if more than this part of the limit is used."""
 
 NO_LIMIT = Limit(cores=0)
 """The limit of a model that the quota does not list."""
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """The charge of an admitted pod or claim that the controller has not seen stored yet.
-
-    ``grace``: seconds for which its containers may run after a forced deletion; 0 if the pending charge lasts longer.
-    """
+    """The charge of an admitted pod or claim that the controller has not seen stored yet."""
 
     model: str
     charge: Charge
     grace: int = 0
+    """The seconds for which the containers may run after a forced deletion; 0 if the pending charge lasts longer."""
 
 
 class Terminating(msgspec.Struct, frozen=True):
-    """The charge of a deleted pod. Its containers may still run for ``seconds`` after the deletion."""
+    """The charge of a deleted pod whose containers may still run for ``seconds`` after the deletion."""
 
     model: str
     charge: Charge
@@ -65,49 +65,44 @@ class Terminating(msgspec.Struct, frozen=True):
 
 
 class Reservation(msgspec.Struct, frozen=True, rename="camel"):
-    """The charges that one webhook replica may admit without a write.
-
-    ``charges``: by model. ``counter``: differs in each write of the replica, so that the replica can tell which write
-    was stored. ``seconds``: the reservation is valid for so long after its write.
-    """
+    """The quota that one webhook replica holds in advance, to admit pods without a write for each pod."""
 
     charges: Mapping[str, Charge]
+    """The held quota by model."""
     counter: int
+    """Differs in each write of the replica. So the replica can find out which of its writes was stored."""
     seconds: float = LEASE_SECONDS
+    """How long the replica may use the reservation after its write."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
-    """The charges of one namespace.
+    """The charges of one namespace."""
 
-    ``committed``: by model, the charges of stored pods, counted at ``pod_resource_version``.
-    ``claimed``: by model, the charges of stored ResourceClaims, counted at ``claim_resource_version``.
-    ``pending``: by uid, the charges of admitted pods and claims that have not been seen stored yet.
-    ``terminating``: the charges of deleted pods that may still run. The key is the uid of the pod, or another text
-    if no watch saw the deletion.
-    ``config_version``: the version of the quota ConfigMap by which units were valued in the counts.
-    ``reserved``: the reservations, by replica. ``waiting``: a mark that asks replicas to release their reservations.
-    ``graces``: by model, the longest grace period of the pods in ``committed``, in seconds.
-    ``claim_grace``: the longest grace period of stored pods that use claims, in seconds.
-    Grace periods up to `UNSEEN_SECONDS` are left out.
-    """
-
-    # Each count has its own version, because two watches are never at the same version. The later version would promise
-    # too much of the other watch. With the earlier version, an older view could replace a newer view.
+    # Pods and claims are counted at different versions, because they come from different watches.
     committed: Mapping[str, Charge] = {}
+    """The charges of the stored pods by model, counted at ``pod_resource_version``."""
     pod_resource_version: str = ""
     pending: Mapping[str, Pending] = {}
+    """The charges of admitted pods and claims that no watch has delivered yet, by uid."""
     terminating: Mapping[str, Terminating] = {}
+    """The charges of deleted pods whose containers may still run, by uid (another key if no watch saw the deletion)."""
     config_version: str = ""
+    """The version of the quota ConfigMap that was used for the counts."""
     claimed: Mapping[str, Charge] = {}
+    """The charges of the stored ResourceClaims by model, counted at ``claim_resource_version``."""
     claim_resource_version: str = ""
     reserved: Mapping[str, Reservation] = {}
+    """The reservations of the webhook replicas, by replica."""
     waiting: str = ""
+    """A mark by which a replica without room makes the others release their reservations. Each mark is different."""
     graces: Mapping[str, int] = {}
+    """By model, the longest grace period of the pods in ``committed``, in seconds, if above `UNSEEN_SECONDS`."""
     claim_grace: int = 0
+    """The longest grace period of stored pods that use claims, in seconds; 0 if at most `UNSEEN_SECONDS`."""
 
     @property
     def lost(self) -> Reservation | None:
-        """The reservation that closes the ledger, because charges may be missing; None if the ledger is open."""
+        """The reservation that closes a ledger in which charges may be missing; None if the ledger is open."""
         return self.reserved.get(LOST)
 
     @property
@@ -135,19 +130,21 @@ class Ledger(msgspec.Struct, frozen=True):
     def longest_grace(self, pending: Pending) -> int:
         """Return the seconds for which the containers of a pending charge may run after a forced deletion.
 
-        The charge may be of a claim. So the grace periods of all pods that use claims count.
+        The charge may be that of a claim, and any pod that uses claims may use this claim. So the longest grace period
+        of these pods is included.
         """
         return max(pending.grace, self.longest_claim_grace)
 
     @property
     def longest_claim_grace(self) -> int:
         """The longest grace period of stored or pending pods that use claims, in seconds; 0 if all are short."""
-        # Every pending pod may use claims.
+        # A pending entry does not record whether its pod uses claims, so assume that it does.
         return max(self.claim_grace, *(each.grace for each in self.pending.values()), 0)
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The charge is admitted, and ``ledger`` includes it. ``shortage``: the lacking quota, if the quota only warns."""
+    """The charge is admitted, and ``ledger`` includes it. ``shortage`` is set if the charge exceeds a limit that is not
+    enforced."""
 
     ledger: Ledger
     usage: Usage
@@ -163,25 +160,25 @@ class Admitted(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The charge does not fit."""
+    """The charge does not fit the limit, and the limit is enforced."""
 
     shortage: Shortage
 
 
 class TooManyPending(msgspec.Struct, frozen=True):
-    """The namespace has `MOST_PENDING` pending charges. The caller should retry."""
+    """The charge is not decided, because the namespace has `MOST_PENDING` pending charges. The caller should retry."""
 
 
 def admit(
     ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
 ) -> Admitted | Refused | TooManyPending:
-    """Decide about one charge against one version of the ledger.
+    """Decide whether one charge fits one version of the ledger. ``uid``: the pod or claim that is charged.
 
     ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
     """
     limit = quota.limits.get(asked.model, NO_LIMIT)
     usage = ledger.usage(asked.model)
-    # The API server repeats calls. A pod whose charge is pending must not be charged twice, and must not be refused.
+    # The API server may call the webhook again for a pod. An already pending pod is admitted without another charge.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
@@ -189,7 +186,7 @@ def admit(
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
             return Refused(shortage)
-    # This follows the refusal, so that a namespace at its limit is refused even if many charges are pending.
+    # Checked after the limit, so that a namespace at its limit gets a refusal even if many charges are pending.
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})
@@ -200,7 +197,7 @@ def admit(
 def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:
     """Return the longest grace period of each model in seconds. ``graces``: pairs of model and seconds.
 
-    Periods up to `UNSEEN_SECONDS` are left out, because every unseen decrease stays charged for that time.
+    Periods up to `UNSEEN_SECONDS` are left out, because that is the minimum for which deleted pods stay charged anyway.
     """
     longest: dict[str, int] = {}
     for model, seconds in graces:
@@ -210,7 +207,7 @@ def long_graces(graces: Iterable[tuple[str, int]]) -> Mapping[str, int]:
 
 
 def long_grace(graces: Iterable[int]) -> int:
-    """Return the longest of these grace periods in seconds; 0 if no period exceeds `UNSEEN_SECONDS`."""
+    """Return the longest grace period in seconds; 0 if no period exceeds `UNSEEN_SECONDS`."""
     return long_graces((NO_MODEL, seconds) for seconds in graces).get(NO_MODEL, 0)
 
 

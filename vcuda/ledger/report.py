@@ -1,6 +1,6 @@
-"""The report of a namespace's ledger. It is published, exported as metrics, and shown to people.
+"""The report of a namespace's GPU usage, which is published in a ConfigMap, in metrics and on the usage page.
 
-`vcuda.ledger.reporting` creates it. This module imports no binary package, because `kubectl gpuquota` reads it too.
+`vcuda.ledger.reporting` creates the report. This module imports no binary package, because `kubectl gpuquota` needs it.
 """
 
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from vcuda.quota.terms import CORES_PER_CARD
 
 MOST_PODS = 100
-"""The most pods that a report names for each model, the largest first, and the most pods without a model."""
+"""A report names at most this many pods for each model (the largest ones), and this many pods without a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class PodUse:
-    """One pod or ResourceClaim that is charged. ``cores`` are hundredths of a card, ``memory`` is in MiB."""
+    """The charge of one pod or ResourceClaim. ``cores`` are hundredths of a card, ``memory`` is in MiB."""
 
     name: str
     cores: int
@@ -23,7 +23,7 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class GrantUse:
-    """A part of a limit that ends at a known time, because a grant ends."""
+    """The part of a limit that a grant adds until the grant ends."""
 
     cards: float | None
     """The cards of this part; None if only memory is limited."""
@@ -36,31 +36,30 @@ class GrantUse:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """The usage of one model in one namespace. Cards are numbers such as 2.5. Memory is in MiB; None if it is not
-    limited.
-
-    If only memory is limited, ``limit`` and ``available`` are None, and ``card_memory`` is the memory of one card.
-
-    ``used`` includes ``pending`` and ``terminating``. ``pending``: the charges of admitted pods that the watch has not
-    shown yet. ``terminating``: the charges of deleted pods whose containers may still run. ``used`` does not include
-    ``reserved``, the charges that webhook replicas may admit within seconds. ``available`` is the rest of the limit, at
-    least 0. ``grants`` are the parts of the limit that end.
-    """
+    """The usage of one model in one namespace, in cards such as 2.5. Memory is in MiB; None if it is not limited."""
 
     model: str
     limit: float | None
+    """The limit in cards; None if only memory is limited."""
     used: float
+    """The charged cards, including ``pending`` and ``terminating``, without ``reserved``."""
     pending: float
+    """The cards of admitted pods that no watch has delivered yet."""
     available: float | None
+    """The rest of the limit, at least 0; None if only memory is limited."""
     memory_limit: int | None = None
     memory_used: int | None = None
     pods: tuple[PodUse, ...] = ()
     more_pods: int = 0
     terminating: float = 0
+    """The cards of deleted pods whose containers may still run."""
     reserved: float = 0
+    """The cards that webhook replicas hold in advance, to admit pods within seconds."""
     memory_reserved: int = 0
     card_memory: int = 0
+    """The memory of one card if only memory is limited; otherwise 0."""
     grants: tuple[GrantUse, ...] = ()
+    """The parts of the limit that end at a known time."""
 
     @property
     def memory_available(self) -> int | None:
@@ -85,21 +84,19 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUse:
-    """The report of a namespace.
-
-    ``unpinned``: live pods whose model is unknown, because neither their spec nor their node has one.
-    ``more_unpinned``: the number of such pods that a `shortened` report leaves out.
-    ``taking_effect``: True if the API server may not call the webhook for the namespace's pods yet.
-    ``ledger_lost``: True if charges of pods that are being stored are unknown. All unused quota is then reserved.
-    """
+    """The report of one namespace."""
 
     namespace: str
     mode: str
     models: tuple[ModelUse, ...]
     unpinned: tuple[str, ...] = ()
+    """Running or pending pods that are not charged, because neither their spec nor their node has a GPU model."""
     more_unpinned: int = 0
+    """The number of such pods that a `shortened` report leaves out."""
     taking_effect: bool = False
+    """True if the API server may not call the webhook for the namespace's pods yet."""
     ledger_lost: bool = False
+    """True if the ledger was lost, and charges may be missing. All unused quota is then shown as reserved."""
     warnings: tuple[str, ...] = ()
     """The reasons why the quota cannot be used, for example a model that no node has."""
 

@@ -1,4 +1,4 @@
-"""Creates the report of a namespace's ledger."""
+"""Creates the report of a namespace's GPU usage from its ledger, its pods and its claims."""
 
 import datetime
 import math
@@ -22,9 +22,9 @@ def report(
     *,
     claims: Iterable[tuple[StoredClaim, ClaimCharge]] = (),
 ) -> NamespaceUse:
-    """Return the report of one namespace. It has every model of the quota, and then other models that are in use.
+    """Return the report of one namespace, with all models of the quota and all other models in use.
 
-    ``claims`` must not include claims that are charged to their pod.
+    ``claims`` must not include claims that are already charged to their pod.
     """
     holders: dict[str, list[tuple[StoredPod | StoredClaim, Charge]]] = {}
     unpinned = []
@@ -84,7 +84,8 @@ def _model(
         more_pods=max(len(largest) - MOST_PODS, 0),
         terminating=usage.terminating.cores / CORES_PER_CARD,
         reserved=usage.reserved.cores / CORES_PER_CARD,
-        # The memory is a difference of two sums. If it was rounded up separately, the parts could exceed the charge.
+        # A difference of two sums, because the conversion to MiB rounds up. The sum of separately rounded parts could
+        # exceed the total.
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
         card_memory=limit.card_memory,
         grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),

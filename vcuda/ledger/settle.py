@@ -1,6 +1,6 @@
-"""Settles a ledger: recounts it from the stored pods and claims, and removes expired charges.
+"""Settles a ledger: recounts the charges from the stored pods and claims, and removes expired charges.
 
-docs/ledger.md has the rules. `tests/model` explores all states that the rules lead to.
+docs/ledger.md has the rules. The model checker in `tests/model` explores all states that the rules can lead to.
 """
 
 import itertools
@@ -22,26 +22,24 @@ from vcuda.quota.model import Charge, Usage
 
 
 class ObservedClaims(msgspec.Struct, frozen=True):
-    """The ResourceClaims of one namespace, as observed up to ``resource_version``.
-
-    ``committed``: by model, the charges of the stored claims, except claims that are charged to their pod.
-    ``seen``: the uids of all claims that were stored at some time, except claims whose charge is unknown.
-    ``vanished``: the charges of claims that lost their devices while a pod that used them may still run. The keys are
-    not uids, because one claim may lose its devices more than once.
-    ``since``: no watch saw the events before this version.
-    ``users``: the uids of the pods that use these claims. ``gone``: the uids in ``seen`` of deleted claims.
-    """
+    """The ResourceClaims of one namespace, as a watch or a LIST observed them up to ``resource_version``."""
 
     resource_version: str
     committed: Mapping[str, Charge]
+    """By model, the charges of the stored claims, without the claims that are charged to their pod."""
     seen: Collection[str]
+    """The uids of all claims that were observed, including deleted claims, without claims whose charge is unknown."""
     vanished: Mapping[str, Terminating] = {}
+    """The charges of claims that lost their devices while a pod may still use them, by a key for each such loss."""
     since: str = ""
+    """The version at which the watch began, or the version of the LIST. Earlier deletions were not observed."""
     users: Collection[str] = ()
+    """The uids of the pods that use the claims."""
     gone: Collection[str] = ()
+    """The uids in ``seen`` of deleted claims."""
 
     def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return this LIST, completed by the earlier observations of a watch."""
+        """Return this LIST together with what a watch observed earlier, such as deletions."""
         if watched is None:
             return self
         seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
@@ -49,32 +47,31 @@ class ObservedClaims(msgspec.Struct, frozen=True):
 
 
 class ObservedPods(msgspec.Struct, frozen=True):
-    """The pods and claims of one namespace, as observed up to ``resource_version``.
-
-    ``committed``: by model, the charges of the stored pods.
-    ``seen``: the uids of all pods that were stored at some time, including deleted pods.
-    ``vanished``: by uid, the charges of deleted pods that were bound and were not seen to end.
-    ``since``: no watch saw the events before this version. For a LIST it is the version of the LIST.
-    ``config_version``: the version of the quota ConfigMap by which units were valued in the count.
-    ``claims``: None if claims are unknown. Their count in the ledger then stays.
-    ``extended``: the names of claims that are not counted, because these pods are charged instead.
-    ``graces``, ``claim_grace``: as in `Ledger`. ``gone``: the uids in ``seen`` of deleted pods.
-    """
+    """The pods and claims of one namespace, as a watch or a LIST observed them up to ``resource_version``."""
 
     resource_version: str
     committed: Mapping[str, Charge]
+    """By model, the charges of the stored pods."""
     seen: Collection[str]
+    """The uids of all pods that were observed, including deleted pods."""
     vanished: Mapping[str, Terminating] = {}
+    """By uid, the charges of bound pods that were deleted before they were observed to end."""
     since: str = ""
+    """As in `ObservedClaims`."""
     config_version: str = ""
+    """The version of the quota ConfigMap that was used for the count."""
     claims: ObservedClaims | None = None
+    """None if the claims are unknown. The ledger then keeps its count of claims."""
     extended: frozenset[str] = frozenset()
+    """The names of claims that are not counted, because their pods are charged instead."""
     graces: Mapping[str, int] = {}
+    """As in `Ledger`, like ``claim_grace``."""
     claim_grace: int = 0
     gone: Collection[str] = ()
+    """The uids in ``seen`` of deleted pods."""
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return this LIST of pods and claims, completed by the earlier observations of both watches."""
+        """Return this LIST of pods and claims together with what the watches observed earlier, such as deletions."""
         return msgspec.structs.replace(
             self,
             seen={*self.seen, *watched.seen},
@@ -84,13 +81,13 @@ class ObservedPods(msgspec.Struct, frozen=True):
         )
 
     def is_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger was counted from newer observations, or by a newer quota ConfigMap."""
+        """Return whether the ledger was counted from a newer observation, or with a newer quota ConfigMap."""
         counted_before = is_older(self.config_version, ledger.config_version)
         older = is_older(self.resource_version, ledger.pod_resource_version) or counted_before
         return older or (self.claims is not None and self.are_claims_older(ledger))
 
     def usage(self, model: str, terminating: Charge) -> Usage:
-        """Return the usage of one model: the stored objects and the ``terminating`` charge."""
+        """Return the usage of one model by the stored objects, plus the charge ``terminating``."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
 
@@ -100,28 +97,28 @@ class ObservedPods(msgspec.Struct, frozen=True):
 
 
 def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
-    """Return ``since`` for a LIST that a watch completes. ``counted``: the version of the count in the ledger."""
-    # If the watch or the ledger has an object that the LIST lacks, no watch saw its deletion.
+    """Return the version from which a LIST and a watch together observed every deletion.
+
+    ``counted``: the version at which the ledger was counted.
+    """
+    # If the LIST lacks an object that the watch or the ledger still counts, the watch has not observed its deletion.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """The charges and reservations of a ledger that have expired.
-
-    ``absent``: pending uids whose pod or claim can no longer be stored. A consistent LIST that began after
-    `STORABLE_SECONDS` does not have them.
-    ``unsure``: by absent uid, the seconds for which its containers may still run. They are 0 unless the object may have
-    been stored, and deleted by force, while no watch ran.
-    ``ended``: the keys of terminating charges whose seconds have passed.
-    ``reaped``: replicas that are gone. Every charge that they admitted is stored by now, or never will be. The observed
-    count must be of a LIST that began after that time.
-    """
+    """The charges and reservations of a ledger that have expired."""
 
     absent: Collection[str] = frozenset()
+    """The pending uids whose pod or claim can no longer be stored. A LIST that began late enough did not have them."""
     unsure: Mapping[str, int] = {}
+    """By absent uid, the seconds for which containers may still run. Above 0 only if the object may have been stored
+    and deleted by force while no watch ran."""
     ended: Collection[str] = frozenset()
+    """The keys of terminating charges whose seconds have passed."""
     reaped: Collection[str] = frozenset()
+    """Replicas that have stopped, and whose reservations are removed. The count must come from a LIST that began when
+    no pod that these replicas admitted could be stored any more."""
 
 
 NOTHING_EXPIRED = Expired()
@@ -130,19 +127,19 @@ NOTHING_EXPIRED = Expired()
 def settle(
     ledger: Ledger, observed: ObservedPods, expired: Expired = NOTHING_EXPIRED, *, counted_since: str = ""
 ) -> Ledger:
-    """Return the ledger, recounted from the observed objects. Pending charges of stored objects are removed.
+    """Return the ledger recounted from the observed objects. Pending charges of observed objects are removed.
 
-    Vanished pods and claims become terminating, and so does a decrease that no watch saw. If nothing differs, the same
-    ledger is returned, unless it was counted before version ``counted_since``.
+    The charges of vanished pods and claims become terminating. Decreases that no watch observed also become
+    terminating. If no charge differs, ``ledger`` is returned, unless it was counted before version ``counted_since``.
     """
     # 1. Remove the expired charges. This does not depend on the observation.
     left = _without_expired(ledger, expired)
-    # 2. Ignore an older observation, because it could lower the count. It may come from a suspended leader, from a
-    # cache, or from an older quota ConfigMap. Pods and claims are counted together or not at all. The reason is that a
-    # claim may be charged with its pod, and separately after the pod is deleted.
+    # 2. Ignore an observation that is older than the ledger, because it could lower the count. It may come from
+    # a suspended leader, a cache or an older quota ConfigMap. Always count pods and claims together: a claim may be
+    # charged to its pod now, and separately after the pod is deleted.
     if observed.is_older(ledger):
         return left
-    # 3. Count. The charge of a deleted object stays while its containers may run.
+    # 3. Count. A deleted object stays charged while its containers may run.
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
     had = {*ledger.terminating, *expired.ended}
     room = MOST_TERMINATING - len(left.terminating)
@@ -163,7 +160,7 @@ def settle(
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
     )
-    # 4. Skip the write if the count is equal, unless the quota was edited since the last count.
+    # 4. Skip the write if no charge changed, unless the quota was edited since the last count.
     if _says_the_same(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
     return settled
@@ -197,29 +194,27 @@ def _says_the_same(settled: Ledger, ledger: Ledger) -> bool:
 
 def _claim_grace(ledger: Ledger, observed: ObservedPods) -> int:
     """Return the longest grace period of the pods that use the counted claims, in seconds."""
-    # A claim may outlive a pod that was deleted before the watch began. The grace period of this pod is unknown.
+    # If a user of a claim was never observed, its grace period is unknown. So keep the ledger's value.
     if observed.claims and {*observed.claims.users} <= {*observed.seen}:
         return observed.claim_grace
     return max(observed.claim_grace, ledger.claim_grace)
 
 
 class _Departed(msgspec.Struct, frozen=True):
-    """A count of stored objects, and the charges of objects that were deleted since the last count.
-
-    ``committed``: by model, the charges of stored objects, and of deleted objects that exceed the room in `Ledger`.
-    ``held``: by key, the charges of the other deleted objects. They become terminating.
-    ``left``: by model, the charges of all deleted objects.
-    """
+    """A count of stored objects, and the charges of objects that were deleted since the last count."""
 
     committed: Mapping[str, Charge]
+    """By model, the charges of the stored objects, and of deleted objects beyond `MOST_TERMINATING`."""
     held: Mapping[str, Terminating]
+    """By key, the charges of the other deleted objects, which become terminating."""
     left: Mapping[str, Charge]
+    """By model, the charges of all deleted objects."""
 
     @classmethod
     def of(
         cls, counted: Mapping[str, Charge], vanished: Mapping[str, Terminating], known: Collection[str], room: int
     ) -> "_Departed":
-        """Return the count. At most ``room`` charges become terminating. Keys in ``known`` were terminating before."""
+        """Return the count. At most ``room`` charges become terminating. Keys in ``known`` are terminating already."""
         new = {key: each for key, each in vanished.items() if key not in known}
         held = dict(itertools.islice(new.items(), max(room, 0)))
         beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
@@ -228,7 +223,7 @@ class _Departed(msgspec.Struct, frozen=True):
 
 
 def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Mapping[str, Terminating]:
-    """Return terminating charges for a decrease in the count of pods that no watched deletion explains."""
+    """Return terminating charges for pods that are missing in the new count although no watch observed a deletion."""
     if not is_older(ledger.pod_resource_version, observed.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
@@ -241,7 +236,7 @@ def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Map
 
 
 def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -> Mapping[str, Terminating]:
-    """Return terminating charges for a decrease in the count of claims that no watched deletion explains."""
+    """Return terminating charges for claims that are missing in the new count although no watch observed a deletion."""
     if not is_older(ledger.claim_resource_version, claims.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
@@ -263,8 +258,8 @@ def _lost(
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
     """Yield, for each model, the part of ``before`` that is neither in ``after`` nor in ``left``."""
-    # New pods may hide deleted pods in the count. They were pending, or a replica admitted them from its reservation
-    # and has not written them yet. The reservations bound the second kind.
+    # New pods in ``after`` can hide deleted pods. So the charges of new pods are added to ``before``: the pending ones,
+    # and those that a replica admitted from its reservation without a write, which are at most the reservation.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
     for model, charge in known.items():
         there = after.get(model, Charge()) + left.get(model, Charge())
@@ -274,7 +269,7 @@ def _lost(
 
 
 def is_counted_before(ledger: Ledger, version: str, config_version: str) -> bool:
-    """Return whether the ledger was counted before this version, or by an older quota ConfigMap."""
+    """Return whether the ledger was counted before ``version``, or with an older quota ConfigMap."""
     claims = ledger.claim_resource_version
     return (
         is_older(ledger.pod_resource_version, version)

@@ -1,4 +1,4 @@
-"""The text of a ledger, as it is stored in the cluster."""
+"""Encodes a ledger as the text that is stored in its ConfigMap, and decodes this text."""
 
 import base64
 import binascii
@@ -11,12 +11,12 @@ import msgspec
 from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.quota.model import Charge
 
-# The text is small, because each batch of admissions writes the whole text. Equal pending charges share their amounts,
-# and a uid has 22 characters of base64 instead of 36. 512 pending charges have less than 20 kB.
+# The text must be small, because each batch of admissions writes the whole text. So the amounts of equal charges are
+# written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
 FORMAT = 1
 
 UIDS_REMEMBERED = 8192
-"""The most uids whose two spellings are remembered. A pending uid is written with every batch until it is settled."""
+"""The size of the caches of encoded and decoded uids. Every batch writes all pending uids again."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PACKED = 22
@@ -24,7 +24,7 @@ _PADDING = "=="
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Charges that are equal. ``others`` are keys that are not UUIDs. The API server makes no such uids."""
+    """Equal charges of several objects. ``uids``: 22 characters for each uid. ``others``: keys that are not UUIDs."""
 
     cores: int
     memory: int
@@ -59,7 +59,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class OtherFormat(ValueError):
-    """The ledger was written by another release, and may have data that this release does not know."""
+    """Another release wrote the ledger, and the ledger may have data that this release does not support."""
 
 
 def write_ledger(ledger: Ledger) -> str:
@@ -71,8 +71,8 @@ def write_ledger(ledger: Ledger) -> str:
 
 
 def read_ledger(text: str) -> Ledger:
-    """Return the ledger in ``text``. Raises ValueError if the text is damaged, or OtherFormat."""
-    # The format is read first, because a ledger of a later release may lack fields that are read below.
+    """Return the ledger in ``text``. Raises OtherFormat, or ValueError if the text is damaged."""
+    # Check the format first, because the ledger of a later release may lack fields that are decoded below.
     if (found := _HEAD.decode(text).format) != FORMAT:
         raise OtherFormat(f"format {found} is of another release")
     grouped = _GROUPED.decode(text)
@@ -86,7 +86,7 @@ def read_ledger(text: str) -> Ledger:
 
 
 Entry = tuple[str, str, Charge, int]
-"""A key, and its model, charge and seconds."""
+"""The key of a pending or terminating charge, its model, its charge, and its seconds."""
 
 
 def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:
@@ -123,7 +123,7 @@ def _pack(uid: str) -> str:
 
 def _unpack(packed: str) -> Iterator[str]:
     if len(packed) % _PACKED:
-        raise ValueError(f"a text of packed uids has {len(packed)} characters, which is not a multiple of {_PACKED}")
+        raise ValueError(f"the length of packed uids must be a multiple of {_PACKED}; got {len(packed)} characters")
     return (_unpack_one(packed[start : start + _PACKED]) for start in range(0, len(packed), _PACKED))
 
 

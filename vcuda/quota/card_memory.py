@@ -1,10 +1,10 @@
-"""Limits on memory alone, and the memory of one card under such a limit::
+"""Adds the memory of one card to limits that limit only memory::
 
     gpu_quota:   team-i: {quota: {A100: {memory: 160Gi}}}
     gpu_models:  A100: {memory: 80Gi}                       # a whole card takes 80Gi of the limit
 
-Without the memory of a card, a request for whole cards would have no charge under such a limit. The key ``gpu_models``
-must state the memory. Registered cards cannot, because cards of one model may differ, and may disappear.
+Under such a limit, a request for whole cards is charged the memory of these cards. So the key ``gpu_models`` must state
+the memory of one card. The cards on the nodes are not used for this: they may differ, and they may disappear.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ _MemoryOf = Callable[[str], int]
 
 
 def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
-    """Return the quota with the memory of a card in limits on memory alone. Raises QuotaFault if it is not stated."""
+    """Return the quota with the memory of one card in each limit on memory alone. Raises QuotaFault without a value."""
     alone = [(place, model) for place, model, limit in _limits_of(quota) if limit.cores is None]
     if not alone:
         return quota
@@ -34,8 +34,8 @@ def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
 
 
 def _missing(model: str) -> str:
-    example = f"add it there, for example {model}: {{memory: 80Gi}}"
-    return f"must have `cards`, since gpu_models does not state the memory of one {model}; {example}"
+    example = f"add that memory to gpu_models, for example {model}: {{memory: 80Gi}}"
+    return f"must have `cards`, because gpu_models does not state the memory of one {model}; or {example}"
 
 
 def _limits_of(quota: Quota) -> Iterator[tuple[KeyPath, str, Limit]]:

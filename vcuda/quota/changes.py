@@ -8,7 +8,7 @@ import msgspec
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
 
 DERIVED = ("limits", "own", "granted")
-"""The fields that are compared model by model, or that follow from other fields and the time."""
+"""Fields that are not compared as a whole: limits are compared by model, and the other two follow from the grants."""
 
 LONGEST_CHANGE = 200
 """The most characters of one change in a summary. An entry may list hundreds of models."""
@@ -20,7 +20,7 @@ _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
 
 class QuotaChange(NamedTuple):
-    """One value that differs. ``path``: its place in the document. An empty text stands for no value."""
+    """One value that differs between two quotas, with its path in the document. An empty text stands for no value."""
 
     path: str
     before: str
@@ -36,7 +36,7 @@ class QuotaChange(NamedTuple):
 
 
 def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
-    """Yield every difference, in the order of the entries."""
+    """Yield every difference between two quotas, in the order of the entries."""
     before, after = old.entries, new.entries
     for namespace in dict.fromkeys((*before, *after)):
         was, will = before.get(namespace), after.get(namespace)
@@ -73,19 +73,19 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
 
 
 def weakened(old: Quota, new: Quota) -> Iterator[str]:
-    """Yield a warning for each namespace that loses its entry, and for each entry with a softer mode."""
+    """Yield a warning for each entry that is removed, and for each entry whose mode becomes less strict."""
     before, after = old.entries, new.entries
     for namespace, was in before.items():
         will = after.get(namespace)
         if will is None:
             instead = f'the entry "{DEFAULT}" applies' if new.default and namespace != DEFAULT else "no limit applies"
-            yield f"{namespace}: loses its entry ({_entry(was)}); {instead}"
+            yield f"{namespace}: the entry is removed ({_entry(was)}); {instead}"
         elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
-            yield f"{namespace}.mode: was {was.mode}, is {will.mode}"
+            yield f"{namespace}.mode: changes from {was.mode} to {will.mode}"
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each raised limit or sum of limits that exceeds ``cards_of``, the known cards of a model."""
+    """Yield a warning for each limit or sum of limits that is raised above ``cards_of``, the cards of each model."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():
@@ -94,12 +94,12 @@ def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]
                 granted = (
                     " with all grants" if any(model in each.limits for each in new.entries[namespace].grants) else ""
                 )
-                values = f"was {cards(was)}, is {cards(limit)}{granted}"
+                values = f"raised from {cards(was)} to {cards(limit)}{granted}"
                 yield f"{namespace}.quota.{model}: {values}; {_have(model, cards_of)}"
     for model in sorted(cards_of):
         was_sum, is_sum = (sum(limits.get(model, 0) for limits in each.values()) for each in (before, after))
         if is_sum > max(was_sum, cards_of[model] * CORES_PER_CARD):
-            yield f"{model}: the limits add up to {cards(is_sum)}, were {cards(was_sum)}; {_have(model, cards_of)}"
+            yield f"{model}: the limits add up to {cards(is_sum)}, before {cards(was_sum)}; {_have(model, cards_of)}"
 
 
 def _have(model: str, cards_of: Mapping[str, int]) -> str:
@@ -107,8 +107,8 @@ def _have(model: str, cards_of: Mapping[str, int]) -> str:
 
 
 def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
-    """Return the limit of each model with all its grants that have not ended, in hundredths of a card."""
-    # These grants need not hold at the same time. To find out, thousands of moments would have to be compared.
+    """Return the limit of each model plus all grants that have not ended, in hundredths of a card."""
+    # Grants that never hold at the same time are added too. Finding these would need thousands of comparisons.
     most = {model: limit.most_cores for model, limit in entry.at(None).limits.items()}
     for grant in entry.grants:
         if moment is not None and moment < grant.times.end:

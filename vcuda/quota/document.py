@@ -1,4 +1,4 @@
-"""Checks the quota document, which people write into the quota ConfigMap, and turns it into a Quota.
+"""Checks the quota document, which people write into the quota ConfigMap, and converts it to a Quota.
 
 The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_predicate.go``), with extensions::
 
@@ -16,8 +16,8 @@ The document is JSON or YAML in gpu-admission's format (``pkg/predicate/gpu_pred
 As in gpu-admission, an absent or null ``quota`` allows no model. An absent, null or empty ``pool`` allows every pool.
 
 Everything that could hide a mistake is a fault: an unknown or repeated key, a number in quotes or out of bounds, a
-model or pool that no node label can have, and a namespace name that Kubernetes does not allow. ``A`` and ``B`` in the
-example of gpu-admission are such names. An entry for them would never apply.
+model or pool that is not a valid label value, and an invalid name of a namespace. An entry with an invalid name would
+never apply. In the example of gpu-admission, ``A`` and ``B`` are such names.
 """
 
 import enum
@@ -54,41 +54,42 @@ T = TypeVar("T")
 MAX_NAMESPACES = 10_000
 """The most namespaces in one document. Kubernetes itself is tested with as many."""
 LONGEST_EMPTY = 256
-"""A text with more characters than this, apart from comments, always has a document."""
+"""A text with more characters than this, comments excluded, is never treated as empty."""
 MOST_FREE = "most-free"
-"""The only value of ``prefer``."""
+"""The only supported value of the key ``prefer``."""
 
 
 def read_namespace_name(name: str) -> str:
     # An entry for a name that no namespace can have would never apply, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
-        raise WrongValueError(f"{NO_NAMESPACE}, or `*` for every namespace without its own entry")
+        raise WrongValueError(f"{NO_NAMESPACE}; the key `*` stands for every namespace without its own entry")
     return name
 
 
-def _member(kind: type[enum.StrEnum], other: str, advice: str) -> pydantic.PlainValidator:
+def _member(kind: type[enum.StrEnum]) -> pydantic.PlainValidator:
     def read(value: object) -> enum.StrEnum:
         if isinstance(value, str) and value in list(kind):
             return kind(value)
-        raise WrongValueError(f"{shown(value)} is {other}; {suggestion(value, kind) or advice}")
+        hint = suggestion(value, kind) or f"supported values: {', '.join(kind)}"
+        raise WrongValueError(f"unsupported value: {shown(value)}; {hint}")
 
     return pydantic.PlainValidator(read)
 
 
 def _read_prefer(value: object) -> str:
     if value != MOST_FREE:
-        raise WrongValueError(f"{shown(value)} is not a preference; write {MOST_FREE}, or use `order`")
+        raise WrongValueError(f"must be {MOST_FREE}; got {shown(value)}; use `order` for a fixed order of models")
     return MOST_FREE
 
 
 def _read_one_model(value: object) -> bool:
     if not isinstance(value, bool):
-        raise WrongValueError(f"{shown(value)} is neither true nor false; write one of them")
+        raise WrongValueError(f"must be true or false; got {shown(value)}")
     return value
 
 
 _REPEATED = object()
-"""A placeholder for a pool that is listed twice, so that pydantic reports the position of the second one."""
+"""Replaces every repeated name in a list, so that pydantic reports the position of the repetition."""
 
 
 def _names(example: str) -> pydantic.BeforeValidator:
@@ -97,8 +98,8 @@ def _names(example: str) -> pydantic.BeforeValidator:
             return ()
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
-            raise WrongValueError(f"{shown(value)} is not a list; write for example {shortest}")
-        # Only texts are compared. Other items are faults themselves, and some of them cannot be hashed.
+            raise WrongValueError(f"must be a list, for example {shortest}; got {shown(value)}")
+        # Only strings are compared. Every other item is a fault, and may not be hashable.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
@@ -107,32 +108,30 @@ def _names(example: str) -> pydantic.BeforeValidator:
 
 def _read_allowances(value: object) -> tuple[object, ...]:
     if not isinstance(value, list):
-        raise WrongValueError(f"{shown(value)} is not a list; write for example [{Allowance.PRIVILEGED}]")
+        raise WrongValueError(f"must be a list, for example [{Allowance.PRIVILEGED}]; got {shown(value)}")
     return tuple(value)
 
 
 def _read_name(value: object) -> str:
     if value is _REPEATED:
-        raise WrongValueError("is listed twice; remove it here")
+        raise WrongValueError("duplicate name; remove it")
     return read_label_value(value)
 
 
 _Model = Annotated[str, pydantic.AfterValidator(read_label_value)]
 _Limits = dict[_Model, Annotated[LimitEntry, pydantic.WrapValidator(read_limit)]]
 _Name = Annotated[str, pydantic.PlainValidator(_read_name)]
-_Allowed = Annotated[
-    Allowance, _member(Allowance, "not a setting that can be allowed", f"the settings are: {', '.join(Allowance)}")
-]
+_Allowed = Annotated[Allowance, _member(Allowance)]
 
 
 class _NamespaceEntry(StrictModel):
-    """The entry of one namespace."""
+    """The entry of one namespace in the quota document."""
 
     quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = pydantic.Field(
         default_factory=dict
     )
     pool: Annotated[tuple[_Name, ...], _names("public")] = ()
-    mode: Annotated[Mode, _member(Mode, "not a mode", "write enforce, warn or audit")] = Mode.ENFORCE
+    mode: Annotated[Mode, _member(Mode)] = Mode.ENFORCE
     allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
@@ -145,10 +144,10 @@ class _NamespaceEntry(StrictModel):
         models = dict.fromkeys((*self.quota, *(model for grant in self.grants for model in grant.limits)))
         for model in self.order:
             if model not in models:
-                hint = suggestion(model, models) or f"its models are {', '.join(models) or 'none'}"
-                raise WrongValueError(f"`order` names {shown(model)}, which `quota` does not list; {hint}")
+                hint = suggestion(model, models) or f"supported models: {', '.join(models) or 'none'}"
+                raise WrongValueError(f"`order` must list models of `quota` or `grants`; got {shown(model)}; {hint}")
         if self.order and self.prefer:
-            raise WrongValueError(f"`order` and `prefer: {self.prefer}` exclude each other; remove one of them")
+            raise WrongValueError(f"`order` and `prefer: {self.prefer}` must not both be set; remove one of them")
         return self
 
 
@@ -159,11 +158,11 @@ _DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapt
 
 
 _KEY = "[key]"
-"""The last part of a fault's place in pydantic, if the key is wrong and not its value."""
+"""pydantic adds this text to the path of a key if the key itself is invalid."""
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Return the result of ``read`` for a text. Raises QuotaFault with all faults, worded by ``sentence_of``."""
+    """Parse a text and convert it by ``read``. Raises QuotaFault with all faults. ``sentence_of`` words pydantic's."""
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)
@@ -178,23 +177,23 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
 
 def _sentence(details: ErrorDetails) -> str:
     depth = len(details["loc"])
-    otherwise = f"{shown(details['input'])} is not allowed here; {_SHAPES[min(depth, 3)]}"
+    otherwise = f"{_SHAPES[min(depth, 3)]}; got {shown(details['input'])}"
     if depth > len(("namespace", "quota", "model")):
         return sentence(details, LimitEntry, otherwise)
     return sentence(details, _NamespaceEntry, otherwise, "; models belong under `quota`")
 
 
 _SHAPES = (
-    "write one entry for each namespace, such as team-a: {quota: {M40: 8}}",
-    "write a mapping such as {quota: {M40: 8}}",
-    "write the cards of each model, such as {M40: 8, P100: 2.5}",
-    "write the cards of each model with their times, such as {A100: 4, until: 2026-12-01}",
+    "must be a mapping with one entry per namespace, for example team-a: {quota: {A100: 8}}",
+    "must be a mapping, for example {quota: {A100: 8}}",
+    "must be a mapping from models to cards, for example {A100: 8, T4: 2.5}",
+    "must be a mapping with models and times, for example {A100: 4, until: 2026-12-01}",
 )
-"""The advice by place: at the top, for a namespace, for its quota, and for a grant."""
+"""The messages for a value that must be a mapping: the document, an entry, its quota, and a grant."""
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
-    # The reader and pydantic report faults each in their own order. People correct a document from top to bottom.
+    # The YAML parser and pydantic report faults in different orders. Authors correct a document from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(errors.Fault(path_of(fault.place), fault.message) for fault in ordered)
@@ -211,8 +210,8 @@ _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 
 def path_of(place: KeyPath) -> str:
-    """Return a place as text, for example ``team-a.quota.V100.cards``."""
-    # Positions in lists are in brackets. So are keys that would be unclear between dots.
+    """Return the path of a value as text, for example ``team-a.quota.V100.cards``."""
+    # Brackets enclose positions in lists, and keys with characters such as dots.
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):
@@ -225,7 +224,7 @@ def path_of(place: KeyPath) -> str:
 def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
     if isinstance(tree, dict) and len(tree) > MAX_NAMESPACES:
         raise errors.QuotaFault(
-            (errors.Fault("", f"there are {len(tree)} namespaces; at most {MAX_NAMESPACES} are read"),)
+            (errors.Fault("", f"the document must not have more than {MAX_NAMESPACES} namespaces; got {len(tree)}"),)
         )
     entries = _DOCUMENT.validate_python(tree)
     raise_faults(
@@ -237,9 +236,9 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
 
 
 def is_empty(text: str) -> bool:
-    """Return whether a text has no document: it is blank, or has only comments or a null."""
+    """Return whether a text is blank, or has only comments or a null."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    # Only a short rest can be empty, so a long document is not parsed twice.
+    # The text is parsed only if it is short, so that a long document is not parsed twice.
     rest = "\n".join(lines).strip()
     try:
         return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None
@@ -248,7 +247,7 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota in a text. `Quota` describes ``system``. Raises QuotaFault as `check_text` does."""
+    """Return the quota in a text. Raises QuotaFault. ``system``: namespaces to which the entry ``*`` never applies."""
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():
@@ -262,6 +261,6 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
     default = namespaces.pop(DEFAULT, None)
     quota = Quota(namespaces, default, system)
     if (recurring := sum(each.recurs for each in quota.times)) > MAX_RECURRING:
-        told = f"the grants have {recurring} different weekly or daily times; at most {MAX_RECURRING} are read"
+        told = f"the grants must not have more than {MAX_RECURRING} different weekly or daily times; got {recurring}"
         raise errors.QuotaFault((errors.Fault("", told),))
     return quota

@@ -35,7 +35,7 @@ T = TypeVar("T")
 MAX_GRANTS = 100
 """The most grants of one namespace."""
 MAX_RECURRING = 1000
-"""The most weekly or daily times in one document. All are compared with the clock when a grant begins or ends."""
+"""The most weekly or daily times in one document. Whenever a grant begins or ends, all of them are evaluated."""
 MAX_WHY = 200
 """The most characters of ``why``."""
 
@@ -43,7 +43,7 @@ _DATE_EXAMPLE = "for example 2026-12-01 or 2026-12-01T18:00"
 
 
 class _UnknownKey(str):
-    """A placeholder for the value of an unknown key. It is the message, so that pydantic reports the key's position."""
+    """The message about an unknown key of a grant. pydantic gets this text as the key's value, and adds the path."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
 
 
 def _text(read: Callable[[str], T], must_be: str) -> Callable[[object], T]:
-    """Return a validator of texts. ``must_be`` begins the message about a value that ``read`` rejects."""
+    """Return a validator that converts a string by ``read``. ``must_be`` is the beginning of its message."""
 
     def validated(value: object) -> T:
         try:
@@ -90,7 +90,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """One grant as it is written: its conditions, and the added limits by model."""
+    """One grant as written in the quota document. Keys without a field here are models, with the limits to add."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -113,11 +113,11 @@ class GrantEntry(StrictModel):
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
     def in_zone(self, zone: ZoneInfo) -> Grant:
-        """Return the grant with its times in a time zone. The grant must have no faults."""
+        """Return the grant with its times in ``zone``. The grant must be valid."""
         return Grant(self.limits, self.times_in(zone), self.why)
 
     def times_in(self, zone: ZoneInfo) -> Times:
-        """Return the times at which the grant holds, in a time zone."""
+        """Return the times at which the grant holds. ``zone``: the time zone of its days and hours."""
         given: dict[str, float] = {}
         if self.start is not None:
             given["start"] = times.moment_of(self.start, zone)
@@ -133,7 +133,7 @@ _KEYS = (*CONDITIONS, "why")
 
 
 def read_grants(value: object) -> tuple[object, ...]:
-    """Return the grants in a list, in the form that `GrantEntry` reads."""
+    """Return the items of a list of grants for `GrantEntry`. A message replaces the value of each unknown key."""
     if not isinstance(value, list):
         raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
     if len(value) > MAX_GRANTS:
@@ -149,7 +149,7 @@ def read_grants(value: object) -> tuple[object, ...]:
 def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
-    # A number of cards is never a text. So a key with a text is a misspelt condition.
+    # The value of a model is never a string. So a key with a string may be a misspelt condition, such as `untill`.
     known = f"the keys here are {quoted(_KEYS)} and the names of models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
@@ -165,8 +165,9 @@ def _fault_of(key: str, value: object) -> str:
 def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the faults of grants whose single values are valid, each with its place below ``grants``."""
-    # If only one part of a sum limited cards or memory, the sum would not limit them.
+    """Yield the faults that only a comparison of values can find, each with its path below ``grants``."""
+    # The limits of a model are added. If one of them has no limit on cards, the sum has none. The same is true of
+    # memory. So all limits of a model must set a limit on the same amounts.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:
@@ -183,10 +184,10 @@ def faults_of(
 def _unlike(place: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[tuple[KeyPath, str]]:
     if limited.memory is not None and added.memory is None:
         example = "{memory: 80Gi}" if limited.cards is None else "{cards: 4, memory: 80Gi}"
-        yield place, f"memory is required, since this model's memory is limited; for example {example}"
+        yield place, f"memory is required, because this model's memory is limited; for example {example}"
     elif limited.memory is None and added.memory is not None:
-        yield (*place, "memory"), "must be left out, since this model's memory is not limited"
+        yield (*place, "memory"), "must not be set, because this model's memory is not limited"
     if limited.cards is not None and added.cards is None:
-        yield place, "cards are required, since this model's cards are limited"
+        yield place, "cards are required, because this model's cards are limited"
     elif limited.cards is None and added.cards is not None and added.memory is not None:
-        yield (*place, "cards"), "must be left out, since this model's cards are not limited"
+        yield (*place, "cards"), "must not be set, because this model's cards are not limited"

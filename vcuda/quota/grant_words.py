@@ -1,4 +1,4 @@
-"""The messages about grants: a limit falls when a grant ends, and rises when a grant begins."""
+"""Messages about limits that fall when a grant ends, or that rise when a grant begins."""
 
 import math
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from vcuda.quota.model import Charge, NamespaceQuota, cards, fits
 
 
 def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
-    """Return a warning if more is used than the limit will allow after the next grant ends; otherwise None."""
+    """Return a warning if the present usage will exceed the limit when the next grant ends; otherwise None."""
     until = quota.ends(model)
     if math.isinf(until):
         return None
@@ -41,10 +41,10 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
 
 
 def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
-    """Yield a warning for each grant that has ended, and for each model that a grant cannot raise, with its place."""
+    """Yield a warning for each grant that has ended, and for each granted model that ``quota`` sets to 0."""
     for at, grant in enumerate(quota.grants):
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
-            yield f"grants[{at}]: is over, and can be removed"
+            yield f"grants[{at}]: has ended and can be removed"
         for model in grant.limits:
             if model in quota.limits and quota.limits[model].blocks:
-                yield f"grants[{at}].{model}: has no effect, since `quota` sets {model} to 0"
+                yield f"grants[{at}].{model}: has no effect, because `quota` sets {model} to 0"

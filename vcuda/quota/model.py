@@ -1,6 +1,6 @@
 """The quota of each GPU model in a namespace, the charges of objects, and the decision whether a charge fits.
 
-Decisions are made from these values. ``vcuda.quota.document`` reads a quota from the document that people write.
+All values here are already checked. ``vcuda.quota.document`` reads a quota from the document that people write.
 """
 
 import enum
@@ -42,12 +42,12 @@ __all__ = [
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 
-# If a pod of these namespaces was refused, the cluster could fail to start. So the `*` entry never applies to them.
+# A refused pod in these namespaces could keep the cluster from starting. So the `*` entry never applies to them.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
-# If the webhook had to admit its own pods, it could never start again after all of these pods were deleted.
+# If the webhook had to admit its own pods, it could not start again after all its pods were deleted.
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server does not call the webhook, by the names in manifests/base."""
+"""The namespaces for whose pods the API server does not call the webhook, with the names of manifests/base."""
 
 
 DEFAULT = "*"
@@ -55,26 +55,29 @@ DEFAULT = "*"
 
 
 class Allowance(enum.StrEnum):
-    """Settings of a pod that give it more of a GPU than it is charged. The quota entry must allow each of them."""
+    """Pod settings that can give a pod more GPU than it is charged. The quota entry must list each one in `allow`.
+
+    A share is a part of a card. A library in the container keeps the container to its share.
+    """
 
     PRIVILEGED = "privileged"
-    """A privileged container, which sees every device of its node."""
+    """A privileged container, which can use every device of its node."""
     VISIBLE_DEVICES = "visible-devices"
-    """Variables by which a container runtime gives a container devices."""
+    """Environment variables that make the container runtime add devices, such as NVIDIA_VISIBLE_DEVICES."""
     RUNTIME_CLASS = "runtime-class"
     """A runtime class for GPUs in a pod that requests no GPU."""
     DISABLE_CONTROL = "cuda-disable-control"
-    """Variables that turn off all limits of a share."""
+    """Environment variables that turn off all limits of a share."""
     CORE_POLICY = "core-utilization-policy"
-    """HAMi's variable that turns off the core limit of a share."""
+    """HAMi's environment variable that turns off the core limit of a share."""
     COMPUTE_POLICY = "vgpu-compute-policy"
     """vgpu-manager's annotation that turns off the core limit of a share."""
     MEMORY_LIMIT = "memory-limit-variables"
-    """Variables that set the memory limit of a share, or how strictly it is enforced."""
+    """Environment variables that set the memory limit of a share, or make the limit less strict."""
     CORE_LIMIT = "core-limit-variables"
-    """Variables that set the core limit of a share, or how strictly it is enforced."""
+    """Environment variables that set the core limit of a share, or make the limit less strict."""
     LIMIT_LIBRARY = "limit-library"
-    """Variables and mounts that replace the library that limits a share, or the files that it reads."""
+    """Environment variables and mounts that replace the library that limits a share, or the files of the library."""
     GPU_FRACTION = "gpu-fraction"
     """KAI's annotation for a share of a card."""
     GPU_MEMORY = "gpu-memory"
@@ -84,14 +87,14 @@ class Allowance(enum.StrEnum):
 class Limit(msgspec.Struct, frozen=True):
     """The limit of one model in one namespace.
 
-    ``cores`` are hundredths of a card, so 8 cards are 800. A limit of 0 blocks the model. ``memory`` is in MiB. A part
-    that is None is not limited.
+    ``cores`` are hundredths of a card, so 8 cards are 800; 0 blocks the model. ``memory`` is in MiB. None means that
+    the amount is not limited.
     """
 
     cores: int | None
     memory: int | None = None
     card_memory: int = 0
-    """The memory of one card in MiB, if only memory is limited; 0 otherwise."""
+    """The memory of one card in MiB if ``cores`` is None; 0 otherwise."""
 
     def __add__(self, other: "Limit") -> "Limit":
         cores = None if self.cores is None or other.cores is None else self.cores + other.cores
@@ -104,17 +107,17 @@ class Limit(msgspec.Struct, frozen=True):
 
     @property
     def most_cores(self) -> int:
-        """The hundredths of a card that whole cards may take under this limit."""
+        """The cards that this limit allows to pods that request whole cards, in hundredths of a card."""
         return self.cores_in(self.memory or 0) if self.cores is None else self.cores
 
     def free_cores(self, used: "Charge") -> int:
-        """Return the hundredths of a card that are free for whole cards; negative if more than the limit is used."""
+        """Return the free quota for whole cards, in hundredths of a card; negative if the usage exceeds the limit."""
         if self.cores is None:
             return self.cores_in((self.memory or 0) - used.memory_under(self))
         return self.cores - used.cores
 
     def cores_in(self, memory: int) -> int:
-        """Return the hundredths of a card that have this memory. The limit must be on memory alone."""
+        """Convert MiB to hundredths of a card. ``cores`` of the limit must be None."""
         return memory * CORES_PER_CARD // self.card_memory
 
     def __str__(self) -> str:
@@ -142,17 +145,15 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class NamespaceQuota(msgspec.Struct, frozen=True):
-    """The quota entry of one namespace. It has the limits as they are written or, after `at`, the limits of one moment.
-
-    ``limits`` maps a model to its limit, in the order of the document. Other models must not be used. ``pools`` are the
-    pools in which pods may run; empty for every pool. ``allow`` has the settings that are admitted although they give a
-    pod more than it is charged.
-    """
+    """The quota entry of one namespace, as it is written. The result of `at` has the limits of one moment instead."""
 
     limits: Mapping[str, Limit]
+    """The limit of each model, in the order of the document. Pods may not use other models."""
     pools: tuple[str, ...] = ()
+    """The pools in which pods may run; empty for every pool."""
     mode: Mode = Mode.ENFORCE
     allow: frozenset[Allowance] = frozenset()
+    """The pod settings that are admitted although they can give a pod more GPU than it is charged."""
     order: tuple[str, ...] = ()
     """The models in the order in which they are tried; empty for the order of ``limits``."""
     prefer_most_free: bool = False
@@ -162,15 +163,15 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     grants: tuple[Grant, ...] = ()
     """All grants, including those that do not hold now."""
     own: Mapping[str, Limit] | None = None
-    """The limits without grants, if ``limits`` are those of a moment; otherwise None."""
+    """The limits without grants, if `at` computed ``limits``; otherwise None."""
     granted: tuple[Granted, ...] = ()
-    """The parts of ``limits`` that come from grants, in the order of the grants."""
+    """The parts of ``limits`` that grants add, in the order of the grants."""
 
     def at(self, moment: float | None) -> "NamespaceQuota":
-        """Return the quota with the limits of ``moment``, in Unix seconds. With None, no grant holds.
+        """Return the quota with the limits of ``moment``, in Unix seconds. If ``moment`` is None, no grant is added.
 
-        A model that only grants name is always in the limits. Its limit is 0 while none of these grants holds. So the
-        models that a namespace may use do not change with time.
+        A model may be named by grants alone. While no such grant holds, the model stays in the limits, with a limit of
+        0. So the models that a namespace may use do not change with time.
         """
         if not self.grants:
             return self
@@ -192,20 +193,18 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
 
 
 class Quota(msgspec.Struct, frozen=True, dict=True):
-    """The whole quota. Its limits are as they are written or, after `at`, those of a moment. ``Quota()`` limits nobody.
-
-    ``default``: the ``*`` entry for namespaces without their own entry; None if these are not limited. It never applies
-    to the namespaces in ``system``, where a refused pod can stop the cluster. ``version``: the resourceVersion of the
-    document. A count of pods at this version or a later one has every pod that an earlier document admitted, and that
-    was stored by then.
-    """
+    """The quota entries of all namespaces. ``Quota()`` limits no namespace."""
 
     namespaces: Mapping[str, NamespaceQuota] = {}
     default: NamespaceQuota | None = None
+    """The ``*`` entry, for namespaces without their own entry; None if these namespaces are not limited."""
     system: frozenset[str] = SYSTEM_NAMESPACES
+    """The namespaces to which the ``*`` entry never applies, because a refused pod there can stop the cluster."""
     version: str = ""
+    """The resourceVersion of the quota ConfigMap. A LIST of pods at this version or later contains every pod that was
+    stored before this document was."""
     moment: float | None = None
-    """The moment of the limits that `for_namespace` returns, in Unix seconds; None if no grant holds."""
+    """The time for which `for_namespace` returns the limits, in Unix seconds; None for the limits without grants."""
 
     @functools.cached_property
     def models(self) -> frozenset[str]:
@@ -230,13 +229,13 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, moment=moment) if self.times else self
 
     def next_change(self, moment: float) -> float:
-        """Return the first moment after this one at which a grant begins or ends; infinite if there is none."""
+        """Return the first time after ``moment`` at which a grant begins or ends; infinite if there is none."""
         return min((times.next_change(moment) for times in self.times), default=math.inf)
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
-        """Return the quota of namespace ``name`` at the moment; None if the namespace is not limited."""
+        """Return the quota of namespace ``name`` at ``moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace may have its own entry. Pods for which no webhook is called are only counted.
+        # A system namespace may have its own entry. If the webhook is not called there, its pods are only counted.
         if own is not None:
             return self._at_moment(own)
         return None if name in self.system or self.default is None else self._at_moment(self.default)
@@ -251,16 +250,16 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # The limits of the moment, by the identity of the entry. They are kept, because every review needs them.
+        # A cache of the entries with the limits of ``moment``, by the id() of the written entry. Each review reads one.
         return {}
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The charge of one object, or of many together, to a namespace's quota of one model.
 
-    ``cores`` are hundredths of a card. ``memory`` is requested memory in MiB. ``card_memory`` is memory that is
-    requested as a part of a card, in hundredths of a card: an exclusive card, or a percentage. Its MiB follow from the
-    limit in force (`memory_under`). So a record stays right if the limit changes.
+    ``cores`` are hundredths of a card. ``memory`` is memory that is requested in MiB. ``card_memory`` is memory that is
+    requested as whole cards or as a percentage of a card, in hundredths of a card. `memory_under` converts
+    ``card_memory`` to MiB by the limit in force. So a recorded charge stays right if the limit changes.
     """
 
     cores: int = 0
@@ -274,7 +273,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
 
     def peak(self, other: "Charge") -> "Charge":
-        """Return the larger amount of each resource, as Kubernetes compares init containers with the others."""
+        """Return the larger amount of each resource, as Kubernetes does for init containers and containers."""
         return Charge(
             max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
         )
@@ -286,13 +285,13 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         )
 
     def covers(self, other: "Charge") -> bool:
-        """Return whether ``other`` has no larger amount of any resource."""
+        """Return whether no amount in ``other`` is larger than the same amount in this charge."""
         return self.cores >= other.cores and self.memory >= other.memory and self.card_memory >= other.card_memory
 
     def memory_under(self, limit: Limit) -> int:
-        """Return the memory under a limit in MiB, rounded up, so that many small shares cannot exceed the limit.
+        """Return the charged memory in MiB. It is rounded up, so that many small shares cannot exceed ``limit``.
 
-        The memory of a card is the limit's memory divided by its cards, or the memory that the limit states for a card.
+        The memory of one card is the memory of ``limit`` divided by its cards, or its ``card_memory`` without cards.
         """
         memory, cores = (limit.card_memory, CORES_PER_CARD) if limit.cores is None else (limit.memory, limit.cores)
         if not memory or not cores:
@@ -304,7 +303,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def total(charges: Iterable[Charge]) -> Charge:
-    # sum() would create a Charge for each addition. This runs for every pod, over up to 512 pending charges.
+    # sum() would create a Charge for each addition. This function runs for every pod, with up to 512 pending charges.
     cores = memory = card_memory = 0
     for charge in charges:
         cores += charge.cores
@@ -314,25 +313,25 @@ def total(charges: Iterable[Charge]) -> Charge:
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """The usage of one model in a namespace.
-
-    ``used`` is the sum. ``pending``: the part of pods that the watch has not shown yet. ``terminating``: the part of
-    deleted pods whose containers may still run. ``reserved``: the part that webhook replicas may admit within seconds.
-    """
+    """The usage of one model in a namespace."""
 
     used: Charge = Charge()
+    """All charges, including the three parts below."""
     pending: Charge = Charge()
+    """The charges of admitted pods that a watch has not delivered yet."""
     terminating: Charge = Charge()
+    """The charges of deleted pods whose containers may still run."""
     reserved: Charge = Charge()
+    """Quota that webhook replicas hold in advance, to admit pods within seconds."""
 
     @property
     def in_use(self) -> Charge:
-        """The usage that people see. Reserved charges are shown separately, because no pod uses them yet."""
+        """The usage that is shown to people. Reserved quota is shown separately, because no pod uses it yet."""
         return self.used - self.reserved
 
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
-    """Return whether ``used`` and ``asked`` together stay within the limit of cores and the limit of memory."""
+    """Return whether ``used`` plus ``asked`` is within the limits of cores and memory."""
     after = used + asked
     if limit.cores is not None and after.cores > limit.cores:
         return False
@@ -340,7 +339,7 @@ def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
-    """A request that does not fit a limit, with all figures that a person needs to understand it."""
+    """A request that does not fit the limit of one model, with all figures for the message."""
 
     model: str
     asked: Charge
@@ -353,20 +352,20 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rests_on_reserved(self) -> bool:
-        """True if the request would fit without the reserved charges."""
+        """True if the request would fit without the reserved quota."""
         return fits(self.limit, self.usage.in_use, self.asked)
 
     @property
     def rests_on_pending(self) -> bool:
-        """True if the request would fit without the pending and reserved charges."""
+        """True if the request would fit without the pending charges and the reserved quota."""
         return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
 
     @property
     def in_cores(self) -> bool:
-        """True if the refusal must name cores, and False if it must name memory."""
+        """True if the refusal must state cores; False if it must state memory."""
         cores, memory = self.limit.cores, self.limit.memory
         short = cores is not None and (self.usage.used + self.asked).cores > cores
-        # A request for more memory than the limit can never fit, so the message must name the memory.
+        # A request for more memory than the limit can never fit, so the message must state the memory.
         hopeless = memory is not None and self.asked.memory_under(self.limit) > memory
         return short and (self.asked.cores > (cores or 0) or not hopeless)
 
@@ -380,7 +379,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
         pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # These figures are differences of sums. The requested or reserved memory itself would be rounded up once more.
+        # Requested and reserved memory are differences of sums in MiB, which are rounded up. So the figures add up.
         asked = (usage.used + self.asked).memory_under(limit) - total
         parts = used_memory, pending, terminating, total - used_memory
         return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)
@@ -407,7 +406,7 @@ def exceeded(namespace: str, *shortages: Shortage) -> str:
 
 
 def free_of(limit: Limit, usage: Usage) -> str:
-    """Return a phrase with the free part of a limit. A reserved part is not free, and is named."""
+    """Return a phrase with the free quota under a limit. Reserved quota is not free, and is stated separately."""
     if limit.cores is None:
         used, in_use = usage.used.memory_under(limit), usage.in_use.memory_under(limit)
         free = f"{(limit.memory or 0) - used} of {limit} free"

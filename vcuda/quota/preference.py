@@ -5,7 +5,7 @@ The order comes from the first of these sources that exists:
 1. The annotation `MODELS_ANNOTATION` of a pod or ResourceClaim. ``H100, A100`` means these two models and no others.
    A final ``*`` stands for the other models of the quota entry.
 2. ``order`` in the quota entry. The other models of the entry follow.
-3. ``prefer: most-free`` in the quota entry. Free cards and free quota decide before the order.
+3. ``prefer: most-free`` in the quota entry. The model with the most free cards and quota is first.
 4. The order of the models in the quota entry.
 """
 
@@ -22,7 +22,7 @@ OTHERS = "*"
 """The last item of an annotation that also allows the other models of the quota entry."""
 
 MAX_CHARACTERS = 2048
-"""The most characters of the annotation: 32 names of 63 characters, the longest value of a label."""
+"""The most characters of the annotation. 32 names of the maximal length, 63 characters, fit."""
 
 MAX_NAMED = 10
 """The most models that a message lists."""
@@ -42,7 +42,7 @@ PLACES = {
     Rule.ORDER: "`order` of the namespace's quota",
     Rule.DOCUMENT: "the namespace's quota",
 }
-"""The places in which people find the order."""
+"""Names, for messages, of the places where people set the order of the models."""
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
     """True if the other models of the quota entry follow."""
 
     def unknown(self, known: Set[str]) -> str | None:
-        """Return a message about the first model that nobody knows; None if all models are known."""
+        """Return a message about the first model that is not in ``known``; None if all models are."""
         for model in self.models:
             if model not in known:
                 hint = suggestion(model, known) or f"the models are {listed(sorted(known), MAX_NAMED)}"
@@ -61,10 +61,10 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def unlisted(self, namespace: str, quota: NamespaceQuota) -> str | None:
-        """Return a message about the first model that the quota entry does not list; None if it lists all of them."""
+        """Return a message about the first model that the quota entry does not list; None if every model is listed."""
         for model in self.models:
             if model not in quota.limits:
-                lists = f"it lists {listed(quota.limits, MAX_NAMED)}"
+                lists = f"that quota lists {listed(quota.limits, MAX_NAMED)}"
                 return (
                     f"annotation {MODELS_ANNOTATION} names {printable(model)}, which the quota of namespace "
                     f"{namespace} does not list; {lists}"
@@ -85,13 +85,13 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
         named.append(last)
     if not all(named) or OTHERS in named:
         raise ValueError(
-            "must be GPU models separated by commas, the best first, for example `H100, A100`; `*` is last"
+            "must be GPU models separated by commas, the best first, for example `H100, A100`; `*` must be the last"
         )
     return Wish(tuple(dict.fromkeys(named)), others)
 
 
 class Preference(msgspec.Struct, frozen=True, gc=False):
-    """The models of a quota entry that an object may use, in order, and the rule that ordered them."""
+    """The models that an object may use, in the order in which they are tried, and the rule for that order."""
 
     models: tuple[str, ...]
     rule: Rule

@@ -1,4 +1,4 @@
-"""The quota at present, by the clock of this process."""
+"""Computes the present limits of a quota with grants, by the clock of this process."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from vcuda.quota.model import Quota
 
 
 class _Known(NamedTuple):
-    """A quota with the limits that hold from ``since`` until ``until``, in Unix seconds."""
+    """``quota`` has the limits of ``written`` that hold from ``since`` until ``until``, in Unix seconds."""
 
     written: Quota
     since: float
@@ -17,18 +17,18 @@ class _Known(NamedTuple):
 
 
 class QuotaClock:
-    """Returns a quota with its present limits. ``seconds`` returns the Unix time, which alone decides about limits."""
+    """Computes the present limits of a quota. ``seconds`` returns the Unix time."""
 
     def __init__(self, seconds: Callable[[], float] = time.time) -> None:
         self.seconds = seconds
         self._known: _Known | None = None
 
     def now(self, written: Quota) -> Quota:
-        """Return the quota ``written`` with its present limits."""
+        """Return ``written`` with its present limits. The last result is cached until a grant begins or ends."""
         if not written.times:
             return written
         moment, known = self.seconds(), self._known
-        # The clock may be set back. If two threads compute the limits at the same time, their results are equal.
+        # ``since`` matters because the clock may be set back. No lock is needed: concurrent results are equal.
         if known is None or known.written is not written or not known.since <= moment < known.until:
             known = self._known = _Known(written, moment, written.next_change(moment), written.at(moment))
         return known.quota

@@ -9,52 +9,54 @@ import re
 CORES_PER_CARD = 100
 
 OVER_QUOTA = "exceeded GPU quota"
-"""The beginning of every refusal because of too little quota."""
+"""The first words of every refusal that is due to too little quota."""
 
 MALFORMED = "malformed GPU request"
-"""The beginning of every refusal of a malformed request."""
+"""The first words of every refusal of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
 """The default namespaces of the ledgers and of the node agents. They have no other content."""
 
 STORABLE_SECONDS = 75
-"""Seconds after its admission from which on a pod can no longer be stored. The API server ends a request after a
-minute, and etcd may need some seconds more."""
+"""An admitted pod can no longer be stored after this many seconds. The API server ends a request after a minute, and
+etcd may need a few more seconds."""
 
 MODELS_ANNOTATION = "quota.vcuda.io/models"
-"""The annotation with the wanted models. Only /mutate reads it. The charge follows from the pin in the spec."""
+"""The annotation in which a pod lists the models that it may use. Only /mutate reads this annotation. The charge
+depends on the model to which the spec is pinned."""
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
-"""The annotation with the model of a pod, for people. No decision reads it, because the pod's owner can edit it."""
+"""The annotation that shows people the model of a pod. No decision depends on it, because users can edit it."""
 
 MODEL_LABEL, POOL_LABEL = "gaia.tencent.com/gpu-model", "gaia.tencent.com/gpu-pool"
 """The default names of the node labels with the GPU model and the pool."""
 
 USAGE_NAME, USAGE_KEY = "gpu-quota-usage", "usage.json"
-"""The ConfigMap in which the controller publishes the usage of a limited namespace, and its key."""
+"""The ConfigMap in which the controller publishes the usage of a limited namespace, and the key of that ConfigMap."""
 
 USAGE_LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota", "quota.vcuda.io/usage": "true"}
 
 
 class Mode(enum.StrEnum):
-    """The handling of a pod over quota: it is rejected, admitted with a warning, or admitted and only recorded."""
+    """A pod over quota is rejected (enforce), admitted with a warning (warn), or admitted and only recorded (audit)."""
 
     ENFORCE = "enforce"
     WARN = "warn"
     AUDIT = "audit"
 
 
-# Kubernetes' own rule for the name of a namespace (a DNS label, RFC 1123).
+# Kubernetes requires the name of a namespace to be a DNS label (RFC 1123).
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
 NO_NAMESPACE = (
-    "can never be a namespace; write at most 63 lower-case letters, digits and `-`, with a letter or digit at both ends"
+    "is not a valid namespace name: it must have at most 63 lower-case letters, digits and `-`, and must begin and end "
+    "with a letter or digit"
 )
-"""The message for a name that no namespace can have."""
+"""The message about an invalid name of a namespace. The name comes before the message."""
 
 
 def is_namespace_name(name: object) -> bool:
-    """Return whether ``name`` is a DNS label of RFC 1123, as every name of a namespace is."""
+    """Return whether ``name`` is a valid name of a namespace, a DNS label of RFC 1123."""
     return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
 
 

@@ -1,6 +1,6 @@
 """The times at which a grant holds. It may have a beginning, an end, days of the week and hours of the day.
 
-Whether a grant holds depends only on the moment. Days and hours are those of the clocks in a time zone.
+Only the time decides whether a grant holds. Days and hours are in the local time of a time zone.
 """
 
 import bisect
@@ -17,23 +17,24 @@ import msgspec
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MINUTES_PER_DAY = 24 * 60
 MOST_DAYS = 16
-"""A weekly or daily grant changes within so many days. A clock change can skip its hours in one week, not in two."""
+"""Every weekly or daily grant begins or ends within so many days. Daylight saving time can skip the hours of a grant in
+one week, but not in two weeks in a row."""
 
 UTC = ZoneInfo("UTC")
 
 YEARS = range(1970, 9000)
-"""The years that are accepted. The clocks of Python end with the year 9999."""
+"""The years that are accepted. Python supports no year after 9999."""
 
 _HOURS = re.compile(r"([0-9]{2}):([0-9]{2}) *- *([0-9]{2}):([0-9]{2})", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _TIME = re.compile(_DATE.pattern + r"T[0-9]{2}:[0-9]{2}(:[0-9]{2})?(Z|[-+][0-9]{2}:[0-9]{2})?", re.ASCII)
 
 LocalTime = datetime.date | datetime.datetime
-"""A day, a time on the clocks of a zone, or a time with an offset from UTC."""
+"""A day, a local time, or a time with an offset from UTC."""
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times at which a grant holds. All conditions must be met."""
+    """The times at which a grant holds: all conditions below must be true."""
 
     zone: ZoneInfo
     start: float = -math.inf
@@ -43,7 +44,8 @@ class Times(msgspec.Struct, frozen=True):
     days: frozenset[int] = frozenset()
     """The days of the week, 0 for Monday; empty for every day."""
     hours: tuple[int, int] | None = None
-    """The first minute of the day, and the minute after the last. If not later, the hours end on the next day."""
+    """The first minute, and the minute after the last, as minutes of the day; None for the whole day. If the second
+    number is smaller, the hours end on the next day."""
 
     def __str__(self) -> str:
         parts = [f"from {shown(self.start, self.zone)}"] if self.start > -math.inf else []
@@ -72,12 +74,12 @@ class Times(msgspec.Struct, frozen=True):
         return first <= minute < end if first < end else minute >= first or minute < end
 
     def next_change(self, moment: float) -> float:
-        """Return the first later moment at which the grant begins or ceases to hold; infinite if there is none."""
+        """Return the first time after ``moment`` at which the grant starts or stops; infinite if there is none."""
         before = self.holds(moment)
         return next((at for at in self._bounds(moment) if self.holds(at) != before), math.inf)
 
     def _bounds(self, moment: float) -> Iterator[float]:
-        """Yield later moments in order. Between two of these moments nothing changes."""
+        """Yield, in order, the times after ``moment`` at which the grant may start or stop."""
         if moment < self.start:
             yield self.start
         if self.recurs:
@@ -90,23 +92,23 @@ class Times(msgspec.Struct, frozen=True):
             yield self.end
 
     def _bounds_of(self, day: datetime.date) -> list[float]:
-        """Return the beginning of a day, the bounds of the hours, and the change of the clocks, if there is one."""
+        """Return the start of a day, the start and end of ``hours`` on that day, and any clock change on that day."""
         begin, after = (start_of(each, self.zone) for each in (day, day + datetime.timedelta(1)))
         found = {begin, *_clock_changes(begin, after, self.zone)}
         for minute in self.hours or ():
             wall = datetime.time(minute // 60 % 24, minute % 60, tzinfo=self.zone)
-            # If a clock is set back, it shows a time twice.
+            # When clocks are set back, a local time occurs twice. ``fold`` selects the first or the second.
             found.update(datetime.datetime.combine(day, wall.replace(fold=fold)).timestamp() for fold in (0, 1))
         return sorted(found)
 
 
 def start_of(day: datetime.date, zone: ZoneInfo) -> float:
-    """Return the first moment of a day in Unix seconds, even if the clocks skip midnight or show it twice."""
+    """Return the start of a day in Unix seconds, even if a clock change skips or repeats midnight."""
     return datetime.datetime.combine(day, datetime.time(tzinfo=zone)).timestamp()
 
 
 def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
-    """Return the moment between two others when the clocks change their offset; empty if they do not."""
+    """Return the time between ``begin`` and ``after`` when the UTC offset changes; empty if it does not change."""
 
     def offset(moment: float) -> datetime.timedelta | None:
         return datetime.datetime.fromtimestamp(moment, zone).utcoffset()
@@ -119,20 +121,20 @@ def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
 
 
 def moment_of(written: LocalTime, zone: ZoneInfo) -> float:
-    """Return the moment of a time, or the first moment of a day. Of a time shown twice the first counts."""
+    """Return a time, or the start of a day, in Unix seconds. If a local time occurs twice, the first one counts."""
     if not isinstance(written, datetime.datetime):
         return start_of(written, zone)
     return (written if written.tzinfo else written.replace(tzinfo=zone)).timestamp()
 
 
 def end_of(written: LocalTime, zone: ZoneInfo) -> float:
-    """Return the moment of a time, or the first moment after a day."""
+    """Return a time, or the end of a day, in Unix seconds."""
     is_day = not isinstance(written, datetime.datetime)
     return moment_of(written + datetime.timedelta(1) if is_day else written, zone)
 
 
 def shown(moment: float, zone: ZoneInfo) -> str:
-    """Return a moment as people write it, for example ``2026-12-02 00:00 Europe/Berlin``."""
+    """Return a time as text for messages, for example ``2026-12-02 00:00 Europe/Berlin``."""
     clock = datetime.datetime.fromtimestamp(moment, zone).replace(tzinfo=None)
     return f"{clock.isoformat(sep=' ', timespec='seconds' if clock.second else 'minutes')} {zone.key}"
 
@@ -162,7 +164,7 @@ def read_days(text: str) -> frozenset[int]:
 
 
 def read_hours(text: str) -> tuple[int, int]:
-    """Return the minutes of the day in a text such as ``20:00-06:00``. Raises ValueError for other texts."""
+    """Return the two times in a text such as ``20:00-06:00``, as minutes of the day. Raises ValueError otherwise."""
     matched = _HOURS.fullmatch(text)
     if matched is None:
         raise ValueError

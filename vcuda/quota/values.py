@@ -1,4 +1,4 @@
-"""Reads the values of a quota document, as people write them: cards, memory and names."""
+"""Checks and converts the values in a quota document: cards, memory and names."""
 
 import contextlib
 import difflib
@@ -26,78 +26,76 @@ _MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
 
 
 class WrongValueError(ValueError):
-    """A value is wrong. This is a ValueError, because pydantic collects ValueErrors."""
+    """A value in the document is invalid. The class is a ValueError because pydantic collects ValueErrors."""
 
 
 def listed(names: Collection[str], most: int) -> str:
-    """Return the first names as text, and the number of the other names; ``none`` if there are no names."""
+    """Return the first ``most`` names as text, and the number of the remaining names; ``none`` without names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join([*names][:most])}{more}" or "none"
 
 
 def read_label_value(name: object) -> str:
-    """Return the name of a model or pool, which is the value of a node's label."""
+    """Return ``name``, the name of a model or pool, if it is a valid value of a node label."""
     if not isinstance(name, str):
-        raise WrongValueError(f"{shown(name)} is not a text; write a name, in quotes")
+        raise WrongValueError(f"must be a string; got {shown(name)}; write the name in quotes")
     # Kubernetes allows an empty label value. A node with an empty model label has no model.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
-            f"{shown(name)} can never be a node label's value; write at most 63 letters, digits, `-`, `_` and `.`, "
-            "with a letter or digit at both ends"
+            "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or "
+            f"digit at both ends; got {shown(name)}"
         )
     return name
 
 
 def read_cores(value: object) -> int:
-    """Return a number of cards in hundredths of a card: from 0 to MAX_CARDS, with two decimals at most."""
+    """Return a number of cards, from 0 to MAX_CARDS with at most two decimals, in hundredths of a card."""
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
-        raise WrongValueError(f"{shown(value)} is not a possible number of cards; write a number from 0 to {MAX_CARDS}")
-    # The number is not rounded, because 2.555 cards would become more or less than the author wrote.
+        raise WrongValueError(f"must be a number of cards between 0 and {MAX_CARDS}; got {shown(value)}")
+    # Numbers are never rounded. For example, a rounded 2.555 would be more or less than the author wrote.
     try:
         hundredths = value.quantize(Decimal("0.01"), context=Context(traps=[Inexact]))
     except Inexact:
         rounded = value.quantize(Decimal("0.01"), ROUND_DOWN).normalize()
-        raise WrongValueError(f"{shown(value)} has more than two decimals; write {rounded:f}") from None
+        raise WrongValueError(f"must have at most two decimals, for example {rounded:f}; got {shown(value)}") from None
     return int(hundredths * 100)
 
 
 def _no_cards(value: object) -> str:
-    # A text is never read as a number. In YAML, "010" and 1:30 are numbers for some readers, and texts for others.
+    # A string is never converted to a number. YAML parsers disagree whether 010 and 1:30 are numbers or strings.
     if isinstance(value, str):
         number = _CARDS_AS_TEXT.fullmatch(value)
         if number:
-            return f"{shown(value)} is text; write {number[1]} without quotes"
+            return f"must be a number without quotes, for example {number[1]}; got {shown(value)}"
         if _MEMORY_AS_TEXT.fullmatch(value):
-            return f"{shown(value)} is not a number of cards; write memory separately: {{cards: 4, memory: 160Gi}}"
-    return f"{shown(value)} is not a number of cards; write for example 8 or 2.5"
+            return f"must be a number of cards, or for example {{cards: 4, memory: 160Gi}}; got {shown(value)}"
+    return f"must be a number of cards, for example 8 or 2.5; got {shown(value)}"
 
 
 def read_memory(value: object) -> int:
-    """Return a Kubernetes quantity of bytes in whole MiB, rounded down: from 1 to MAX_MEMORY."""
+    """Return a Kubernetes quantity, such as 160Gi, in MiB from 1 to MAX_MEMORY, rounded down."""
     return int(read_bytes(value) // MIB)
 
 
 def read_bytes(value: object) -> Decimal:
-    """Return the bytes of a Kubernetes quantity: from 1 MiB to MAX_MEMORY."""
+    """Return a Kubernetes quantity, such as 160Gi, in bytes. The amount must be from 1 MiB to MAX_MEMORY."""
     amount = value
     with contextlib.suppress(ValueError):
         amount = k8s_types.parse_quantity(value) if isinstance(value, str) else value
     if not isinstance(amount, Decimal) or not amount.is_finite():
-        raise WrongValueError(f"{shown(value)} is not an amount of memory; write for example 160Gi")
+        raise WrongValueError(f"must be an amount of memory, for example 160Gi; got {shown(value)}")
     if not 0 <= amount <= MAX_MEMORY * MIB:
-        raise WrongValueError(
-            f"{shown(value)} is not a possible amount of memory; write at most {MAX_MEMORY // 1024}Gi"
-        )
+        raise WrongValueError(f"must be an amount of memory between 1Mi and {MAX_MEMORY // 1024}Gi; got {shown(value)}")
     if amount == 0:
         hint = "leave `memory` out for no limit, or write 0 cards to block the model"
-        raise WrongValueError(f"0 leaves no memory; {hint}")
+        raise WrongValueError(f"must not be 0; {hint}")
     if amount < MIB:
-        # Such an amount is a mistake. For example, 160 is meant as 160Gi.
+        # Such an amount is a mistake, for example 160 instead of 160Gi.
         bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
-        hint = f"a number without a unit is bytes: write {value}Gi" if bare else "write for example 160Gi"
-        raise WrongValueError(f"{shown(value)} is less than 1 MiB; {hint}")
+        hint = f"{value}Gi, because a number without a unit is in bytes" if bare else "160Gi"
+        raise WrongValueError(f"must be at least 1Mi, for example {hint}; got {shown(value)}")
     return amount
 
 
@@ -118,13 +116,13 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text``, cut to the length of the longest possible name, with control characters escaped."""
+    """Return ``text``, cut to 63 characters (the longest name), with control characters escaped."""
     cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
 
 
 def suggestion(written: object, known: Iterable[str]) -> str:
-    """Return a question with the name in ``known`` that is similar to ``written``; empty if there is none."""
+    """Return "did you mean …?" with the name in ``known`` that is most similar; empty if no name is similar."""
     if not isinstance(written, str) or len(written) > _MAX_SHOWN:
         return ""
     by_folded = {name.casefold(): name for name in known}
@@ -133,7 +131,7 @@ def suggestion(written: object, known: Iterable[str]) -> str:
 
 
 def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
-    """Raise pydantic's ValidationError with all faults, each with its place; do nothing if there are none."""
+    """Raise pydantic's ValidationError with all ``faults``, pairs of a path and a message. Return if there are none."""
     lines = [
         InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": why}), loc=place, input=None)
         for place, why in faults
@@ -143,7 +141,10 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
 
 
 def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
-    """Return the message for a fault: its own, one about an unknown key of ``entry`` and ``also``, or ``otherwise``."""
+    """Return the message for a fault. For an unknown key, it lists the keys of ``entry``, and ends with ``also``.
+
+    A fault of our own validators has its own message. All other faults have the message ``otherwise``.
+    """
     match details["type"]:
         case "value_error":
             return str(details["ctx"]["error"])
@@ -158,13 +159,13 @@ def quoted(keys: Iterable[str]) -> str:
 
 
 class StrictModel(pydantic.BaseModel):
-    """A mapping that accepts only its own keys."""
+    """A mapping in which every unknown key is a fault."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class LimitEntry(StrictModel):
-    """A limit in its long form. A part that is left out is not limited."""
+    """A limit in its long form, for example ``{cards: 4, memory: 160Gi}``. A key that is left out sets no limit."""
 
     cards: Annotated[int | None, pydantic.PlainValidator(read_cores)] = None
     memory: Annotated[int | None, pydantic.PlainValidator(read_memory)] = None
@@ -177,7 +178,7 @@ class LimitEntry(StrictModel):
 
 
 def read_limit(value: object, read_long_form: pydantic.ValidatorFunctionWrapHandler) -> LimitEntry:
-    # A bare number of cards is short for the long form with cards only, as in gpu-admission.
+    # As in gpu-admission, a bare number is the number of cards: 4 means {cards: 4}.
     if not isinstance(value, dict):
         return LimitEntry.model_construct(cards=read_cores(value))
     limit: LimitEntry = read_long_form(value)

@@ -1,7 +1,7 @@
-"""Reads the text of a quota document, JSON or YAML, into plain mappings, lists and scalars.
+"""Parses the text of a quota document, JSON or YAML, into plain mappings, lists and scalars.
 
-Aliases and merge keys are resolved here, within a bound. Keys that are written twice are reported, because the usual
-loaders silently keep the last one.
+Aliases and merge keys are resolved here, up to a maximal size. Duplicate keys are reported, because most YAML and JSON
+parsers silently keep the last one.
 """
 
 import functools
@@ -16,9 +16,9 @@ from yaml.composer import Composer
 from vcuda.errors import Fault, QuotaFault
 
 MAX_TEXT = 1024 * 1024
-"""The most characters of a text. Kubernetes stores at most 1 MiB in one ConfigMap (documentation of ConfigMaps)."""
+"""The most characters of a text. A ConfigMap holds at most 1 MiB, according to the documentation of Kubernetes."""
 MAX_ENTRIES = 200_000
-"""The most keys and list items. Those behind an alias count again wherever the alias is used."""
+"""The most keys and list items. The content of an alias counts each time that the alias is used."""
 MAX_DEPTH = 16
 """The most levels of nesting. A quota document has four levels, and merge keys may need more."""
 
@@ -27,14 +27,14 @@ KeyPath = tuple[str | int, ...]
 
 
 class PlacedFault(NamedTuple):
-    """A fault, and the keys and list positions that lead to its place."""
+    """The message about a fault, and its path: the keys and list positions that lead to the faulty value."""
 
     place: KeyPath
     message: str
 
 
 def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
-    """Return the content of a text, None if it is empty, and its faults. Raises QuotaFault if it is unreadable."""
+    """Return the content of a text (None if empty), and its faults. Raises QuotaFault if the text cannot be parsed."""
     if len(text) > MAX_TEXT:
         _refuse(f"the document is {len(text)} characters long; a ConfigMap holds at most {MAX_TEXT} bytes")
     walk = _Walk()
@@ -52,7 +52,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 class UnreadableError(Exception):
-    """The text is malformed at this line and column, both counted from 1."""
+    """The text cannot be parsed. The message has the line and the column, both counted from 1."""
 
     def __init__(self, line: int, column: int, sentence: str) -> None:
         super().__init__(f"line {line}, column {column}: {sentence}")
@@ -60,11 +60,11 @@ class UnreadableError(Exception):
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object as it is written: all keys in order, including repeated keys."""
+    """A JSON object as a list of all its keys and values in order, including duplicate keys."""
 
 
 def _parse(text: str) -> Any:
-    """Return nodes. A text that looks like JSON is read as JSON first, because YAML forbids its tabs."""
+    """Return the nodes of a text. If a text begins with a brace, JSON is tried first, because YAML forbids tabs."""
     if not text.lstrip().startswith("{"):
         return _parse_yaml(text)
     try:
@@ -73,12 +73,12 @@ def _parse(text: str) -> Any:
         try:
             return _parse_yaml(text)
         except UnreadableError as as_yaml:
-            # The reading that got further was probably meant. On the same line, the columns of JSON are more exact.
+            # Report the error on the later line. If both are on one line, report JSON's, whose column is more exact.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
 def _parse_json(text: str) -> Any:
-    # A number is a Decimal, so that 0.29 cards are 29 hundredths. An exponent too large for Decimal makes a NaN.
+    # Numbers are parsed as Decimal, so that 0.29 cards are exactly 29 hundredths. A number too large for it is NaN.
     number = functools.partial(Decimal, context=Context(traps=[]))
     try:
         return json.loads(text, object_pairs_hook=_Pairs, parse_int=Decimal, parse_float=number, parse_constant=Decimal)
@@ -92,13 +92,13 @@ def _parse_yaml(text: str) -> yaml.Node | None:
         root = composer.get_node() if composer.check_node() else None
         if composer.check_node():
             second: Any = composer.peek_event()
-            more = "a second document starts here; write all namespaces in one"
+            more = "a second YAML document starts here; write all namespaces in one document"
             raise _unreadable(text, second.start_mark.index, more)
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark.index if error.problem_mark else 0
         hint = "; indent with spaces, not tabs" if text[at : at + 1] == "\t" else ""
-        # `{quota:{M40: 8}}` is not YAML for libyaml and kubectl. A colon needs no space only after a key in quotes.
-        hint = "; write a space behind the colon" if re.match(r":\S", text[at:]) else hint
+        # libyaml and kubectl reject `{quota:{A100: 8}}`. A space must follow the colon, unless the key is in quotes.
+        hint = "; write a space after the colon" if re.match(r":\S", text[at:]) else hint
         raise _unreadable(text, at, f"{error.problem} {error.context or ''}".strip() + hint) from None
     except yaml.reader.ReaderError as error:
         at = len(text.encode()[: error.position].decode(errors="ignore"))  # libyaml counts bytes here
@@ -109,15 +109,15 @@ def _parse_yaml(text: str) -> yaml.Node | None:
 
 
 def _unreadable(text: str, at: int, sentence: str) -> UnreadableError:
-    # libyaml's own line is not used. If a text ends too early, that line is one below the last line.
+    # The line is computed here, because libyaml reports a line after the last one if a text ends too early.
     before = text[:at]
     return UnreadableError(before.count("\n") + 1, len(before) - before.rfind("\n"), sentence)
 
 
 class _BoundedComposer(Composer, yaml.CBaseLoader):
-    """PyYAML's composer over the events of libyaml. It refuses content that would make PyYAML work without end.
+    """PyYAML's composer, on libyaml's parser. It rejects content that PyYAML could never finish to process.
 
-    All wheels of PyYAML have libyaml. Without it, one document could block the interpreter for several seconds.
+    All wheels of PyYAML contain libyaml. Without libyaml, one document could block the interpreter for several seconds.
     """
 
     def __init__(self, text: str) -> None:
@@ -129,19 +129,19 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         self._closed: set[str] = set()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose the next node. PyYAML calls this for every node, also for nodes inside another node."""
+        """Compose the next node. PyYAML calls this method for every node, including nested nodes."""
         event: Any = self.peek_event()
         fault = self._fault_of(event, is_key=index is None and isinstance(parent, yaml.MappingNode))
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # Every entry has at most two nodes, so this refuses no document within the bound. The walk counts exactly.
+        # An entry has at most two nodes. So no document with MAX_ENTRIES is rejected here. `_Walk` counts exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:
             raise RecursionError
         anchor = None if isinstance(event, yaml.AliasEvent) else event.anchor
-        # YAML allows an anchor to be set again (YAML 1.2, 3.2.2.2). PyYAML does not, so the earlier one is forgotten.
+        # YAML allows an anchor to be defined again (YAML 1.2, 3.2.2.2). PyYAML does not, so remove the earlier anchor.
         self.anchors.pop(anchor, None)
         self._closed.discard(anchor or "")
         self._depth += 1
@@ -155,24 +155,24 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
             return "tags (`!`) are not supported; remove them"
         if is_key and not isinstance(event, yaml.ScalarEvent):
             return "a key must be text, not a list, a mapping or an alias"
-        # PyYAML accepts a collection that is part of itself, but the walk would never end.
+        # PyYAML accepts a collection that contains itself, but `_Walk` would never end.
         if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
             return "this alias (`*`) has no anchor before it, or is inside its own anchor"
         return None
 
 
-_TOO_MANY = f"the document has more than {MAX_ENTRIES} entries, those behind aliases included"
+_TOO_MANY = f"the document has more than {MAX_ENTRIES} entries, including the entries that aliases repeat"
 
 
 class _Walk:
-    """Turns nodes of YAML or JSON into plain values, and collects the faults."""
+    """Converts nodes of YAML or JSON to plain values, and collects the faults."""
 
     def __init__(self) -> None:
         self.faults: list[PlacedFault] = []
         self._entries = 0
 
     def plain(self, node: Any, place: KeyPath, depth: int) -> Plain:
-        """Return the value of ``node`` without repeated and merge keys. ``depth`` also counts levels of merging."""
+        """Return ``node`` as a plain value, without merge keys and duplicate keys. ``depth``: its level of nesting."""
         children = node.value if isinstance(node, yaml.CollectionNode) else node
         if not isinstance(children, list):
             return _scalar(node)
@@ -182,7 +182,7 @@ class _Walk:
         return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(children)]
 
     def _count(self, entries: int, depth: int) -> None:
-        # An alias takes one line to write, and is a whole copy here. Ten lines of ten aliases each are 10^10 entries.
+        # Each use of an alias is a full copy here. Ten lines of ten aliases each could make 10^10 entries.
         self._entries += entries
         if self._entries > MAX_ENTRIES:
             _refuse(_TOO_MANY)
@@ -198,23 +198,23 @@ class _Walk:
                 continue
             name = _encodable(key.value if isinstance(key, yaml.ScalarNode) else key)
             if name in own:
-                self.faults.append(PlacedFault((*place, name), "is written twice; keep one of them"))
+                self.faults.append(PlacedFault((*place, name), "duplicate key; keep only one of them"))
             else:
                 own[name] = self.plain(node, (*place, name), depth)
         if len(merged) > 1:
-            fault = "is written twice; write one with a list: <<: [*a, *b]"
+            fault = "duplicate key; write one key with a list, for example <<: [*a, *b]"
             self.faults.append(PlacedFault((*place, "<<"), fault))
         for node in merged:
             self._merge(own, node, place, depth)
         return own
 
     def _merge(self, own: dict[str, Plain], node: yaml.Node, place: KeyPath, depth: int) -> None:
-        """Add the content of a merge key. Written keys come first, then those merged first (type ``merge``)."""
+        """Add the content of a merge key to ``own``. As in YAML's type ``merge``, existing keys are not replaced."""
         self._count(1, depth)
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             inherited = self.plain(source, place, depth)
             if not isinstance(inherited, dict):
-                self.faults.append(PlacedFault((*place, "<<"), "is not a mapping; write an alias: <<: *name"))
+                self.faults.append(PlacedFault((*place, "<<"), "must be an alias of a mapping, for example <<: *name"))
                 continue
             for key, value in inherited.items():
                 own.setdefault(key, value)
@@ -230,7 +230,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _scalar(node: Any) -> Plain:
-    # Only these scalars of YAML 1.1 are accepted. `010` as 8, `1_000` as 1000 or `no` as false would hide a mistake.
+    # YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as false, which would hide mistakes. They stay strings here.
     if not isinstance(node, yaml.ScalarNode):
         return _encodable(node) if isinstance(node, str) else node
     text: str = node.value
@@ -242,5 +242,5 @@ def _scalar(node: Any) -> Plain:
 
 
 def _encodable(text: str) -> str:
-    """Replace halves of UTF-16 pairs, which no encoding accepts, by a character that no name may have."""
+    """Replace unpaired UTF-16 surrogates, which cannot be encoded, by a character that no name may contain."""
     return _SURROGATES.sub("\ufffd", text)
