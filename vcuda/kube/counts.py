@@ -28,8 +28,7 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """The permission of `ListTurns` to LIST objects of one namespace until the time ``until``, by `time.monotonic`.
-    ``timeout``: seconds for one page."""
+    """The permission to LIST objects of a namespace until ``until`` (`time.monotonic`). ``timeout``: for one page."""
 
     kube: client.Kube
     namespace: str
@@ -79,8 +78,7 @@ class NamespaceCounter:
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of a namespace's pods and claims. Raises Unavailable if there are claims, but the devices
-        of the cluster have not been read yet."""
+        """Return the charges of pods and claims. Raises Unavailable if the devices of claims have not been read."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
