@@ -157,11 +157,11 @@ class UnsupportedVersion(VcudaError):
 
 
 class UnreadableLedger(VcudaError):
-    """A stored ledger is damaged. A person must repair the ledger, because an empty one could admit too much."""
+    """A stored ledger is damaged. A person must repair it, because an empty ledger would admit too much."""
 
 
 class LedgerLost(VcudaError):
-    """A ledger was lost ``missing`` seconds ago. Until it is rebuilt in ``left`` seconds, nothing is admitted."""
+    """A ledger was lost ``missing`` seconds ago. Nothing is admitted until it is rebuilt, in ``left`` seconds."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
         super().__init__(

@@ -106,7 +106,7 @@ def at_once(fields: Mapping[str, object]) -> int | None:
 
 
 def count(value: object) -> int | None:
-    """Return a number of pods; None for None. Raises ValueError for any other value."""
+    """Return ``value`` if it is a valid number of pods, or None. Raises ValueError for any other value."""
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MOST_PODS:

@@ -300,7 +300,7 @@ def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
     # A killed run may have left its own set of files or the previous set, perhaps with the key of a CA.
     for old in directory.glob(f"{_SET_PREFIX}*"):
         if old.name != current:
-            shutil.rmtree(old, ignore_errors=True)  # already gone, or this process may not remove it
+            shutil.rmtree(old, ignore_errors=True)  # ignores a set that this process may not remove
 
 
 def _sync(directory: Path) -> None:

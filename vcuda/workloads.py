@@ -36,7 +36,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "Job": ("parallelism", "completions"),
     "CronJob": ("parallelism", "completions"),
 }
-"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest field counts."""
+"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest value counts."""
 
 
 @dataclass(frozen=True, slots=True)

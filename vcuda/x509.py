@@ -39,7 +39,7 @@ DEVELOPMENT = Names(("localhost",), (ipaddress.IPv4Address("127.0.0.1"), ipaddre
 
 
 def parse_dns_name(text: str) -> str:
-    """Return the name in lower case. One leading ``*.`` is allowed. Raises ValueError, which has the correction."""
+    """Return the name in lower case. One leading ``*.`` is allowed. Raises ValueError, with advice in its message."""
     name = text.lower()
     try:
         ipaddress.ip_address(name)
@@ -61,7 +61,7 @@ def parse_address(text: str) -> Address:
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is not an IP address, for example 127.0.0.1 or ::1") from error
+        raise ValueError(f"{text!r} is not an IP address; write, for example, 127.0.0.1 or ::1") from error
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
         raise ValueError(f"{text!r} must not have a zone: write the address without %{address.scope_id}")
     return address
@@ -83,7 +83,7 @@ def service_names(service: str, namespace: str) -> Names:
 AUTHORITY_LIFE = timedelta(days=730)
 LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
-"""A certificate is valid from this long before ``now``. So clients whose clocks are less far behind accept it."""
+"""A certificate is valid from this long before ``now``, so that clients with slow clocks accept the certificate."""
 
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -115,7 +115,7 @@ class Signed:
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Create an ECDSA P-256 CA for certificates of servers or clients. Each CA has another name. Raises ValueError."""
+    """Create an ECDSA P-256 CA for certificates of servers or clients. Each CA has its own name. Raises ValueError."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)

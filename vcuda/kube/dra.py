@@ -23,7 +23,7 @@ SLICES, CLASSES, CLAIMS, TEMPLATES = (
 )
 
 ASK_AGAIN_SECONDS = 60.0
-"""Seconds between two checks whether an upgraded API server now serves resource.k8s.io/v1."""
+"""Seconds between two checks whether the API server serves resource.k8s.io/v1. An upgrade may add this API."""
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
@@ -63,7 +63,7 @@ class ServedWatches:
 
     @property
     def settled(self) -> bool:
-        """True if every watch has listed its objects, or if the API server once answered that it has no such API."""
+        """True if every watch has listed its objects, or if the API server once answered that the API is missing."""
         # A later upgrade of the API server does not change the value to False. So the component stays ready.
         return self._once_unserved or self.synced
 
@@ -208,7 +208,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # An interrupted list may have counted templates that are deleted by now. Their bytes are released here.
+        # If a list was interrupted, the allowance may count templates that are deleted by now. These are released.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._told.clear()
 

@@ -32,8 +32,8 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 class _Opener(NamedTuple):
     """An attempt of this process to open a ledger.
 
-    ``version``: the resourceVersion of the closed ledger, read before the mark was written.
-    ``opener``: a random text in the mark, by which this process recognises its own mark.
+    ``version``: the resourceVersion of the closed ledger, read before this process marked the namespace.
+    ``opener``: a random text in the mark (`LedgerMarks`), by which this process recognises its own mark.
     """
 
     version: str
@@ -71,7 +71,7 @@ class LedgerMarks:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return the seconds since this process first read the closed ledger."""
+        """Return the seconds since this process first read the closed ledger of the namespace."""
         known, now = self._losses.get(namespace), self.clock()
         # Each created ledger has a new random counter. So the age of a newer ledger starts at 0.
         if known is None or known.counter != lost.counter:
@@ -79,7 +79,7 @@ class LedgerMarks:
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Mark the namespace. Return True if it had no mark before.
+        """Create the mark of a namespace. Return True if the namespace had no mark before.
 
         True means that no earlier ledger can have admitted a charge. So the caller may open the ledger at once, by a
         write at ``version``, the resourceVersion at which the caller read the closed ledger. If another replica opens
@@ -87,7 +87,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A replica opens a new ledger within `OPENING_SECONDS`. A ledger that is closed for longer was lost before.
+        # A replica opens a new ledger within `OPENING_SECONDS`. If it is closed for longer, an earlier ledger was lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -124,7 +124,7 @@ class LedgerMarks:
         return mark.metadata.resource_version if mark else None
 
     def remove(self, namespace: str, version: str) -> None:
-        """Delete the mark if its resourceVersion is still ``version``. Otherwise raises Conflict or NotFound."""
+        """Delete the mark of a namespace if it has this resourceVersion. Otherwise raises Conflict or NotFound."""
         self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
@@ -142,7 +142,7 @@ class SeenVersions:
     """The newest resourceVersion of each ledger that this process has read within the last ``seconds``.
 
     resourceVersions only grow, even if an object is deleted and created again. They decrease only when etcd is restored
-    from a backup. After ``seconds``, every pod that the ledger admitted at a version is stored, or never will be.
+    from a backup. Older entries are not needed: pods that were admitted before then are stored, or never will be.
     """
 
     seconds: float
@@ -151,7 +151,7 @@ class SeenVersions:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest version; 0 if there is none. If a later read returns an older one, etcd was restored."""
+        """Return the newest version; 0 if there is none. If a read returns an older version, etcd was restored."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
@@ -184,5 +184,5 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 
 def _name(namespace: str) -> str:
-    # No ledger has this name: the name of a ledger ends in the name of its namespace, and has no dot.
+    # A mark and a ledger never have the same name, because the name of a ledger has no dot.
     return f"gpu-ledger-opened.{namespace}"

@@ -42,7 +42,7 @@ class Stored(msgspec.Struct, frozen=True):
 
     ``version``: the resourceVersion of its ConfigMap; None if no open ledger is stored.
     ``size``: the size of the ConfigMap in bytes.
-    ``opens``: True if the stored ledger is closed (it admits nothing) at ``version``, and a write of this one opens it.
+    ``opens``: True if the stored ledger is closed (admits nothing), and a write of this ledger at ``version`` opens it.
     ``deleting``: True if a user has deleted the ConfigMap, but its finalizer still keeps it.
     ``answered``: when the API server answered the write, in Unix seconds by its clock; minus infinity if unknown.
     """
@@ -72,7 +72,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> str:
-        """The first part of the ledger's text: the charges of the stored objects, and the resourceVersions of these."""
+        """The first part of the ledger's text: the charges of the stored objects, with their resourceVersions."""
         return _counted_in((self.config_map.data or {}).get(KEY, ""))
 
     @property
@@ -114,12 +114,12 @@ class LedgerStore(NamespaceCounter):
         # recognises the writes of this process.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # By namespace, the version of a mark that must still be deleted, because its ledger was deleted.
+        # By namespace, the version of a mark (`LedgerMarks`) that must still be deleted, as its ledger was deleted.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # This long after the last read of a ledger, every object that it had admitted is stored, or never will be.
+        # An object that was admitted when its ledger was last read is stored within these seconds, or never.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
@@ -139,8 +139,8 @@ class LedgerStore(NamespaceCounter):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the stored ledger, for writing. A missing ledger is created, closed. If the ledger is closed, this
-        method counts the pods, and the caller's write of the returned ledger opens it.
+        """Return the stored ledger, for writing. If there is none, create a closed ledger (it admits nothing). For a
+        closed ledger, count the pods and return an open ledger. The ledger is open when the caller has written it.
 
         Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
         is unknown. After an error the caller may call `open` again.
@@ -156,7 +156,7 @@ class LedgerStore(NamespaceCounter):
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # After this, a replica that has read the older mark cannot delete the mark.
+                # This writes the mark of the namespace again. A replica that has read the older mark cannot delete it.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
@@ -196,7 +196,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
-        """Create and return a closed ledger. Return None if a ledger exists already."""
+        """Create and return a closed ledger (one that admits nothing). Return None if a ledger exists already."""
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
@@ -204,7 +204,7 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            self._marks.renew(namespace, timeout)  # an earlier ledger and its mark are missing in the restored etcd
+            self._marks.renew(namespace, timeout)  # etcd was restored, and has lost an earlier ledger and its mark
         self._note(namespace, stored, anew=True)
         return stored
 
@@ -264,7 +264,7 @@ class LedgerStore(NamespaceCounter):
     def finish_drop(self, namespace: str) -> None:
         """Delete the mark of a ledger that this process deleted, if the mark still exists."""
         if mark := self._dropped.get(namespace):
-            # A mark with another version belongs to a newer ledger, and stays.
+            # If the namespace's mark has another version, it belongs to a newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
                 self._marks.remove(namespace, mark)
             del self._dropped[namespace]
@@ -279,7 +279,7 @@ class LedgerStore(NamespaceCounter):
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
-            # This is called for every write of every replica. So it compares texts, and decodes nothing.
+            # This function runs after every write of every replica. So it compares texts, and decodes nothing.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
             if on_charge and new and known and not new.deleting and new.pending_bytes:
                 on_charge(new.namespace, new.pending_bytes)

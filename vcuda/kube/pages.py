@@ -21,8 +21,8 @@ FIRST_PAGE = 32
 """The number of objects in the first page."""
 
 GROWTH = 4
-"""The factor between the numbers of objects of two requests. After a success, the next page may have so many times more
-objects. After a failure, the same page is requested with so many times fewer objects."""
+"""After a page succeeds, the next page may have up to this many times as many objects. After a page fails, it is
+requested again with this many times fewer objects."""
 
 AIM_BYTES = 4 * 2**20
 """The intended size of a page, in bytes."""

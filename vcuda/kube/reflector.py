@@ -28,7 +28,7 @@ no bookmark arrives, the connection is dead, or the API server does not cache th
 bookmarks for it. The charge of an admitted pod stays pending for longer than this time. So the watch delivers the
 stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts this long resets the back-off
-# A list in pages that takes longer than so many seconds starts again. After 5 minutes etcd would drop its version.
+# A list in pages that takes longer than this many seconds is started again. After 5 minutes etcd drops its version.
 RELIST_SECONDS = 240.0
 # The statuses of an API server that cannot stream lists. The feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -133,9 +133,9 @@ class Reflector(Generic[T]):
         return self._thread.is_alive()
 
     def last_event_age(self, now: float) -> float:
-        """Return the seconds between the last answer and ``now``, a time of ``clock``. It is infinite before any list.
+        """Return the seconds between the API server's last answer and ``now``; infinite before the first list.
 
-        Lists, starts of watches, events and bookmarks are answers. After 120 s without them, the API server is silent.
+        Answers are lists, starts of watches, events and bookmarks. More than 120 s mean that the server is silent.
         """
         return now - self._last_event
 
@@ -144,7 +144,7 @@ class Reflector(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the thread end: during a list in pages after the current page, and otherwise at once."""
+        """Make the thread end. During a list in pages it ends after the current page, and otherwise at once."""
         self._stopping.set()
         self._watches.abort()
 
@@ -171,7 +171,7 @@ class Reflector(Generic[T]):
     def _attempt(self) -> None:
         # Lists if a list is due, and then watches. A lost connection needs no new list. Other errors make a list due.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # cleared before the list, so that a call during the list causes another list
+            self._asked_again.clear()  # before the list, so that `list_again` during the list causes another list
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():

@@ -11,10 +11,10 @@ from vcuda.errors import ListOverdue
 T = TypeVar("T")
 
 QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
-"""The time limits for LISTs of one namespace, in seconds: of a usual namespace, and of a slow namespace."""
+"""The time limits of a LIST in seconds: for a usual namespace, and for a namespace whose last LISTs were slow."""
 
 MOST_QUICK, MOST_SLOW = 4, 2
-"""The maximum numbers of LISTs that run at a time: of usual namespaces, and of slow namespaces."""
+"""The maximum numbers of LISTs at a time: for usual namespaces, and for namespaces whose last LISTs were slow."""
 
 REST_PER_SECOND = 4.0
 """After a LIST that timed out, its namespace is not listed for this many times as long as the LIST took."""

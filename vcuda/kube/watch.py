@@ -42,7 +42,8 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WatchEvent(NamedTuple):
-    """One event of a watch. A BOOKMARK has only a version. ``ends_initial_events`` is True after all initial events."""
+    """One event of a watch. A BOOKMARK has only a version. ``ends_initial_events``: True for the BOOKMARK that follows
+    the initial events."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     meta: Meta

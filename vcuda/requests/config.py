@@ -91,7 +91,7 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return ``name`` if it is a valid key of ``gpu_units``, which no other table has. Raises WrongValueError."""
+    """Return ``name`` if it is a valid key of ``gpu_units`` and not in another table. Raises WrongValueError."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
         raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}; this covers claims and pods")

@@ -64,9 +64,9 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The kind for which the container requests only a number of devices, without cores or memory; empty if none."""
+    """The scheme or unit of which the container requests only a number, without cores or memory; empty if none."""
     by_memory: str = ""
-    """The kind whose shares are charged cores in proportion to their memory; empty if there is none."""
+    """The scheme whose shares are charged cores in proportion to their memory; empty if there is none."""
     limits: tuple[ShareLimits, ...] = ()
     """The vendors' libraries that may limit the container's shares of cards."""
     memory_per_card: int = 0
@@ -81,7 +81,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     def charge(self, kind: str, worth: CardWorth) -> Charge:
         """Return the charge of one kind on a GPU model. ``worth``: the cores and memory of a device of the model."""
         charge = self.charges.get(kind, NOTHING)
-        # A request without cores is charged all cores of a card for each device. So the quotient is their number.
+        # A request without cores is charged all cores of a card for each device. So this is the number of devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -213,7 +213,7 @@ def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # A container that also sets cores or memory, even 0, is charged these amounts. Only a bare count depends on models.
+    # A container that also sets cores or memory, even 0, is charged these amounts. Otherwise, the GPU model decides.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)

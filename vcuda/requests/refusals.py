@@ -36,7 +36,8 @@ EFFECTS: Mapping[Allowance, str] = {
 
 
 class Refusal(NamedTuple):
-    """A reason to refuse a pod. ``allowance``: the entry in a quota's ``allow`` that permits it; None if none does."""
+    """A reason to refuse a pod. ``allowance``: the entry in a quota's ``allow`` list that would permit the pod; None if
+    no entry would."""
 
     path: str
     message: str
@@ -218,7 +219,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
     """Return the scheme whose vGPU count may be requested by a resource with this name; None if there is no scheme."""
-    # An entry in ``gpu_units`` would not help: the vendor still gives as many shares as this resource requests.
+    # The vendor gives as many shares as such a resource requests, even if ``gpu_units`` has another value for it.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]

@@ -1,4 +1,4 @@
-"""The resources by which pods request GPUs. A scheme has the resources of a vendor. A unit is one with a fixed charge.
+"""The resources by which pods request GPUs. A scheme has a vendor's resources. A unit is a resource of fixed charge.
 
 Some schemes and units are built in. The operator adds rows by these keys of the quota ConfigMap::
 
@@ -116,7 +116,7 @@ LONGEST = 253 + len("/") + 63
 
 
 MAX_PRODUCT = 64
-"""The maximum length of a product's name. Attributes of DRA devices have the same bound, label values have 63."""
+"""The maximum length of a product's name, as of an attribute of a DRA device. Label values have at most 63."""
 WILDCARDS = frozenset("*?")
 
 
@@ -268,7 +268,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the charge of one unit of a resource without a scheme; None if no table has the resource."""
+        """Return the charge of one unit of a resource that is in no vendor's scheme; None if no table has it."""
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
@@ -300,8 +300,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
         """Return a copy for a cluster whose nodes have registered ``cards``.
 
-        A bare count on a registered model is charged whole cards. Cores that follow the memory of a share are computed
-        from the smallest card of the model, unless the row of the model states the memory.
+        A request for only a number of devices is charged whole cards on a registered model. Cores that follow the
+        memory of a share are computed from the model's smallest card, unless the model's row states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)

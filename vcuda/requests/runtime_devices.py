@@ -49,7 +49,7 @@ NO_DEVICES = ("none", "void")
 either. AMD's runtime (ROCm/container-toolkit ``internal/oci/oci.go``) ignores unknown words. Ascend's runtime
 (Ascend/ascend-docker-runtime) accepts ``void``, and fails for ``none``."""
 
-# These runtimes and hooks give a container devices by a variable: NVIDIA/nvidia-container-toolkit,
+# These runtimes and hooks give a container devices by the next variables: NVIDIA/nvidia-container-toolkit,
 # ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads
 # container toolkit, and the toolkits of MetaX, Cambricon, Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and
 # AWS Neuron. Variables for frameworks, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, are not listed. They
@@ -110,7 +110,7 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
     return last.get(VISIBLE_DEVICES) in NO_DEVICES
 
 
-# Device plugins set NVIDIA_VISIBLE_DEVICES in containers that get cards. There CUDA_VERSION has no effect. By plugin:
+# Device plugins set NVIDIA_VISIBLE_DEVICES in containers that get cards. So CUDA_VERSION has no effect there:
 #
 #   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
 #   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)

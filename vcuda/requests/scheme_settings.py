@@ -38,7 +38,7 @@ _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def read_scheme_name(name: str) -> str:
-    """Return the name of a scheme. Raises WrongValueError if there is no such scheme."""
+    """Return the name of a vendor's scheme. Raises WrongValueError if there is no scheme of this name."""
     if name not in _BY_NAME:
         hint = suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")

@@ -1,4 +1,4 @@
-"""The vendors. A `Scheme` has the names by which pods request a vendor's cards, and its components record allocations.
+"""The vendors of GPU software. A `Scheme` has the names of one vendor's resources, annotations, labels and files.
 
 To add a vendor:
 

@@ -2,10 +2,10 @@
 
 A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
 appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
-in kubernetes pkg/kubelet/kubelet_pods.go). If two have the same name or path, the container's own takes effect. So a
-pod must not set a variable that the device plugin sets or the library reads, unless the value is known to lift no
-limit. With a CDI device, the driver's variables take effect (``ContainerEdits.Apply`` in container-device-interface).
-But a pod can still set variables that the driver does not set.
+in kubernetes pkg/kubelet/kubelet_pods.go). If two entries have the same name or path, the container's own entry takes
+effect. So a pod must not set a variable that the device plugin sets or the library reads, unless the value is known to
+lift no limit. With a CDI device, the driver's variables take effect (``ContainerEdits.Apply`` in
+container-device-interface). But a pod can still set variables that the driver does not set.
 
 ``LD_PRELOAD`` is admitted, because it only adds to ``/etc/ld.so.preload``. Three things are not checked: ``envFrom``,
 the image with its variables and links, and a command that sets variables for programs that it starts.
@@ -131,7 +131,7 @@ VCUDA_CONTROLLER = ShareLimits(
 )
 
 # The device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets the
-# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. It leaves out the preload file for some values of
+# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. The plugin omits the preload file for some values of
 # CUDA_DISABLE_CONTROL, which differ between releases. The library (Project-HAMi/HAMi-core
 # src/multiprocess/multiprocess_memory_limit.c) reads the limits, ACTIVE_OOM_KILLER, GPU_CORE_UTILIZATION_POLICY and
 # CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
@@ -152,8 +152,8 @@ HAMI_CORE = ShareLimits(
 )
 
 # The device plugin (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, `Allocate`) sets the variables of
-# pkg/util/consts.go and mounts the paths. It leaves out the preload file if the container sets DISABLE_VGPU_CONTROL. It
-# reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). If its
+# pkg/util/consts.go and mounts the paths. The plugin omits the preload file if the container sets DISABLE_VGPU_CONTROL,
+# and reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). If a
 # configuration file is missing, the library (library/src/loader.c, util.c) reads the variables instead. Older releases
 # have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and ENV_COMPATIBILITY_MODE. CUDA_SM_SHARED_BUCKET
 # can give each process its own full share of cores. The other CUDA_SM_ variables tune how fast the core limit acts. By
