@@ -28,7 +28,8 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# The reason of the cause in a 429 to an eviction that a PodDisruptionBudget prevents (policyv1.DisruptionBudgetCause).
+# A 429 with a cause of this reason means that a PodDisruptionBudget prevents an eviction (DisruptionBudgetCause in
+# k8s.io/api, policy/v1).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}

@@ -30,7 +30,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""The finalizer of a ledger. It keeps a ledger that a user deletes, until all of its charges belong to stored pods."""
+"""The finalizer of a ledger. It keeps a ledger that a user deletes, until every charge belongs to a stored pod."""
 
 LOOK_AGAIN_SECONDS = 0.05
 

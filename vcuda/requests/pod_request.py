@@ -270,7 +270,7 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
         near = f"write {lower} or {lower + CORES_PER_CARD}"
         faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
     if cores < CORES_PER_CARD:
-        # A share without memory is a fault. In a stored pod, it is charged the same part of memory as of cores.
+        # A share without memory is a fault. If it is stored, it is charged memory in proportion to its cores.
         return Charge(cores, memory, 0 if memory else cores), cores, faults
     return Charge(cores, 0, card_memory=cores), cores, faults
 

@@ -32,7 +32,7 @@ EFFECTS: Mapping[Allowance, str] = {
     Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
     Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
 }
-"""The effect of a forbidden variable or volume, by the allowance by which a quota can permit it."""
+"""The effect of a variable or volume on a share. The key is the allowance with which a quota permits this effect."""
 
 
 class Refusal(NamedTuple):

@@ -116,7 +116,8 @@ LONGEST = 253 + len("/") + 63
 
 
 MAX_PRODUCT = 64
-"""The maximum length of a product's name, as of an attribute of a DRA device. Label values have at most 63."""
+"""The maximum length of a product's name. The attributes of DRA devices have the same bound. Label values have at most
+63 characters."""
 WILDCARDS = frozenset("*?")
 
 
