@@ -34,7 +34,7 @@ class UserInfo(K8sStruct, frozen=True, gc=False):
 
 
 class AdmissionRequest(K8sStruct, frozen=True, gc=False):
-    """One operation under review. ``namespace`` is always set, even if the metadata of a new pod has none yet."""
+    """One operation under review. ``namespace`` is set even if the metadata of a new pod have no namespace yet."""
 
     uid: str
     kind: GroupVersionKind = GroupVersionKind()
@@ -49,7 +49,7 @@ class AdmissionRequest(K8sStruct, frozen=True, gc=False):
 
 
 class AdmissionReview(K8sStruct, frozen=True, gc=False):
-    """The envelope of a request."""
+    """The body that the API server sends to a webhook. It contains one request."""
 
     api_version: str = ""
     kind: str = ""
@@ -77,9 +77,9 @@ def read_review(body: bytes) -> AdmissionRequest:
 class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The decision about one request, before it is encoded.
 
-    ``outcome``: the word for metrics and logs. ``status``: the HTTP status for a refused client. ``retry_after``: the
-    seconds after which the client must repeat the request by itself. ``reason``: why an allowed pod got its ``model``;
-    both go into the API server's audit log. ``rule``: the rule that ordered the models.
+    ``outcome``: the result in one word, for metrics and logs. ``status``: the HTTP status of a refusal.
+    ``retry_after``: the seconds after which the client should retry; None if it should not. ``reason``: why the pod got
+    its GPU ``model``, for the API server's audit log. ``rule``: the rule by which the order of models was chosen.
     """
 
     outcome: str
@@ -113,7 +113,7 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
         response["patch"] = _encode_patch(answer.patch, check)
     if answer.warnings:
         response["warnings"] = answer.warnings
-    # These go into the API server's audit log. There an administrator finds the reason why a pod got its model.
+    # The API server writes these annotations into its audit log. So an administrator can see why a pod got its model.
     if answer.reason:
         response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
     if not answer.allowed:
@@ -122,20 +122,20 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
 
 
 def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
-    # The patch of a pod with many terms has megabytes. It is encoded in pieces, as one call would block all threads.
+    # The patch of a pod with many affinity terms has megabytes. One call to encode all of it would block all threads.
     pieces = []
     for at in range(0, len(patch), 1000):
         check()
         pieces.append(msgspec.json.encode(patch[at : at + 1000])[1:-1])
     text = b"[" + b",".join(pieces) + b"]"
-    step = 3 * 2**16  # a multiple of 3, so that the pieces can be joined
+    step = 3 * 2**16  # a multiple of 3 bytes, so that the base64 texts can be joined
     encoded = b"".join(base64.b64encode(text[at : at + step]) for at in range(0, len(text), step))
     return msgspec.Raw(b'"' + encoded + b'"')
 
 
 def _status(answer: AdmissionResponse) -> dict[str, object]:
     details: dict[str, Any] = {}
-    # The API server turns this into a Retry-After header. client-go then waits so long, and sends the request again.
+    # The API server sends this value in a Retry-After header. client-go then waits, and sends the request again.
     if answer.retry_after is not None:
         details["retryAfterSeconds"] = answer.retry_after
     for path, message in answer.faults:

@@ -1,4 +1,4 @@
-"""Memory bounds in bytes: a cache of results that can be computed again, and an allowance for each namespace."""
+"""Bounds memory in bytes: a cache for results, and a count of the bytes that are kept for each namespace."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -8,11 +8,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 700
-"""Bytes that are counted for each entry in addition to its size, for names, Python objects and dictionary slots."""
+"""The bytes counted for each entry in addition to its size, for names, Python objects and dictionary slots."""
 
 
 class SizedCache(Generic[K, V]):
-    """A cache of ``most_bytes`` for all threads. It drops the least recently used entries. ``size_of``: in bytes."""
+    """A thread-safe cache that drops the least recently used entries. ``size_of`` returns an entry's size in bytes."""
 
     def __init__(self, most_bytes: int, size_of: Callable[[K, V], int]) -> None:
         self._most = most_bytes
@@ -28,11 +28,11 @@ class SizedCache(Generic[K, V]):
         with self._lock:
             if (found := self._entries.pop(key, None)) is None:
                 return None
-            self._entries[key] = found  # moved behind all others
+            self._entries[key] = found  # now the most recently used entry
             return found[0]
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value. A value that is larger than the cache is not kept."""
+        """Cache a value. A value that is larger than the whole cache is not cached."""
         size = self._size_of(key, value) + ENTRY_BYTES
         with self._lock:
             if old := self._entries.pop(key, None):
@@ -46,7 +46,7 @@ class SizedCache(Generic[K, V]):
 
 
 class ByteAllowance:
-    """Counts the bytes that are kept for objects, within bounds for each namespace and for all. For one thread."""
+    """Counts the bytes of kept objects, with a bound for each namespace and a bound for all. Not thread-safe."""
 
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace
@@ -56,7 +56,7 @@ class ByteAllowance:
         self.bytes = 0
 
     def keep(self, namespace: str, uid: str, size: int) -> bool:
-        """Count an object, instead of an earlier count of it. Return False if there is no room for the object."""
+        """Count an object, in place of its earlier size. Return False, without counting it, if a bound is exceeded."""
         self.release(namespace, uid)
         size += ENTRY_BYTES
         own = self._of_namespace.get(namespace, 0) + size

@@ -1,4 +1,4 @@
-"""The common parts of all commands: shared flags, types of flags that click lacks, and addresses."""
+"""The common parts of all commands: shared flags, additional types of flags, and the parsing of addresses."""
 
 import contextlib
 import functools
@@ -18,17 +18,17 @@ FAILED = 1
 """The exit status if a program could not do its work."""
 
 BAD_INPUT = 2
-"""The exit status if the input of a person is wrong. click uses the same status for a flag that it cannot read."""
+"""The exit status if the user's input is wrong. click uses the same status for an invalid flag."""
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""The context settings of every program."""
+"""The context settings of click for every program."""
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
 """``click.option``, but --help shows the environment variable and the default of the flag."""
 
 
 def printable(text: str) -> str:
-    """Return the text with escapes for unprintable characters, such as the codes that control a terminal."""
+    """Return the text with unprintable characters escaped, for example control codes of a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -40,7 +40,7 @@ def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
 def address_option(
     flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return an option whose value is (host, port) or None. ``parse`` must raise BadInput for malformed texts."""
+    """Return a click option for an address: (host, port) or None. ``parse`` must raise BadInput for a wrong address."""
 
     def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
         if text is None:
@@ -75,10 +75,10 @@ quota_configmap_option = option(
 )
 quota_key_option = option("--quota-key", default="gpu_quota", help="Key of the quota in this ConfigMap.")
 ledger_namespace_option = option(
-    "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers, and of nothing else."
+    "--ledger-namespace", default=LEDGER_NAMESPACE, help="Namespace of the ledgers. It must contain nothing else."
 )
 node_namespace_option = option(
-    "--node-namespace", default=NODE_NAMESPACE, help='Namespace of the node agents, which the entry "*" does not limit.'
+    "--node-namespace", default=NODE_NAMESPACE, help='Namespace of the node agents. The entry "*" does not limit it.'
 )
 model_label_option = option("--model-label", default=MODEL_LABEL, help="Node label with the GPU model of a node.")
 pool_label_option = option("--pool-label", default=POOL_LABEL, help="Node label with the pool of a node.")
@@ -86,7 +86,7 @@ storable_option = option(
     "--storable-seconds",
     default=STORABLE_SECONDS,
     type=click.IntRange(1, 3600),
-    help="A pod may be stored this many seconds after its admission. Must exceed the API server's --request-timeout.",
+    help="An admitted pod is stored within this many seconds or never. Must exceed the API server's --request-timeout.",
 )
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 status_address_option = address_option(
@@ -95,7 +95,7 @@ status_address_option = address_option(
 
 
 class FiniteRange(click.FloatRange):
-    """A finite number within bounds. click itself accepts nan, which it considers to be within any bounds."""
+    """A type of flag for finite numbers within bounds. click's own type accepts nan as if it were within all bounds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -105,7 +105,7 @@ class FiniteRange(click.FloatRange):
 
 
 def aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table with aligned columns. The last column has any width."""
+    """Yield the lines of a table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -141,7 +141,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 def _can_be_host(host: str) -> bool:
     """Return whether ``host`` may be an IP address or a name. An empty host stands for all addresses."""
-    with contextlib.suppress(ValueError):  # UnicodeError is a ValueError: the text is not a name
+    with contextlib.suppress(ValueError):  # also suppresses UnicodeError, for a text that cannot be a host name
         if ":" in host:
             ipaddress.IPv6Address(host)
         else:

@@ -1,4 +1,4 @@
-"""All errors that this project raises on purpose. Each is a VcudaError, and a subclass of a more general error."""
+"""All exceptions that this project raises on purpose. Each exception is a subclass of VcudaError."""
 
 import enum
 import math
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Fault(NamedTuple):
-    """One fault at one place. ``path``: the place, as in ``team-a.quota.V100.cards``. ``message``: a full sentence."""
+    """A fault in a document or object. ``path``: the field, for example ``team-a.quota.A100.cards``; may be empty."""
 
     path: str
     message: str
@@ -19,28 +19,28 @@ class Fault(NamedTuple):
 
 
 MOST_FAULTS = 100
-"""The most faults that one answer names. A pod may have thousands, and a YAML alias can repeat a fault without end."""
+"""The maximum number of faults in one answer. A pod may have thousands, and a YAML alias can repeat a fault."""
 
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
-    """Return the faults that an answer names. If some are left out, the last fault, at ``path``, has their number."""
-    # kubectl prints the faults and not the message, so the number of faults that are left out is a fault too.
+    """Return at most `MOST_FAULTS` of the faults. If there are more, add a fault at ``path`` with their number."""
+    # kubectl prints only the faults of an answer. So the number of omitted faults is also a fault.
     more = [Fault(path, f"and {len(faults) - MOST_FAULTS} more faults")] if len(faults) > MOST_FAULTS else []
     return (*faults[:MOST_FAULTS], *more)
 
 
 class VcudaError(Exception):
-    """The root of all errors in this module."""
+    """The base class of all errors in this module."""
 
 
-# `BadInput` is a mistake of a person. It ends a command, and its message has the correction. `Unavailable` is a failure
-# on the way to the API server, and is retried.
+# `BadInput` is a user's mistake, and ends a command. `Unavailable` is a failure of the API server or of the connection,
+# and is retried.
 class BadInput(VcudaError):
-    """The input of a person cannot be read. The message has the place and the correction."""
+    """A user's input is invalid. The message names the place, and explains how to correct the input."""
 
 
 class QuotaFault(BadInput):
-    """A quota document has faults. ``faults`` has all of them, in the order of the document."""
+    """A quota document has faults. ``faults`` contains all faults, in the order of the document."""
 
     def __init__(self, faults: tuple[Fault, ...]) -> None:
         super().__init__("; ".join(str(fault) for fault in faults))
@@ -48,7 +48,7 @@ class QuotaFault(BadInput):
 
 
 class BadReview(VcudaError):
-    """The request to the webhook is malformed, and not the pod in it. The answer is an HTTP 4xx without a verdict."""
+    """The HTTP request to the webhook is malformed. The webhook answers with a 4xx, and decides nothing about a pod."""
 
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class BadReview(VcudaError):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause in a Status. ``reason`` is a word that programs may compare."""
+    """One cause in a Kubernetes Status. ``reason`` is a constant for programs, ``message`` a text for people."""
 
     reason: str = ""
     message: str = ""
@@ -78,7 +78,7 @@ class ApiError(VcudaError):
 
 
 class Forbidden(ApiError):
-    """403: this process has no right to make the request, or an admission plugin refused the request."""
+    """403: this process has no permission for the request, or an admission plugin refused the request."""
 
 
 class NotFound(ApiError):
@@ -93,18 +93,18 @@ class Gone(ApiError):
     """410: the resourceVersion or continue token is older than the versions that etcd keeps."""
 
 
-# 429 raises this error and not ApiError. It does not judge the request. A write that timed out in the API server may be
-# stored.
+# Statuses 429 and 5xx raise this error and not ApiError, because they decide nothing about the request. For example, a
+# write that timed out in the API server may still be stored.
 class Unavailable(VcudaError):
-    """No usable answer: refused, reset, timed out, 429 or 5xx. It is unknown whether a write was stored."""
+    """The connection failed, the request timed out, or the status was 429 or 5xx. A write may or may not be stored."""
 
 
 class TimedOut(Unavailable):
-    """The answer did not arrive, or did not arrive completely, in time."""
+    """The complete answer did not arrive in time."""
 
 
 class TooLarge(Unavailable):
-    """The answer has more bytes than are read. ``head``: its first bytes."""
+    """The answer is larger than the allowed maximum. ``head``: the first bytes of the answer."""
 
     def __init__(self, message: str, head: bytes) -> None:
         super().__init__(message)
@@ -112,14 +112,14 @@ class TooLarge(Unavailable):
 
 
 class ListOverdue(Unavailable):
-    """A LIST took longer than it may, because there are too many objects, or they are too large."""
+    """A LIST exceeded its time limit, because the objects are too many or too large."""
 
 
 class DropReason(enum.StrEnum):
-    """The reasons why a review is not decided."""
+    """The reasons for which the webhook drops an admission review without a decision."""
 
     CROWDED = "crowded"
-    """Too many large reviews waited."""
+    """Too many large reviews were waiting."""
     LATE = "late"
     """The deadline of the review had passed, or would have passed before the decision."""
     DISCONNECTED = "disconnected"
@@ -129,7 +129,7 @@ class DropReason(enum.StrEnum):
 
 
 class Dropped(Unavailable):
-    """This replica does not decide the review. It has charged nothing, so another replica may decide it."""
+    """This replica drops a review without a decision and without a charge. Another replica may decide the review."""
 
     def __init__(self, message: str, reason: DropReason) -> None:
         super().__init__(message)
@@ -137,11 +137,11 @@ class Dropped(Unavailable):
 
 
 class WriteUnanswered(Unavailable):
-    """A write was sent, and its outcome is unknown. It may have been stored, or may be stored later."""
+    """A write was sent, but not answered. The write may have been stored, or may be stored later."""
 
 
 class HeldByBudget(Unavailable):
-    """429 to an eviction that a PodDisruptionBudget does not allow now. ``why``: the API server's own message."""
+    """A PodDisruptionBudget does not allow an eviction now (HTTP 429). ``why``: the API server's own message."""
 
     def __init__(self, message: str, why: str) -> None:
         super().__init__(message)
@@ -149,31 +149,31 @@ class HeldByBudget(Unavailable):
 
 
 class WatchLost(Unavailable):
-    """A watch reported a fault of the API server, or an unreadable event. A new list shows the missed changes."""
+    """A watch delivered an error or an unreadable event, so changes may be missing. A new list contains them."""
 
 
 class UnsupportedVersion(VcudaError):
-    """The API server is older than the oldest Kubernetes that this release supports. No request may be sent to it."""
+    """The API server is older than the oldest supported Kubernetes version. No other request may be sent to it."""
 
 
 class UnreadableLedger(VcudaError):
-    """A stored ledger is damaged. An empty ledger could admit too much, so a person must repair it."""
+    """A stored ledger is damaged. A person must repair it, because an empty ledger would admit too much."""
 
 
 class LedgerLost(VcudaError):
-    """A ledger was lost ``missing`` seconds ago. Its pods may be stored for ``left`` more; then it is rebuilt."""
+    """A ledger was lost ``missing`` seconds ago. Nothing is admitted until it is rebuilt, in ``left`` seconds."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
         super().__init__(
             f"the ledger of namespace {namespace} was lost; pods that were charged in it may still be stored, "
-            f"so that nothing is admitted for {math.ceil(left)} s; then it is rebuilt"
+            f"so nothing is admitted for {math.ceil(left)} s; then the ledger is rebuilt"
         )
         self.missing = missing
         self.left = left
 
 
 class UnreadableJournal(VcudaError):
-    """The journal of a node is damaged. The assigned cards of the node are unknown, so no card may be assigned."""
+    """The journal that records the assigned cards of a node is damaged. So no card of the node may be assigned."""
 
 
 class NotPlaced(VcudaError):

@@ -1,8 +1,8 @@
-"""The types of the Kubernetes API: views of objects, and quantities.
+"""Types for the Kubernetes API: views of objects, and quantities.
 
-A view has only the fields that are read. msgspec decodes it from raw bytes. A view is never written back, because the
-other fields of the object would be lost. Changes are sent as patches. Field names are those of Kubernetes in snake
-case. ``None`` stands for an absent and for a null field, as in Go's API types.
+A view is a type with only those fields of an object that are read. msgspec decodes it from raw bytes. A view is never
+written back, because the other fields would be lost. Changes are sent as patches. The names of fields are those of
+Kubernetes, in snake case. ``None`` stands for an absent field and for a null field, as in Go's API types.
 """
 
 import functools
@@ -15,14 +15,14 @@ import msgspec
 from kubernetes.utils import quantity as kubernetes_quantity
 
 Quantity = str | int | float
-"""A Kubernetes quantity in JSON. The API server writes texts. People also write numbers."""
+"""A Kubernetes quantity in JSON. The API server writes a text. Manifests may also have a number."""
 
 
 Operation = dict[str, Any]
 """One operation of a JSON Patch (RFC 6902)."""
 
 Check = Callable[[], None]
-"""Called between the parts of long work. It raises an exception if nobody needs the result any more."""
+"""Called repeatedly during long work. It raises an exception if the result is no longer needed."""
 
 
 def no_check() -> None:
@@ -30,14 +30,14 @@ def no_check() -> None:
 
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The exceptions of decoding, for bytes that are not JSON or not UTF-8, have another shape, or are nested too deep."""
+"""The exceptions of a decoder, for bytes that are not JSON or not UTF-8, have other types, or are nested too deep."""
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """The annotation that kubelet sets on the mirror pod of a static pod (pkg/kubelet/types). Anyone can write it."""
 
 DEFAULT_GRACE_SECONDS = 30
-"""The grace period that the API server writes into a pod without one."""
+"""The termination grace period that the API server sets in a pod without a grace period."""
 
 _LONGEST_NAME = 253
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
@@ -45,13 +45,13 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a
 
 def can_be_name(text: str) -> bool:
     """Return whether a node, pod or namespace can have this name, which must be a DNS subdomain of RFC 1123."""
-    # Every name in a request is checked, because a slash in a name, even an escaped one, leads to another API resource.
+    # Every name in a request is checked, because a slash in a name, even if escaped, would address another resource.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
 # gc=False: a decoded object is a tree, so Python's collector need not look for cycles in its parts.
 class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """A part of an object. Unknown fields are skipped."""
+    """The base class of objects and their parts. Unknown fields are ignored."""
 
 
 class OwnerReference(K8sStruct, frozen=True, gc=False):
@@ -108,13 +108,13 @@ class Resources(K8sStruct, frozen=True, gc=False):
 
 
 class SecurityContext(K8sStruct, frozen=True, gc=False):
-    """The security setting that decides whether a container sees every device of its node."""
+    """The security settings of a container. A privileged container can use every device of its node."""
 
     privileged: bool | None = None
 
 
 class EnvVarSource(K8sStruct, frozen=True, gc=False):
-    """The ConfigMap, Secret or field from which a variable takes its value. Its content is not read."""
+    """The source of a variable's value: a ConfigMap, a Secret or a field. The source is not decoded."""
 
 
 class EnvVar(K8sStruct, frozen=True, gc=False):
@@ -126,7 +126,7 @@ class EnvVar(K8sStruct, frozen=True, gc=False):
 
     @property
     def known_value(self) -> str | None:
-        """The value; None if it comes from another object."""
+        """The value of the variable; None if the value comes from another object or field."""
         return None if self.value_from is not None else self.value or ""
 
 
@@ -181,14 +181,14 @@ class Affinity(K8sStruct, frozen=True, gc=False):
 
 
 class PodResourceClaim(K8sStruct, frozen=True, gc=False):
-    """A claim that the containers of a pod may name. It exists, or is created from a template for the pod."""
+    """A claim that the pod's containers may use. It exists already, or is created for the pod from a template."""
 
     name: str = ""
     resource_claim_template_name: str | None = None
 
 
 class PodSpec(K8sStruct, frozen=True, gc=False):
-    """The requests of a pod, and its placement."""
+    """The fields of a pod's spec that state its requests and its placement."""
 
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
@@ -227,7 +227,7 @@ class Pod(K8sObject, frozen=True, gc=False):
 
     @property
     def has_ended(self) -> bool:
-        """True if the containers have ended for good. Those of a terminating pod may still run for a long time."""
+        """True if all containers have ended and will not restart. In a terminating pod, containers may still run."""
         return self.status is not None and self.status.phase in ("Succeeded", "Failed")
 
     def all_containers(self) -> Iterator[tuple[str, Container]]:
@@ -261,12 +261,12 @@ class ConfigMap(K8sObject, frozen=True, gc=False):
 
 
 # The grammar of apimachinery (pkg/api/resource/quantity.go). Python also accepts NaN, 1_000 and digits of other
-# alphabets. Without a bound on its length, one quantity would cost as much as thousands.
+# alphabets. The length is bounded, because one long quantity would take as much time as thousands of short ones.
 _NUMBER = r"[+-]?(?=\.?[0-9])[0-9]{0,30}(\.[0-9]{0,30})?"
 _GRAMMAR = re.compile(rf"{_NUMBER}([eE][+-]?[0-9]{{1,2}}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 
 LONGEST = 40
-"""The most characters of a malformed quantity that its error shows."""
+"""The error for a malformed quantity shows at most this many characters of the quantity."""
 
 
 def parse_quantity(quantity: str | float) -> Decimal:
@@ -279,7 +279,7 @@ def parse_quantity(quantity: str | float) -> Decimal:
     return number
 
 
-# Results are cached, because pods of one owner request equal amounts, and this runs for every pod.
+# Results are cached, because the pods of one owner request equal amounts. This function is called for every pod.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
     """Return a whole number from 0 to 2^53. Raises ValueError with a message for any other quantity."""

@@ -15,11 +15,11 @@ import msgspec
 import structlog
 
 INTERVAL = 0.05
-"""Seconds for which a line of a batch may wait."""
+"""The seconds between two writes of collected lines."""
 
 
 def configure(level: str, logger_factory: Callable[..., object] | None = None) -> None:
-    """Set up structlog for the process. ``level``: debug, info, warning or error. Each line is written by itself."""
+    """Set up structlog for the process. ``level``: debug, info, warning or error. Each line is written at once."""
     structlog.configure(
         processors=[_render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -29,10 +29,10 @@ def configure(level: str, logger_factory: Callable[..., object] | None = None) -
 
 
 def configure_batched(level: str) -> None:
-    """Set up structlog for a server. Its threads pass their lines on, and do not wait until the lines are written."""
+    """Set up structlog for a server. A thread that logs a line does not wait until the line is written."""
     lines = BatchedLines(sys.stdout.buffer)
     atexit.register(lines.flush)
-    # gunicorn forks its workers after this.
+    # gunicorn forks its workers after this call. Each worker needs its own lock and its own thread.
     os.register_at_fork(after_in_child=lines.start_anew)
     configure(level, lambda *_: lines)
 
@@ -43,7 +43,7 @@ class BatchedLines:
     A warning or an error is written at once, after all earlier lines. The unwritten lines of a killed process are lost.
     """
 
-    # A write releases the interpreter lock. A thread that writes and answers requests would wait for this lock.
+    # A write releases the interpreter lock. If threads that answer requests wrote lines, they would wait for this lock.
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -52,7 +52,7 @@ class BatchedLines:
         self._thread: threading.Thread | None = None
 
     def info(self, line: bytes) -> None:
-        """Take a line, which is written soon."""
+        """Collect a line. The logger's own thread writes the line soon."""
         self._lines.append(line)
         if self._thread is None:
             self._start()
@@ -60,7 +60,7 @@ class BatchedLines:
     debug = info
 
     def warning(self, line: bytes) -> None:
-        """Write a line and all waiting lines before it."""
+        """Write all waiting lines and then this line, at once."""
         self._lines.append(line)
         self.flush()
 
@@ -77,8 +77,8 @@ class BatchedLines:
                 self._stream.flush()
 
     def start_anew(self) -> None:
-        # The child has no other thread. The lock may be held by a thread of the parent, which also writes the waiting
-        # lines.
+        # A forked child has no other thread, and a thread of the parent may hold the lock. The parent writes the lines
+        # that are waiting.
         self._lines.clear()
         self._writing = threading.Lock()
         self._thread = None
@@ -96,7 +96,7 @@ class BatchedLines:
 
 
 def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
-    # This one step replaces structlog's usual chain of processors, because every admission is logged.
+    # This function replaces structlog's usual chain of processors. It is faster, and every admission is logged.
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(None, method, event)
     stamp = datetime.datetime.now(datetime.UTC).isoformat()

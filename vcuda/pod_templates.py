@@ -1,7 +1,7 @@
-"""Finds the pods that an object of any kind creates: its pod templates, each with the number of pods at a time.
+"""Finds the pod templates in an object of any kind, each with the number of its pods that exist at the same time.
 
-A PodTemplateSpec may be anywhere in the object, with its count in a field next to it. Three kinds write their pods
-differently, and each of them has its own reader.
+A PodTemplateSpec may be anywhere in the object. A field next to the template states the number of pods. Three kinds
+describe their pods in another way, and each of these kinds has its own reader.
 
 - ``InferenceService`` (KServe): each component is a pod spec with one container under the name of its runtime.
 - ``LeaderWorkerSet`` (lws): a group has one leader, and workers up to its ``size``.
@@ -15,9 +15,9 @@ from typing import Any
 Manifest = dict[str, Any]
 
 MOST_PODS = 10_000
-"""The most pods of one template."""
+"""The maximum number of pods of one template."""
 MOST_TEMPLATES = 1_000
-"""The most pod templates of one object."""
+"""The maximum number of pod templates of one object."""
 
 ONE_UNLESS_STATED = frozenset(
     {
@@ -25,7 +25,7 @@ ONE_UNLESS_STATED = frozenset(
         *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
     }
 )
-"""The kinds whose controllers create one pod for a template that has no count."""
+"""The kinds whose controllers create one pod for a template without a number of pods."""
 
 _WORKFLOWS = frozenset({"Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow"})
 _COMPONENTS = ("predictor", "transformer", "explainer")
@@ -44,11 +44,11 @@ class PodTemplate:
     spec: Manifest
     """The spec of the template's pods, as written."""
     count: int | None
-    """The number of pods at a time; None if the object does not state it."""
+    """The number of pods at the same time; None if the object does not state it."""
 
 
 def pod_templates(manifest: Manifest) -> list[PodTemplate]:
-    """Return the pod templates of an object, in order. Raises ValueError for too many, or for a wrong count."""
+    """Return the pod templates of an object, in order. Raises ValueError for too many templates or a wrong count."""
     kind, spec = manifest["kind"], manifest.get("spec")
     readers = {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}
     reader = _in_workflow if kind in _WORKFLOWS else readers.get(kind, _anywhere)
@@ -64,7 +64,7 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
 
 
 def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
-    # Each value is read once, even if an alias repeats it, because aliases in YAML can nest without end.
+    # Each value is read only once, even if YAML aliases repeat it, because aliases can repeat values without bound.
     waiting: list[tuple[object, str, int | None]] = [(spec, path, times)]
     seen: set[int] = set()
     while waiting:
@@ -84,7 +84,7 @@ def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTempl
             elif "containers" in child_spec:
                 yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
             else:
-                # This is a template of Jobs, for example. Each Job creates the pods of its own template.
+                # The child describes other objects, for example Jobs. Their pod templates are inside it.
                 inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
         waiting += reversed(inner)
 
@@ -94,7 +94,7 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return the number of pods at a time by these fields; None if they state none. Raises ValueError."""
+    """Return the number of pods at the same time that ``fields`` state; None if they state none. Raises ValueError."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts
@@ -106,7 +106,7 @@ def at_once(fields: Mapping[str, object]) -> int | None:
 
 
 def count(value: object) -> int | None:
-    """Return a number of pods; None for None. Raises ValueError for any other value."""
+    """Return ``value`` if it is a valid number of pods, or None. Raises ValueError for any other value."""
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MOST_PODS:
@@ -134,7 +134,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component that is scaled down to none creates a pod at the first request.
+                # A component with 0 pods creates a pod at the first request, so the number counts as not stated.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 
@@ -166,7 +166,7 @@ def _in_workflow(spec: Manifest, path: str, _times: int | None) -> Iterator[PodT
             containers += sidecars if isinstance(sidecars, list) else []
             inherited = {key: spec[key] for key in _INHERITED if key in spec}
             pod = {**inherited, **template, "containers": containers}
-            # A step may run many times, at the same time or one run after another.
+            # The number of pods is unknown, because a step may run many times, in parallel or in sequence.
             yield PodTemplate(f"{path}.templates[{index}]", template.get("metadata"), pod, None)
 
 

@@ -1,4 +1,4 @@
-"""Starts the programs that need the packages of the extra `server`. If a package is missing, a message says so."""
+"""Starts the programs that need the packages of the pip extra `server`. If a package is missing, prints a message."""
 
 import importlib
 from typing import Any
@@ -11,7 +11,7 @@ _OURS = frozenset({"vcuda", "webhook", "controller", "certs"})
 
 
 def load(module: str, program: str) -> Any:
-    """Return a module of this project. If a package is missing, end with a message that names the extra."""
+    """Import a module of this project. If a package is missing, exit with a message that names the extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

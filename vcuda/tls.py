@@ -1,5 +1,5 @@
-"""The certificate and key of a server in a directory. They are written in one step, and served by one TLS context. A
-served certificate can also be read over the network."""
+"""Writes a server's certificate and key into a directory in one step, loads them for a TLS server, and reads the
+certificate that a server presents over the network."""
 
 import fcntl
 import hashlib
@@ -30,7 +30,7 @@ LEAF_CERTIFICATE = "tls.crt"
 LEAF_KEY = "tls.key"
 
 DIAL_TIMEOUT_SECONDS = 5.0
-"""Seconds for the connection, and again for the handshake."""
+"""The timeout in seconds of the TCP connection, and also of the TLS handshake."""
 
 _DATA = "..data"
 _SET_PREFIX = "..issued-"
@@ -41,29 +41,28 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _Content = tuple[str, ...]
 
 
-# gunicorn by default creates a context for every connection. That slows each handshake, and makes it fail while the
-# files are being replaced. Here new connections share the context of the last good pair, and open connections keep
-# theirs.
+# By default gunicorn creates a TLS context for every connection. Then handshakes are slow, and fail while the files are
+# being replaced. Here all new connections share the context of the last good certificate and key.
 @dataclass(frozen=True, slots=True)
 class _Served:
-    """A TLS context, and the end of its certificate in Unix seconds."""
+    """A TLS context, and the time when its certificate expires, in Unix seconds."""
 
     context: ssl.SSLContext
     expiry: float
 
 
 class ServingCertificate:
-    """The certificate and key in a directory as a TLS context for a server. Raises BadInput if the first pair is bad.
+    """Loads a certificate and its key from a directory into a TLS context. Raises BadInput if the first pair is bad.
 
-    ``client_ca``: the CAs of clients, which are read again with the pair. ``client_required``: True if a client must
-    present a certificate. ``reload_failures``: the number of bad pairs since the start.
+    ``client_ca``: a file with the CAs of clients, which is read again with each pair. ``client_required``: True if a
+    client must present a certificate. ``reload_failures``: the number of bad pairs since the start.
     """
 
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
         self._directory = directory
         self._client_ca = client_ca
-        # The webhook requires no client certificate, because kubelet's probes have none. A handshake does not show
-        # which path will be requested.
+        # The webhook requires no client certificate, because kubelet's probes have none. During the handshake the
+        # requested path is not known yet.
         self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
         self._refused: _Content | None = None
@@ -72,16 +71,16 @@ class ServingCertificate:
 
     @property
     def expiry(self) -> float:
-        """The end of the served certificate in Unix seconds."""
+        """The time when the served certificate expires, in Unix seconds."""
         return self._served.expiry
 
     def current(self) -> ssl.SSLContext:
-        """Return the context for a new connection. It is the same until a poll finds a new good pair."""
+        """Return the TLS context for a new connection. It stays the same until `poll` finds a new good pair."""
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files. Serve a new good pair, or keep the last good pair and log the fault once. Only one thread may
-        call this."""
+        """Read the files again. Use a new good pair, or keep the last good pair and log the fault once. Only one thread
+        may call this method."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -124,9 +123,9 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # If the key was just replaced by an encrypted one, the empty password keeps OpenSSL from asking for one.
+        # If the key was just replaced by an encrypted key, the empty password prevents a prompt of OpenSSL.
         context.load_cert_chain(certificate, key, password="")
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is a subclass of OSError
         raise _bad(certificate, f"and tls.key are refused by OpenSSL: {error}") from error
     if client_ca:
         try:
@@ -153,7 +152,7 @@ def _read_public_key(path: Path) -> bytes:
     except OSError as error:
         raise _bad(path, f"cannot be read: {error.strerror}") from error
     except TypeError as error:
-        raise _bad(path, "is encrypted, which a server that starts by itself cannot use") from error
+        raise _bad(path, "must not be encrypted, because nobody can enter its password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         # The library's own message is left out, because nothing about a private key belongs in a log.
         raise _bad(path, "holds no PEM private key") from error
@@ -164,7 +163,7 @@ def _der(key: PublicKeyTypes) -> bytes:
 
 
 def _bad(path: Path, fault: str) -> BadInput:
-    return BadInput(f"{path} {fault}. To make a good pair: vcuda-certs issue --dir {path.parent}")
+    return BadInput(f"{path} {fault}. To create a certificate and key: vcuda-certs issue --dir {path.parent}")
 
 
 def _digest(path: Path) -> str:
@@ -175,9 +174,9 @@ def _digest(path: Path) -> str:
 
 
 def served_leaf(address: str, server_name: str) -> x509.Certificate:
-    """Return the unverified certificate that HOST:PORT presents for ``server_name``. Raises Unavailable."""
+    """Return the certificate that HOST:PORT presents for ``server_name``, without verification. Raises Unavailable."""
     host, _, port = address.rpartition(":")
-    # The caller also wants to see an invalid certificate. So it is not verified, and nothing is sent.
+    # Invalid certificates must also be returned. So the certificate is not verified, and no data is sent to the server.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -192,7 +191,7 @@ def served_leaf(address: str, server_name: str) -> x509.Certificate:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file to write. ``holds`` describes its content. ``expires``: the end of a certificate; None for a key."""
+    """One file to write. ``holds`` describes the content. ``expires``: when a certificate expires; None for a key."""
 
     name: str
     holds: str
@@ -206,8 +205,8 @@ def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
     root = authority.certificate_pem()
     return (
         File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
-        # Only the leaf is written. A client that trusts ca.crt has the CA already, and the CA would help no other
-        # client.
+        # tls.crt contains only the leaf certificate. A client that trusts the CA has ca.crt already. For any other
+        # client, the CA in tls.crt would be useless.
         *leaf_files(leaf, "serving certificate"),
     )
 
@@ -221,7 +220,7 @@ def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
 
 
 def signing_files(authority: Signed) -> tuple[File, ...]:
-    """Return the key of the CA, which signs more leaves. A reader of this key can impersonate the webhook."""
+    """Return the file of the CA's key, which can sign more certificates. Its readers can impersonate the webhook."""
     return (File(AUTHORITY_KEY, "private key of ca.crt", authority.key_pem(), _SECRET_MODE, None),)
 
 
@@ -238,8 +237,8 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
-        # Two runs at once would each remove the other's files, so one waits for the other. Some file systems have no
-        # locks.
+        # Two concurrent runs would remove each other's files, so the second run waits for the lock. Some file systems
+        # have no locks.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _swap_in(directory, files)
@@ -252,12 +251,12 @@ def _swap_in(directory: Path, files: Sequence[File]) -> None:
             _create(fresh / file.name, file)
         fresh.chmod(0o755)
         _sync(fresh)
-        # The links are made first. Until ..data moves, they lead to the old set, or to nothing in a new directory.
+        # First the links to the files are created. Until ..data is replaced, these links lead to the old set of files.
         for file in files:
             _link(directory / file.name, f"{_DATA}/{file.name}", fresh)
         _link(directory / _DATA, fresh.name, fresh)
     except BaseException:
-        # an interruption right after the swap: the fresh set is in use
+        # If the interruption came right after the swap, the fresh set is in use and stays.
         if _link_target(directory / _DATA) != fresh.name:
             shutil.rmtree(fresh)
         raise
@@ -275,7 +274,7 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _create(path: Path, file: File) -> None:
-    # The mode is set at the creation. A key whose mode is set later would be readable by all for a moment.
+    # The file is created with its final mode. Otherwise everybody could read a key for a moment.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "wb") as stream:
         stream.write(file.content)
         stream.flush()
@@ -283,7 +282,7 @@ def _create(path: Path, file: File) -> None:
 
 
 def _link(path: Path, target: str, scratch: Path) -> None:
-    # Makes path a link to target in one step, whatever file was there. scratch is a directory of this process.
+    # Makes path a link to target in one step, and replaces any file at path. scratch is a directory of this process.
     if _link_target(path) != target:
         link = scratch / "..link"
         link.symlink_to(target)
@@ -298,13 +297,13 @@ def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
     for name in set(present_files(directory)) - kept:
         if _link_target(directory / name) == f"{_DATA}/{name}":
             (directory / name).unlink()
-    # A killed run left its own set or the set before, perhaps with the key of a CA.
+    # A killed run may have left its own set of files or the previous set, perhaps with the key of a CA.
     for old in directory.glob(f"{_SET_PREFIX}*"):
         if old.name != current:
-            shutil.rmtree(old, ignore_errors=True)  # already gone, or this process may not remove it
+            shutil.rmtree(old, ignore_errors=True)  # ignores a set that this process may not remove
 
 
 def _sync(directory: Path) -> None:
-    # Writes the names in the directory to disk, so that they survive a loss of power.
+    # Writes the directory itself to disk, so that the names of the files survive a power failure.
     with _opened(directory) as descriptor:
         os.fsync(descriptor)

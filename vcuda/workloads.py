@@ -1,4 +1,4 @@
-"""Reads manifests: each pod template in them, as the pods that its owner would create, and ResourceClaims."""
+"""Reads ResourceClaims and pod templates from manifests. A template is returned as the pod that it would create."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,17 +14,17 @@ from vcuda.quota.terms import MODELS_ANNOTATION, NO_NAMESPACE, is_namespace_name
 Manifest = dict[str, Any]
 
 Check = Callable[[str, Manifest], Manifest]
-"""Returns a pod or claim as the API server reads it. The first argument is the object's place, for messages. Raises
-BadInput if the object is malformed."""
+"""Returns a pod or claim as the API server would read it. The first argument is the object's place, for messages.
+Raises BadInput if the object is malformed."""
 
-NO_TEMPLATE = "no pod template found in this object; give the pods that its controller makes"
+NO_TEMPLATE = "no pod template found in this object; check the pods that its controller creates instead"
 """The reason why an object of a kind that is not built in is skipped."""
 
 NO_PODS = "no pods found"
 """The message for an empty answer."""
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""The exceptions of PyYAML: ValueError for an impossible date, RecursionError for endless nesting."""
+"""The exceptions of PyYAML. It raises ValueError for an impossible date, and RecursionError for endless nesting."""
 
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "Pod": (),
@@ -36,13 +36,13 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "Job": ("parallelism", "completions"),
     "CronJob": ("parallelism", "completions"),
 }
-"""The kinds that can be checked, with the fields that state the number of pods. The smallest number counts."""
+"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest value counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An object as it would be created: a claim, a template, or a pod of a controller that creates ``count``
-    such pods."""
+    """An object to check. ``created``: the claim, the claim template or the pod as it would be created. ``count``: the
+    number of such pods."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ class Workload:
     created: Manifest
     count: int
     warning: str = ""
-    """A message about an annotation that has no effect in its place; empty if there is none."""
+    """A message about an annotation that is in the wrong place and so has no effect; empty if there is none."""
     part: str = ""
     """The place of the pod template, if the object has several."""
     is_counted: bool = True
@@ -62,14 +62,14 @@ class Workload:
 
     @property
     def claim_spec(self) -> Manifest | None:
-        """The spec of a template's claims, as written; None for any other object."""
+        """The spec of the claims of a ResourceClaimTemplate, as written; None for any other object."""
         spec: Manifest = self.created.get("spec", {}).get("spec", {})
         return spec if self.kind == TEMPLATE else None
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """An object that is not checked, because it is malformed, or has no pod template and is not built in."""
+    """An object that is not checked. It is malformed, or it has no pod template and its kind is not built in."""
 
     title: str
     namespace: str
@@ -78,10 +78,10 @@ class Unread:
 
 
 class MadeClaim(NamedTuple):
-    """A claim that is created for a pod.
+    """A ResourceClaim that Kubernetes would create for a pod.
 
-    ``name``: its name, as far as it is known before.
-    ``template``: the name of its template.
+    ``name``: the name of the claim, with ``*`` for each part that is not known yet.
+    ``template``: the name of the claim's template.
     ``claim``: the claim without its spec.
     """
 
@@ -135,7 +135,7 @@ def _is_built_in(manifest: Manifest) -> bool:
 
 
 def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> list[Workload]:
-    """Return the pods of an object whose kind is not built in. Each pod template is a workload."""
+    """Return one workload for each pod template of an object whose kind is not built in."""
     metadata, home = _place(where, manifest, namespace)
     name = _name_of(manifest)
     try:
@@ -144,7 +144,7 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
         raise errors.BadInput(f"{where}: {error}") from error
     found = []
     for template in templates:
-        # notebook-controller copies these to the pod, because the template of a Notebook has no metadata.
+        # The template of a Notebook has no metadata. notebook-controller copies annotations and labels of the Notebook.
         copied = {key: metadata[key] for key in ("annotations", "labels") if key in metadata}
         own = copied if manifest["kind"] == "Notebook" else template.metadata
         inner = _mapping(where, {"metadata": own}, "metadata")
@@ -157,19 +157,19 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
 
 
 def _is_claim(manifest: Manifest) -> bool:
-    # Another group may have a kind of this name. An object without apiVersion is taken for a claim.
+    # Another API group may have a kind of this name. An object without apiVersion is assumed to be a claim.
     group = str(manifest.get("apiVersion", GROUP)).partition("/")[0]
     return manifest["kind"] in (CLAIM, TEMPLATE) and group == GROUP
 
 
 def require_claims_api(where: str, manifest: Manifest) -> None:
-    """Raise BadInput if an object of resource.k8s.io has a version that is not read."""
+    """Raise BadInput if an object of resource.k8s.io has an unsupported apiVersion."""
     version = manifest.get("apiVersion")
     if version != API_VERSION:
         fault = (
             f"must be {API_VERSION}; got {version}"
             if version
-            else f"is required; for a {manifest['kind']} {API_VERSION}"
+            else f"is required; for a {manifest['kind']} it must be {API_VERSION}"
         )
         raise errors.BadInput(f"{where}: apiVersion {fault}")
 
@@ -264,7 +264,7 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
         stated = pod_templates.at_once({field: spec.get(field) for field in _KINDS[kind]})
     except ValueError as error:
         raise errors.BadInput(f"{where}: {error}") from error
-    # Each kind has one pod unless it states a number. A DaemonSet has one pod for each node; one pod stands for them.
+    # An object that states no number has one pod. A DaemonSet has one pod per node, but only one of them is checked.
     return 1 if stated is None else stated
 
 
@@ -275,7 +275,7 @@ def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
 
 
 def check_shape(where: str, manifest: Manifest) -> Manifest:
-    """Return a pod or claim as JSON. Null fields are removed, because they count as absent. This is a `Check`.
+    """Return a pod or claim as JSON values, without null fields, which count as absent. This function is a `Check`.
 
     Raises BadInput if the spec is not a mapping, or if JSON cannot represent a value. The API server checks the rest.
     """
@@ -288,7 +288,7 @@ def check_shape(where: str, manifest: Manifest) -> Manifest:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of JSON without the keys whose value is null. The API server reads such keys as absent."""
+    """Return a JSON value without the keys whose value is null. The API server treats such keys as absent."""
     if isinstance(value, dict):
         return {key: without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
@@ -306,6 +306,6 @@ def _mapping(where: str, parent: Mapping[str, Any], field: str) -> Manifest:
 
 
 def entries(parent: Mapping[str, Any], field: str) -> list[Manifest]:
-    """Return the mappings in a list of a manifest. The API server rejects a list with other items."""
+    """Return the mappings in a list of a manifest. Other items are left out, because the API server rejects them."""
     found = parent.get(field)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

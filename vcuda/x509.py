@@ -39,19 +39,19 @@ DEVELOPMENT = Names(("localhost",), (ipaddress.IPv4Address("127.0.0.1"), ipaddre
 
 
 def parse_dns_name(text: str) -> str:
-    """Return the name in lower case. One leading ``*.`` is allowed. Raises ValueError with the correction."""
+    """Return the name in lower case. One leading ``*.`` is allowed. Raises ValueError, with advice in its message."""
     name = text.lower()
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        pass  # good: in a certificate an address is not a DNS name
+        pass  # good, because an IP address is not a DNS name in a certificate
     else:
         raise ValueError(f"{text!r} is an IP address: give it with --ip")
     labels = name.removeprefix("*.").split(".")
     if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
         raise ValueError(
-            f"{text!r} is not a DNS name: write labels of letters, digits and '-' joined by '.', without a dot at"
-            f" the end, at most {_LONGEST_NAME} characters, other alphabets in their xn-- form"
+            f"{text!r} is not a DNS name: use labels of letters, digits and '-', joined by '.', without a final '.'; "
+            f"use at most {_LONGEST_NAME} characters, and write other alphabets in the form xn--"
         )
     return name
 
@@ -61,9 +61,9 @@ def parse_address(text: str) -> Address:
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is not an IP address: write one such as 127.0.0.1 or ::1") from error
+        raise ValueError(f"{text!r} is not an IP address; write, for example, 127.0.0.1 or ::1") from error
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
-        raise ValueError(f"{text!r}: a certificate cannot hold a zone, write the address without %{address.scope_id}")
+        raise ValueError(f"{text!r} must not have a zone: write the address without %{address.scope_id}")
     return address
 
 
@@ -83,7 +83,7 @@ def service_names(service: str, namespace: str) -> Names:
 AUTHORITY_LIFE = timedelta(days=730)
 LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
-"""A certificate starts so long before ``now``. Clients whose clocks are behind by less than this accept it."""
+"""A certificate is valid from this long before ``now``, so that clients with slow clocks accept the certificate."""
 
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -115,7 +115,7 @@ class Signed:
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Create an ECDSA P-256 CA for leaves of servers or clients. Each CA has its own name. Raises ValueError."""
+    """Create an ECDSA P-256 CA for certificates of servers or clients. Each CA has its own name. Raises ValueError."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
@@ -123,7 +123,7 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: b
 
 
 def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Create an ECDSA P-256 serving certificate. It ends no later than the CA. Raises ValueError."""
+    """Create an ECDSA P-256 serving certificate. It expires no later than the CA. Raises ValueError."""
     if not names:
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
     alternative = x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
@@ -131,7 +131,7 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
 
 
 def make_client(authority: Signed, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Create an ECDSA P-256 client certificate with the common name ``name``. It ends no later than the CA. Raises
+    """Create an ECDSA P-256 client certificate with the common name ``name``. It expires no later than the CA. Raises
     ValueError."""
     return _make_leaf(name, authority, now, life, ExtendedKeyUsageOID.CLIENT_AUTH)
 
@@ -153,7 +153,7 @@ def _make_leaf(
     *more: tuple[x509.ExtensionType, bool],
 ) -> Signed:
     if not authority.certificate.not_valid_before_utc <= now < authority.expires:
-        raise ValueError(f"the authority is not valid at {now:%Y-%m-%d %H:%M:%S}, so it can sign nothing")
+        raise ValueError(f"the CA is not valid at {now:%Y-%m-%d %H:%M:%S}, so it cannot sign a certificate")
     return _make(
         common,
         x509.random_serial_number(),
@@ -168,13 +168,13 @@ def _make_leaf(
 
 
 def is_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the subject has a name of the form that `make_authority` gives. Anyone can use such a name, so
-    nothing must be trusted because of it."""
+    """Return whether the subject's name has the form of a CA from `make_authority`. Anyone can use such a name, so the
+    name proves nothing."""
     return _is_our_name(certificate, "subject")
 
 
 def is_signed_by_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the issuer has a name of the form that `make_authority` gives."""
+    """Return whether the issuer's name has the form of a CA from `make_authority`."""
     return _is_our_name(certificate, "issuer")
 
 
@@ -196,11 +196,11 @@ def _make(
     authority: Signed | None,
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> Signed:
-    """Create a certificate with these extensions, each critical or not. Without an authority its own key signs it."""
+    """Create a certificate. Each extension has a flag for "critical". Without ``authority``, it is self-signed."""
     if now.tzinfo is None:
         raise ValueError("the time of issue needs a time zone")
     if end <= now:
-        raise ValueError("the life of a certificate must be longer than nothing")
+        raise ValueError("the lifetime of a certificate must be positive")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -229,5 +229,5 @@ def _to_seconds(moment: datetime) -> datetime:
 
 
 def _key_usage(*bits: str) -> x509.KeyUsage:
-    # Only these bits are set, because an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
+    # No other bits are set, because an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
     return x509.KeyUsage(**{bit: bit in bits for bit in _KEY_USAGES})

@@ -23,7 +23,7 @@ from vcuda.kube import AuthorizerGrace, Kube
 
 pytestmark = pytest.mark.timeout(180)
 
-JUST_STARTED = "this passes if the API server has just started"
+JUST_STARTED = "retry, because the API server may have just started"
 STARTS = 5
 """The maximum number of starts of the API server. At least one start must lead to such a 403."""
 

@@ -248,7 +248,7 @@ EXAMPLE = (
     "must be a product of at most 64 printable ASCII characters, for example NVIDIA-A100-*GB, "
     "where * stands for any text and ? for one character"
 )
-NARROW = "a product must not have two models: narrow one of the two, for example by an ending as in NVIDIA-A100-*GB"
+NARROW = "a product must belong to only one model: make a pattern more specific, for example NVIDIA-A100-*GB"
 
 
 @pytest.mark.parametrize(
@@ -266,12 +266,12 @@ NARROW = "a product must not have two models: narrow one of the two, for example
         ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.12; got 0.125"),
         (
             "A100: {cards: 0}",
-            ".A100.cards: must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; got 0",
+            ".A100.cards: must be above 0 and at most 1, the part of a card that one nvidia.com/gpu stands for; got 0",
         ),
         (
             "A100: {cards: 1.01}",
             (
-                ".A100.cards: must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; "
+                ".A100.cards: must be above 0 and at most 1, the part of a card that one nvidia.com/gpu stands for; "
                 "got 1.01"
             ),
         ),

@@ -71,7 +71,7 @@ def test_an_older_version_is_rejected_in_one_message_with_both_versions(told: An
 def test_an_unknown_version_logs_a_warning_and_stops_nothing(told: Any) -> None:
     warning = check(told)
     assert f"the version of Kubernetes at {SERVER} is not known" in warning
-    assert "v1.30 is the oldest that is supported" in warning
+    assert "the oldest supported version is v1.30" in warning
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"\xff", b'{"gitVersion": 1}'])

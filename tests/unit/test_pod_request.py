@@ -224,13 +224,13 @@ def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: st
     assert refusals(vcuda_pod({resource: amount})) == [f"{LIMITS}[{resource}]: {why}; write a whole number from 0 up"]
 
 
-WITHIN = "write a whole number from the requested cores to 100"
+WITHIN = "write a whole number from the requested cores"
 LEAVE_OUT = "remove it: whole cards cannot have a lower limit"
 NO_CORE_LIMITS = ("29", "101", "1000", "0", "-30", "50.0", "5e1", " 50", "50\n", "+50", "", "half", "\u0665\u0660")
 WRONG_CORE_LIMITS = [
-    *((text, (30,), f"{WITHIN}: 30 to 100") for text in NO_CORE_LIMITS),
-    ("99", (100,), f"{WITHIN}: 100 to 100"),
-    *(("50", cores, f"{WITHIN}: 60 to 100") for cores in ((10, 60), (60, 10))),
+    *((text, (30,), f"{WITHIN}, 30, to 100") for text in NO_CORE_LIMITS),
+    ("99", (100,), f"{WITHIN}, 100, to 100"),
+    *(("50", cores, f"{WITHIN}, 60, to 100") for cores in ((10, 60), (60, 10))),
     *((text, (200,), LEAVE_OUT) for text in ("100", "200", "x")),
 ]
 """Each row has the annotation's text, the cores that each container requests, and the expected message. The limit must
@@ -303,7 +303,7 @@ class TestCoresOfEachVgpu:
         self, scheme: Scheme, count: int, cores: int, memory: int
     ) -> None:
         """Whole cards are requested by the number of vGPUs. So 200 cores per vGPU are as wrong as 150."""
-        sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card; write at most 100, the share of each vGPU"
+        sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card; write at most 100, the cores of each vGPU"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]
 
@@ -335,7 +335,7 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
 )
 def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
     """The message names the resources in the order in which the API server stores them."""
-    sentence = f"{LIMITS}: requests resources of two schemes, {names}; request those of one"
+    sentence = f"{LIMITS}: requests resources of two schemes, {names}; request resources of only one scheme"
     assert refusals(vcuda_pod(limits)) == [sentence]
 
 

@@ -78,7 +78,7 @@ def test_a_pod_of_two_schedulers_is_refused(call: str) -> None:
     answer = getattr(asked, call)(both)
     assert answer.message == (
         "malformed GPU request: spec.schedulerName: requests resources of hami and vgpu-manager, "
-        "which have different schedulers; request those of one"
+        "which have different schedulers; request resources of only one scheme"
     )
 
 
@@ -179,7 +179,7 @@ def test_any_text_gives_settings_or_faults(tree: object) -> None:
 
 def test_a_name_in_two_tables_is_rejected_and_a_replaced_name_is_free() -> None:
     renamed = "hami: {resources: {count: nvidia.com/vgpu, cores: nvidia.com/vcores}}"
-    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: is already counted as a resource of scheme hami"):
+    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: already belongs to scheme hami"):
         known(renamed, gpu_units="nvidia.com/vgpu: {cards: 1}")
     free = known(renamed, gpu_units="nvidia.com/gpucores: {}")
     assert (free.is_unknown_gpu("nvidia.com/gpucores"), free.counts("nvidia.com/vcores")) == (False, True)

@@ -90,10 +90,10 @@ DOMAINS = "must be a domain of resources, for example acme.com or acme.com/gpu-*
 @pytest.mark.parametrize(
     ("units", "fault"),
     [
-        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: is already counted as a resource of scheme hami; remove it"),
+        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: already belongs to scheme hami; remove it"),
         ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; remove it"),
         ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; remove it"),
-        (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for claims and pods alike"),
+        (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a; this covers claims and pods"),
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; keep only one of them"),
         (
             "amd.com/gpu: {cards: 0.125}",

@@ -195,9 +195,9 @@ def test_a_client_rejects_a_leaf_of_another_authority(leaf: Signed) -> None:
     ("names", "now", "life", "sentence"),
     [
         pytest.param(Names(), NOW, timedelta(1), "at least one DNS name", id="no names"),
-        pytest.param(DEVELOPMENT, NOW, timedelta(0), "longer than nothing", id="no life"),
-        pytest.param(DEVELOPMENT, NOW + timedelta(730), timedelta(1), "sign nothing", id="authority expired"),
-        pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "sign nothing", id="a CA that is not valid yet"),
+        pytest.param(DEVELOPMENT, NOW, timedelta(0), "must be positive", id="no life"),
+        pytest.param(DEVELOPMENT, NOW + timedelta(730), timedelta(1), "cannot sign", id="authority expired"),
+        pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "cannot sign", id="a CA that is not valid yet"),
     ],
 )
 def test_a_leaf_that_no_client_could_accept_is_not_issued(

@@ -1,8 +1,8 @@
-"""The only package that talks to the API server.
+"""The only package that sends requests to the API server.
 
-It has a client that leaves bodies undecoded (`client`), reflectors that keep objects in memory by a watch
-(`reflector`), and the store of the ledgers. The official ``kubernetes`` client provides configuration, authentication
-and transport. Its typed models are not used, because they make decoding seventy times slower and drop unknown fields.
+The main modules are `client`, which leaves bodies undecoded, `reflector`, which keeps objects in memory by a watch, and
+`ledger_store`. The official ``kubernetes`` client provides configuration, authentication and transport. The typed
+models of that client are not used, because they make decoding seventy times slower and drop unknown fields.
 """
 
 from vcuda.kube.authorization import AuthorizerGrace

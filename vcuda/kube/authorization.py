@@ -1,7 +1,7 @@
-"""Distinguishes a missing right from an API server that has just started.
+"""Distinguishes two causes of a 403: an RBAC permission is missing, or the API server has just started.
 
-An API server answers requests before its authorizer has read all roles and bindings. Until then it answers 403 even to
-requests that the caller may make. On a small, busy machine this lasts 3 s.
+An API server answers requests before its authorizer has read all roles and bindings. Until then the API server answers
+403 even to requests that the roles permit. On a small, busy machine this lasts 3 s.
 """
 
 import re
@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 
 GRACE_SECONDS = 10.0
-"""For this many seconds after the first 403 for a verb and a resource, the API server may still be starting."""
+"""If a verb and a resource get a 403 for longer than this many seconds, the cause is not a starting API server."""
 
 FORGET_SECONDS = 60.0
-"""After this many seconds without a 403 for a verb and a resource, the next 403 counts as the first one."""
+"""After this many seconds without a 403 for a verb and a resource, the next 403 counts as their first 403."""
 
-# The message of k8s.io/apiserver if its authorizer refuses (forbiddenMessage in
-# pkg/endpoints/handlers/responsewriters). A 403 of an admission plugin or a webhook has another message, and a retry
-# does not help.
+# Matches the message of a 403 from the authorizer of the API server (forbiddenMessage in k8s.io/apiserver,
+# pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message, and is not
+# worth a retry.
 _REFUSED = re.compile(
     r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
     r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'
@@ -25,16 +25,16 @@ _REFUSED = re.compile(
 
 
 class AuthorizerGrace:
-    """Records when the authorizer refused a verb and a resource to this process. Any thread may use it."""
+    """Records the 403s that this process gets, by verb and resource. All methods are thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # By verb and resource, the times of the first and the last refusal. A process calls few kinds.
+        # The times of the first and the last 403, by verb and resource. A process uses few verbs and resources.
         self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
-        """Record this refusal. Return True if the API server may refuse only because it has just started."""
+        """Record a 403 with this message. Return True if the cause may be that the API server has just started."""
         found = _REFUSED.match(message)
         if found is None:
             return False

@@ -1,4 +1,4 @@
-"""Requests to the API server. Bodies are bytes, and every failure raises an exception of `vcuda.errors`."""
+"""Sends requests to the API server. Bodies are bytes. Every failure raises an exception of `vcuda.errors`."""
 
 import contextlib
 import datetime
@@ -28,7 +28,8 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# A 429 has a cause with this reason if a PodDisruptionBudget prevents an eviction (policyv1.DisruptionBudgetCause).
+# A 429 with a cause of this reason means that a PodDisruptionBudget prevents an eviction (DisruptionBudgetCause in
+# k8s.io/api, policy/v1).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}
@@ -55,8 +56,8 @@ class Status(msgspec.Struct, frozen=True):
 class Heard(NamedTuple):
     """An answer of the API server.
 
-    ``warnings``: the texts of the Warning headers, which the API server and its webhooks set.
-    ``date``: the time of the answer on the API server's clock; None without a valid Date header.
+    ``warnings``: the texts of the Warning headers, which the API server and admission webhooks set.
+    ``date``: the time of the answer by the API server's clock; None if the answer has no valid Date header.
     """
 
     body: bytes
@@ -67,18 +68,18 @@ class Heard(NamedTuple):
 _STATUS = msgspec.json.Decoder(Status)
 
 LIST_SECONDS = 60.0
-"""Seconds for a whole LIST, if the caller sets no other time."""
+"""The default time limit of a whole LIST, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kube:
-    """A client of one API server. Any thread may use it. `Kube.connect` creates it.
+    """A client of one API server. All methods are thread-safe. `Kube.connect` creates a client.
 
     Paths start with ``/api`` or ``/apis``. A timeout is in seconds, for the whole call.
 
     If the API server refuses a request, every method raises NotFound, Conflict, Gone or another ApiError with the
     server's message. For status 429 or 5xx, a failed or broken connection, and a timeout, every method raises
-    Unavailable. With ``grace``, a 403 also raises Unavailable if the API server may have just started.
+    Unavailable. If ``grace`` is set, a 403 from an API server that may have just started also raises Unavailable.
     """
 
     sender: Sender
@@ -99,8 +100,8 @@ class Kube:
 
         Without ``kubeconfig`` and ``context``, the client uses the pod's service account if KUBERNETES_SERVICE_HOST is
         set. Otherwise it reads KUBECONFIG or ~/.kube/config. ``pool_size``: the number of connections that stay open.
-        ``version_check``: checks the Kubernetes version before the first request. ``grace``: for processes whose
-        callers retry after Unavailable.
+        ``version_check``: checks the Kubernetes version before the first request. ``grace`` turns a 403 from a starting
+        API server into Unavailable; the callers must then retry.
 
         Raises BadInput if the credentials cannot be read.
         """
@@ -119,12 +120,12 @@ class Kube:
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
         """Read one object. The read is consistent (from etcd), unless ``params`` set a resourceVersion.
 
-        Raises TooLarge for an answer of more than ``most`` bytes.
+        Raises TooLarge if the answer has more than ``most`` bytes.
         """
         return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Read an object as `get` does. Return the answer with the time of the API server."""
+        """Read one object, as `get` does. Return the body with the time of the answer."""
         return self._heard(ApiRequest("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
@@ -132,15 +133,15 @@ class Kube:
         return self.post_heard(path, body, params, timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Create an object as `post` does. Return the answer with its warnings."""
+        """Create an object, as `post` does. Return the body with the warnings of the answer."""
         return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Replace an object. Raises Conflict if the resourceVersion in ``body`` is not the newest."""
+        """Replace the object by ``body``. Raises Conflict if the resourceVersion in ``body`` is not the newest."""
         return self.put_heard(path, body, params, timeout).body
 
     def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Replace an object as `put` does. Return the answer with the time of the API server."""
+        """Replace an object, as `put` does. Return the body with the time of the answer."""
         return self._heard(ApiRequest("PUT", path, params, body), timeout)
 
     def patch(
@@ -166,14 +167,14 @@ class Kube:
         """Yield the pages of one consistent LIST. A page has at most ``limit`` objects and a few MiB.
 
         ``timeout``: seconds for one page. ``seconds``: seconds for the whole LIST, including the caller's work between
-        pages. ``skip``: called for an object of more than `MOST_OBJECT_BYTES`, which is then left out.
+        pages. ``skip`` is called with each object of more than `MOST_OBJECT_BYTES`. The pages do not include it.
 
-        Raises TooLarge for such an object if there is no ``skip``. Raises ListOverdue after ``seconds``. Raises Gone if
+        Without ``skip``, an object of more bytes raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if
         etcd has dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
-        # The limit may change from page to page, because the continue token has only the version of the LIST and a key
-        # (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        # Each page may have another limit, because the continue token contains only the version of the LIST and the key
+        # at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             return self.get(path, query, timeout, most)
@@ -183,7 +184,7 @@ class Kube:
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> "Stream":
-        """Open a GET with an endless answer of lines. It ends after ``read_timeout`` seconds without a line."""
+        """Send a GET, and return its answer as a stream, which ends after ``read_timeout`` seconds without data."""
         self._check_version(connect_timeout)
         request = ApiRequest("GET", path, params)
         with transport(str(request)):
@@ -217,25 +218,25 @@ class Kube:
     def _refusal(self, what: str, status: int, body: bytes) -> errors.VcudaError:
         error = refusal(what, status, body)
         if self.grace and isinstance(error, errors.Forbidden) and self.grace.covers(error.message):
-            return errors.Unavailable(f"{what}: {error}; this passes if the API server has just started")
+            return errors.Unavailable(f"{what}: {error}; retry, because the API server may have just started")
         return error
 
 
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
-    """Set the fields of ``manifest`` in an object, or create the object. Return the stored object.
+    """Create the object in ``manifest``. If it exists, patch it with the fields of ``manifest``. Return it as stored.
 
-    Other fields of the object stay unchanged. Raises Conflict if another client creates the object at the same time.
+    All other fields stay unchanged. Raises Conflict if another client creates the object at the same time.
     """
     body = msgspec.json.encode(manifest)
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
     except errors.NotFound:
-        # A merge patch never creates an object. A server-side apply would, but takes fields from other managers.
+        # A merge patch never creates an object. A server-side apply creates objects, but takes over others' fields.
         return kube.post(collection, body)
 
 
 def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
-    """Return the error for an answer whose status is not 2xx. Its message comes from the Status in ``body``, if any."""
+    """Return the error for an answer whose status is not 2xx. The error's message is taken from ``body``."""
     try:
         told = _STATUS.decode(body)
     except msgspec.MsgspecError:
@@ -251,7 +252,7 @@ def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
 
 def segment(name: str) -> str:
     """Return a name as one segment of a URL path, with slashes escaped."""
-    # Users choose some names, for example in flags and manifests. A slash in a name must not lead to another object.
+    # Users choose some names, for example in flags and manifests. Unescaped, a slash could address another object.
     return quote(name, safe="")
 
 
@@ -276,13 +277,13 @@ def _date(header: str | None) -> datetime.datetime | None:
         return None
 
 
-_CHUNK = 64 * 1024  # most bytes that one read of the socket returns
-_HEAD_PARTS = 16  # parts of a too large answer that its error keeps, because they name the object
+_CHUNK = 64 * 1024  # the most bytes that one read from the socket returns
+_HEAD_PARTS = 16  # the error for a too large answer keeps this many first parts, because they contain the object's name
 
 
 @contextlib.contextmanager
 def transport(what: str) -> Iterator[None]:
-    """Raise Unavailable for every failure of a connection. ``what`` names the request in the message."""
+    """Turn every connection error in the ``with`` block into Unavailable. ``what`` names the request in messages."""
     try:
         yield
     except (UrllibTimeoutError, TimeoutError) as error:
@@ -296,7 +297,7 @@ def transport(what: str) -> Iterator[None]:
 def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
     """Return the body of a response. ``deadline``: a time of `time.monotonic`, in seconds.
 
-    Raises TimeoutError after the deadline, HTTPError if the body is cut short, and TooLarge beyond ``most`` bytes.
+    Raises TimeoutError after the deadline, HTTPError if the body is truncated, and TooLarge if it exceeds ``most``.
     """
     # urllib3 restarts its own timeout at every read, so a server that sends one byte at a time would never time out.
     parts = _Parts(most)
@@ -305,7 +306,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body did not arrive in time")
-        # A connection that the server closed after its answer has no socket.
+        # If the server has closed the connection after its answer, there is no socket.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
@@ -314,12 +315,12 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         try:
             parts.add(part)
         except errors.TooLarge:
-            response.close()  # the rest is not read, so the connection cannot be used again
+            response.close()  # the rest of the body is not read, so the connection cannot be reused
             raise
 
 
 class _Parts:
-    """Bytes that arrive in parts, up to a maximum. Each byte is copied only once, when `take` joins the parts."""
+    """Collects parts of an answer, up to ``most`` bytes. Each byte is copied only once, when `take` joins the parts."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -327,7 +328,7 @@ class _Parts:
         self._size = 0
 
     def add(self, part: bytes) -> None:
-        """Add a part. Raises TooLarge if the parts then have more than the maximum bytes."""
+        """Add a part. Raises TooLarge if all parts together now exceed the maximum."""
         self._parts.append(part)
         self._size += len(part)
         if self._size > self._most:
@@ -335,18 +336,18 @@ class _Parts:
             raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
 
     def take(self) -> bytes:
-        """Return all bytes, and start again without parts."""
+        """Return all collected bytes, and forget the parts."""
         whole = b"".join(self._parts)
         self._parts, self._size = [], 0
         return whole
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream of chunks. Newlines and blank lines are left out.
+    """Yield the lines of a stream that arrives in chunks. Newlines and blank lines are left out.
 
-    Raises Unavailable if the stream ends inside a line, and TooLarge for a line of more than `MOST_OBJECT_BYTES`.
+    Raises Unavailable if the stream ends inside a line, and TooLarge if a line exceeds `MOST_OBJECT_BYTES`.
     """
-    # To split bytes is safe, because 0x0A is never a part of a longer UTF-8 character.
+    # Undecoded bytes can be split safely, because the byte 0x0A is never a part of a multi-byte UTF-8 character.
     parts = _Parts(MOST_OBJECT_BYTES)
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
@@ -360,11 +361,11 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Stream:
-    """The lines of one streaming answer. One thread reads them. Any thread may call `abort`. The context closes it."""
+    """A streaming answer. One thread reads the lines. Any thread may call `abort`. The ``with`` block closes it."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
-        # `abort` shuts the socket down by a second descriptor. To close the socket would not wake the thread that reads
-        # from it. And after a close, the number of the first descriptor may already belong to another file.
+        # `abort` shuts the socket down through a second descriptor. A close would not wake the thread that reads from
+        # the socket. The first descriptor is unsafe, because after a close its number may belong to another file.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -379,16 +380,16 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends the stream, or has sent nothing for the read timeout.
+        """Yield lines until the server ends the stream, or sends nothing for the read timeout.
 
-        Raises Unavailable if the stream breaks, and WatchLost for a line that is too large.
+        Raises Unavailable if the connection breaks, and WatchLost if a line is too large.
         """
-        # A silent connection may be dead, so silence ends the stream without an error. The caller opens a new one.
+        # A silent connection may be dead, so silence ends the stream without an error. The caller opens a new stream.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # After WatchLost the caller lists again, and the list includes all later changes.
+            # After WatchLost the caller lists the objects again. The list includes every change up to then.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 
@@ -398,6 +399,6 @@ class Stream:
                 yield chunk
 
     def abort(self) -> None:
-        """End the stream at once, from any thread. The thread that reads sees the stream end or break."""
-        with contextlib.suppress(OSError):  # a socket that is closed or not connected has no reader to wake
+        """End the stream at once. In the reading thread, the iteration ends or raises Unavailable."""
+        with contextlib.suppress(OSError):  # the socket is already closed, so no thread waits for it
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Sends requests to the API server. It keeps connections and credentials, and checks the Kubernetes version."""
+"""Sends requests to the API server over kept connections, with credentials. Checks the Kubernetes version."""
 
 import math
 import os
@@ -22,17 +22,17 @@ from yaml import YAMLError
 from vcuda import errors, k8s_types
 
 Load = Callable[[Configuration], None]
-"""Reads the current credentials into a configuration. Raises BadInput if they cannot be read."""
+"""Reads the current credentials into a client configuration. Raises BadInput if the credentials cannot be read."""
 
-# The official loader checks little. If a kubeconfig is not a mapping, the loader raises one of these exceptions.
+# The official loader hardly checks a kubeconfig. For a malformed kubeconfig it may raise any of these exceptions.
 _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
     """Return a function that loads the credentials from ``kubeconfig``.
 
-    If ``kubeconfig`` is None, the function uses the service account of the pod. Outside a pod, or if a context is
-    given, it reads kubectl's default file.
+    If ``kubeconfig`` is None, the function uses the service account of the pod. Outside a pod, or if ``context`` is
+    given, the function reads kubectl's default kubeconfig instead.
     """
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
@@ -62,18 +62,18 @@ def _from_kubeconfig(paths: str, context: str | None) -> Load:
             where = f"{paths} (context {context})" if context else paths
             raise errors.BadInput(
                 f"No usable kubeconfig at {where}: {error} "
-                "Name a readable one, set KUBECONFIG, or run in a pod with a service account."
+                "Name a readable kubeconfig, set KUBECONFIG, or run in a pod with a service account."
             ) from error
 
     return load
 
 
 Params = Mapping[str, str | int]
-"""Query parameters, by the names of the Kubernetes API."""
+"""Query parameters of a request, by their names in the Kubernetes API."""
 
 
 class ApiRequest(NamedTuple):
-    """A request without credentials."""
+    """A request to the API server. `Sender` adds the credentials."""
 
     method: str
     path: str
@@ -93,17 +93,17 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""Seconds for which looked-up credentials are used again. A look-up takes a sixth of a request's time."""
+"""Credentials are reused for this many seconds, because to look them up takes a sixth of a request's time."""
 
 
 class Sender:
-    """Sends the requests of all threads over connections that stay open. ``load`` reads the current credentials."""
+    """Sends requests over connections that stay open, from any thread. ``load`` reads the current credentials."""
 
-    # The official client keeps the configuration, renews the token and owns the connection pool. Its `request` method
-    # is not used, because it would encode a JSON body again, and would send a JSON Patch in bytes as a strategic merge
-    # patch. Requests go to the pool directly, with the headers of `update_params_for_auth`. Redirects are not followed.
-    # A request is repeated only after a 401, with newer credentials, because only the caller knows whether a repeated
-    # write is harmless.
+    # The official client keeps the configuration, renews the token and owns the connection pool. The client's `request`
+    # method is not used. It would encode a JSON body a second time, and send a JSON Patch in bytes as a strategic merge
+    # patch. So requests go to the pool directly, with headers from `update_params_for_auth`. Redirects are not
+    # followed. `Sender` repeats a request only after a 401, with newer credentials. It repeats nothing else, because
+    # only the caller knows whether a repeated write is harmless.
 
     def __init__(self, api: ApiClient, load: Load, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -111,8 +111,8 @@ class Sender:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: tuple[float, Mapping[str, str]] = -math.inf, {}
-        # A pool manager looks up the pool and parses the URL for each request, so the pool is looked up once here. A
-        # manager for a proxy is used for each request, because it also changes the request.
+        # A pool manager parses the URL and looks up the pool for each request. So the pool is looked up here, once.
+        # With a proxy, each request uses the manager, because a manager for a proxy also changes the request.
         manager = api.rest_client.pool_manager
         self._pool = None if manager.proxy else manager.connection_from_url(self.host)
         self._base = urlsplit(self.host).path.rstrip("/")
@@ -145,7 +145,7 @@ class Sender:
         return self._pool.urlopen(request.method, self._base + target, body, headers, redirect=False, **unread)
 
     def _look(self) -> Mapping[str, str]:
-        # `update_params_for_auth` reads an expired token again. Only one thread may do so at a time.
+        # `update_params_for_auth` reads an expired token again. Only one thread at a time may call this method.
         headers: dict[str, str] = {**self._api.default_headers}
         with self._lock:
             try:
@@ -157,7 +157,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Returns the credentials if another thread has read newer ones than ``refused``. Otherwise reads them again.
+        # If another thread has read newer credentials than ``refused``, returns these. Otherwise reads them again.
         current = self._look()
         if current != refused:
             return current
@@ -176,7 +176,7 @@ _VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?!\d)", re.ASCII)
 
 
 class _Info(msgspec.Struct, frozen=True, rename="camel"):
-    """The decoded part of the answer to GET /version. In managed clouds ``minor`` may be ``30+``, for example."""
+    """The fields that are read from the answer to GET /version. In a managed cloud, ``minor`` may be ``30+``."""
 
     git_version: str = ""
     major: str = ""
@@ -187,12 +187,12 @@ _INFO = msgspec.json.Decoder(_Info)
 
 
 def check_version(answer: bytes, server: str) -> str:
-    """Return a warning if the answer to GET /version has no known version, else an empty text.
+    """Return a warning if the version in the answer to GET /version is unknown; otherwise an empty text.
 
     Raises UnsupportedVersion if the version is older than `OLDEST`.
     """
-    # An unknown version text causes only a warning, because the cluster may work. v0.0.0 also counts as unknown,
-    # because a build of Kubernetes without a version reports it.
+    # An unknown version causes only a warning, because the cluster may work. The version v0.0.0 also counts as unknown,
+    # because every Kubernetes that was built without a version reports v0.0.0.
     try:
         info = _INFO.decode(answer)
     except k8s_types.UNDECODABLE as error:
@@ -211,7 +211,7 @@ def check_version(answer: bytes, server: str) -> str:
 
 
 def unknown_version(server: str, why: str) -> str:
-    return f"the version of Kubernetes at {server} is not known ({why}): {_OLDEST} is the oldest that is supported"
+    return f"the version of Kubernetes at {server} is not known ({why}); the oldest supported version is {_OLDEST}"
 
 
 def end_process(message: str) -> NoReturn:
@@ -224,7 +224,7 @@ def end_process(message: str) -> NoReturn:
 
 @dataclass(slots=True)
 class VersionCheck:
-    """The check that a `Kube` makes before its first request, once for all threads.
+    """The check of the Kubernetes version. A `Kube` makes this check once, before its first request.
 
     ``warn`` is called if the version is unknown. ``end`` is called if the version is too old, and must end the process.
     """
@@ -235,7 +235,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the answer of ``read`` to GET /version. Raises the error of ``read`` if a retry may succeed."""
+        """Check the answer to GET /version that ``read`` returns. Raises the error of ``read`` if a retry may help."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

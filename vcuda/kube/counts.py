@@ -1,4 +1,4 @@
-"""Counts the charges of the GPU pods and claims of one namespace. Each count is made by consistent LISTs."""
+"""Counts the charges (GPU quota taken) of one namespace's pods and ResourceClaims. A count uses consistent LISTs."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -22,14 +22,13 @@ from vcuda.requests.resources import GpuResources
 T = TypeVar("T")
 
 PricedClaims = Sequence[tuple[StoredClaim, ClaimCharge]]
-"""ResourceClaims, each with its charges."""
+"""ResourceClaims, each with the GPU quota that it is charged."""
 
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """The right to list one namespace. ``timeout``: seconds for one page. ``until``: the time when the right ends, by
-    `time.monotonic`."""
+    """The permission to LIST objects of a namespace until ``until`` (`time.monotonic`). ``timeout``: for one page."""
 
     kube: client.Kube
     namespace: str
@@ -42,11 +41,11 @@ class _Turn(NamedTuple):
 
 
 class ListedPods(NamedTuple):
-    """The pods of one namespace that use GPUs.
+    """The GPU pods of one namespace, from one LIST.
 
     ``version``: the resourceVersion of the LIST.
-    ``charged``: the pods whose containers request GPUs as resources.
-    ``claim_users``: the pods that use ResourceClaims. A pod may be in ``charged`` too.
+    ``charged``: the pods whose containers request GPU resources.
+    ``claim_users``: the pods that use ResourceClaims. Such a pod may also be in ``charged``.
     """
 
     version: str
@@ -60,10 +59,10 @@ class ListedPods(NamedTuple):
 
 @dataclass(eq=False)
 class NamespaceCounter:
-    """Lists the pods and claims of one namespace at a time. All namespaces share the turns of `ListTurns`.
+    """Lists the pods and claims of a namespace, and counts their charges. `ListTurns` limits the concurrent LISTs.
 
-    A ``timeout`` is the seconds for one page, and for the wait for a turn. A method that lists raises ListOverdue if no
-    turn is free, or if the LIST does not end, in time.
+    ``timeout``: the seconds for one page of a LIST, and also for the wait for a turn. If no turn becomes free in time,
+    or if the LIST does not end in time, the method raises ListOverdue.
     """
 
     kube: client.Kube
@@ -75,22 +74,22 @@ class NamespaceCounter:
 
     @property
     def config_version(self) -> str:
-        """The resourceVersion of the quota ConfigMap by which pods are counted now."""
+        """The resourceVersion of the quota ConfigMap. That version decides what each pod is charged."""
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of pods and claims. Raises Unavailable until the devices of claims have been read."""
+        """Return the charges of pods and claims. Raises Unavailable if the devices of claims have not been read."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
-        """Return the charges of all claims except ``extended`` (names); None if claims are not served."""
+        """Return the charges of all claims not named in ``extended``; None if the API server does not serve claims."""
         return _count_claims(*self.priced_claims(namespace, extended, timeout))
 
     def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
-        """Return the version of the LIST, and the claims of a namespace with their charges.
+        """Return the resourceVersion of the LIST, and the claims of a namespace with their charges.
 
-        ``extended``: names of claims to leave out, because their pods are charged. The version is empty if the API
-        server does not serve claims. Raises Unavailable until the devices of claims are known.
+        ``extended``: the names of claims to leave out, because their pods are charged instead. The version is empty if
+        the API server does not serve claims. Raises Unavailable if there are claims, but devices have not been read.
         """
         return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
 
@@ -99,8 +98,8 @@ class NamespaceCounter:
         return pods.uids | {claim.uid for claim in claims}
 
     def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """Return the version of the LIST, and a namespace's claims. The version is empty if the API server does not
-        serve claims."""
+        """Return the resourceVersion of the LIST, and a namespace's claims. The version is empty if the API server does
+        not serve claims."""
         return self._in_turn(namespace, timeout, self._claims)
 
     def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
@@ -113,10 +112,10 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        config_version = self.config_version  # read first, so that no pod is counted by an older version
+        config_version = self.config_version  # read first: every pod is then charged by this version or a newer one
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # The pods are listed before the claims. So if a claim is left out, the pod that uses the claim is in the count.
+        # A claim is left out if its pod is charged instead. The pods are listed first, so the count includes that pod.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,

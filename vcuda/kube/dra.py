@@ -1,4 +1,4 @@
-"""Watches of Dynamic Resource Allocation: devices, DeviceClasses and claim templates, if the API server serves them."""
+"""Watches the ResourceSlices, DeviceClasses and claim templates of Dynamic Resource Allocation (DRA)."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -23,19 +23,19 @@ SLICES, CLASSES, CLAIMS, TEMPLATES = (
 )
 
 ASK_AGAIN_SECONDS = 60.0
-"""Seconds until an API server that does not serve resource.k8s.io/v1 is asked again. It may have been upgraded."""
+"""Seconds between two checks whether the API server serves resource.k8s.io/v1. An upgrade may add this API."""
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""The most bytes that are kept of the claim templates of one namespace, and of all claim templates. 512 KiB are some
-600 usual templates, 32 MiB some 40,000. The kept digest of a usual template has a hundred bytes, and `ENTRY_BYTES` are
-added. The largest digest has 14 KiB."""
+"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template counts with
+`ENTRY_BYTES` and the size of its packed requests: usually 100 bytes, at most 14 KiB. So the first bound allows about
+600 usual templates, and the second 40,000."""
 
 
 def is_served(kube: client.Kube) -> bool:
-    """Return whether the API server serves resource.k8s.io/v1. Kubernetes serves it from 1.34 on."""
+    """Return whether the API server serves resource.k8s.io/v1. Kubernetes has this API since version 1.34."""
     try:
         kube.get(API_PATH)
     except errors.NotFound:
@@ -45,8 +45,8 @@ def is_served(kube: client.Kube) -> bool:
 
 @dataclass(eq=False)
 class ServedWatches:
-    """The watches of resource.k8s.io/v1. They start as soon as the API server serves it. ``wait`` sleeps for seconds,
-    and returns True if the watches must stop."""
+    """The watches of resource.k8s.io/v1, which start as soon as the API server serves this API. ``wait`` sleeps for the
+    given seconds, and returns True if the watches must stop."""
 
     kube: client.Kube
     reflectors: Mapping[str, reflector.Reflector[Any]]
@@ -63,8 +63,8 @@ class ServedWatches:
 
     @property
     def settled(self) -> bool:
-        """True if the first answer was that the API is not served, or if every watch has listed its objects."""
-        # The value never becomes False again, so a component stays ready while the API server is upgraded.
+        """True if every watch has listed its objects, or if the API server once answered that the API is missing."""
+        # A later upgrade of the API server does not change the value to False. So the component stays ready.
         return self._once_unserved or self.synced
 
     @property
@@ -79,7 +79,7 @@ class ServedWatches:
         return self._started
 
     def start(self) -> None:
-        """Start the thread that asks the API server, and then starts the watches."""
+        """Start a thread that calls `run`."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -88,7 +88,7 @@ class ServedWatches:
             each.stop()
 
     def run(self) -> None:
-        """Ask the API server until it serves resource.k8s.io/v1. Then start the watches."""
+        """Check repeatedly whether the API server serves resource.k8s.io/v1. When it does, start the watches."""
         while not self._stopping.is_set() and not self.served:
             try:
                 self.served = is_served(self.kube)
@@ -96,7 +96,7 @@ class ServedWatches:
                 delay = ASK_AGAIN_SECONDS
             except errors.VcudaError as error:
                 delay = self._backoff.next()
-                self._log.warning("not known whether resource.k8s.io/v1 is served", error=str(error))
+                self._log.warning("could not check whether resource.k8s.io/v1 is served", error=str(error))
             if not self.served and (self.wait or self._stopping.wait)(delay):
                 return
         self._log.info("resource.k8s.io/v1 is served")
@@ -106,14 +106,14 @@ class ServedWatches:
 
 
 class DeviceInformer:
-    """Follows the ResourceSlices and DeviceClasses. After a change, `current` builds their index again."""
+    """Watches the ResourceSlices and DeviceClasses. After a change, `current` rebuilds the index of devices."""
 
     def __init__(self, kube: client.Kube, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._stale = True
         self._devices = devices.NO_DEVICES
-        # Equal offers share one object to save memory, because thousands of cards are alike.
+        # Equal device descriptions share one object. This saves memory, because thousands of cards may be equal.
         self._alike: dict[devices.DeviceOffer, devices.DeviceOffer] = {}
         self._slices: reflector.Reflector[devices.PoolSlice] = reflector.Reflector(
             kube, SLICES, lambda raw: devices.read_slice(_SLICE.decode(raw), self._alike), on_event=self._on_event
@@ -129,7 +129,7 @@ class DeviceInformer:
         return self._slices.snapshot().values()
 
     def current(self) -> devices.Devices | None:
-        """Return the devices and classes as the watches delivered them; None until both resources have been listed."""
+        """Return the devices and classes that the watches delivered; None until both watches have made a first list."""
         if not all(each.synced.is_set() for each in self.reflectors().values()):
             return None
         with self._lock:
@@ -140,7 +140,7 @@ class DeviceInformer:
             return self._devices
 
     def _on_event(self, old: object, new: object) -> None:
-        # A driver that restarts publishes the same slices again. Then nothing has changed.
+        # A driver that restarts publishes its slices again, unchanged. Such an event needs no new index.
         if old != new:
             with self._lock:
                 self._stale = True
@@ -148,12 +148,12 @@ class DeviceInformer:
 
 
 class StoredTemplate(msgspec.Struct, frozen=True, gc=False):
-    """The kept part of a ResourceClaimTemplate."""
+    """The part of a ResourceClaimTemplate that is kept in memory."""
 
     namespace: str
     uid: str
     digest: PackedDigest
-    """The requests of the template's claims, packed."""
+    """The device requests of the template's claims, in a packed form."""
 
 
 class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -161,7 +161,7 @@ class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class _RawTemplate(k8s_types.K8sObject, frozen=True, gc=False):
-    """A ResourceClaimTemplate. The spec of its claims stays undecoded."""
+    """A ResourceClaimTemplate. The spec for its claims is not decoded here."""
 
     spec: _RawTemplateSpec = _RawTemplateSpec()
 
@@ -170,9 +170,9 @@ _TEMPLATE = msgspec.json.Decoder(_RawTemplate)
 
 
 class TemplateInformer:
-    """Follows the ResourceClaimTemplates of all namespaces. It keeps the requests of their claims, within bounds.
+    """Watches the ResourceClaimTemplates of all namespaces, and keeps their device requests within a memory bound.
 
-    A template beyond the bounds is not kept. That is safe, because each claim of the template is checked and charged.
+    A template beyond the bound is not kept. This is safe: each claim from the template is itself checked and charged.
     """
 
     def __init__(self, kube: client.Kube) -> None:
@@ -187,7 +187,7 @@ class TemplateInformer:
         return {"resourceclaimtemplates": self._templates}
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:
-        """Return the requests of a template's claims; None if the template does not exist or is not kept."""
+        """Return the device requests in a claim template; None if the template does not exist or is not kept."""
         found = self._templates.get((namespace, name))
         return found.digest if found else None
 
@@ -199,7 +199,7 @@ class TemplateInformer:
             return StoredTemplate(namespace, uid, packed)
         if namespace not in self._told:
             self._told.add(namespace)
-            told = "claim templates are not kept: they are too large together; their claims are still checked"
+            told = "the claim templates of a namespace exceed the memory bound; their claims are still checked"
             self._log.warning(told, namespace=namespace)
         return None
 
@@ -208,7 +208,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # A list that broke off may have counted templates that were deleted before the next list.
+        # If a list was interrupted, the allowance may count templates that are deleted by now. These are released.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._told.clear()
 
@@ -227,7 +227,7 @@ class _ChargedBy(NamedTuple):
 
 
 class ClaimPolicies:
-    """Builds the rules by which pods and claims are charged. They follow the quota, the nodes and the devices."""
+    """Builds the rules by which pods and claims are charged, from the quota, the nodes and the devices."""
 
     def __init__(self, quota: informers.QuotaInformer, nodes: informers.NodeInformer, informer: DeviceInformer) -> None:
         self._quota = quota
@@ -237,13 +237,13 @@ class ClaimPolicies:
         self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return the resources that pods can request, with the charges that are known so far."""
+        """Return the GPU resources that pods can request, with the charges that are known so far."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return the resources of a quota ConfigMap, and add the charges of DeviceClasses and of registered cards."""
+        """Return the resources of a quota ConfigMap, with the charges that depend on DeviceClasses and nodes added."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
-        # The result is kept, because the resources of every pod of the cluster are looked up in it.
+        # The result is cached, because every pod of the cluster is checked with it.
         if made and made.known is known and made.devices is found and made.nodes is nodes:
             return made.charged
         charged = known.with_claimed(found.extended_resources if found else ()).with_registered(nodes.registered_cards)
@@ -253,12 +253,12 @@ class ClaimPolicies:
         return charged
 
     def current(self) -> charges.ClaimPolicy | None:
-        """Return the rules for claims; None until the quota and the devices have been read."""
+        """Return the rules by which claims are charged; None until the quota and the devices have been read."""
         made = self._current()
         return made.policy if made else None
 
     def price(self) -> ClaimCounter | None:
-        """Return the function that charges a stored claim; None until the quota and the devices have been read."""
+        """Return the function that computes a claim's charge; None until the quota and the devices have been read."""
         made = self._current()
         return made.counter if made else None
 

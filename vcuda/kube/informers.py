@@ -1,4 +1,4 @@
-"""Follows the quota ConfigMap, the nodes, the published free cards and the RuntimeClasses, each by a watch."""
+"""Watches the quota ConfigMap, the nodes, the ConfigMap of free cards, and the RuntimeClasses."""
 
 import functools
 import hashlib
@@ -25,7 +25,7 @@ from vcuda.requests import config
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
 
-# The most faults of one document that are logged. A YAML alias could repeat a fault without bound.
+# At most this many faults of one document are logged, because a YAML alias can repeat a fault without bound.
 MAX_FAULTS = 20
 
 _decode = msgspec.json.Decoder(ConfigMap).decode
@@ -35,7 +35,7 @@ _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
 
 class QuotaPlace(msgspec.Struct, frozen=True):
-    """The ConfigMap with the quota document, and the key of this document in the ConfigMap."""
+    """The place of the quota document: a ConfigMap, and a key in its data."""
 
     namespace: str = "kube-system"
     name: str = "gpuquota"
@@ -43,13 +43,13 @@ class QuotaPlace(msgspec.Struct, frozen=True):
 
 
 class QuotaInformer:
-    """Follows the quota ConfigMap. If a document is malformed, the last good one stays in force, and the fault is
-    reported.
+    """Watches the quota ConfigMap. If the new document is malformed, the last good document stays in force, and an
+    Event reports the fault.
 
     After the ConfigMap is deleted, no namespace is limited, as with a deleted ResourceQuota.
 
-    ``on_change`` is called after a new quota is in force. ``clock`` returns the Unix time in seconds. By this clock
-    grants (dated additions to a limit) begin and end.
+    ``on_change`` is called after a new quota comes into force. ``clock`` returns the Unix time in seconds. It decides
+    when a grant (a dated addition to a limit) begins and ends.
     """
 
     def __init__(
@@ -73,30 +73,30 @@ class QuotaInformer:
         self.reflector = reflector.Reflector(kube, self._path, _decode, params=self._params, on_event=self._on_event)
 
     def current(self) -> model.Quota | None:
-        """Return the quota in force with the limits of this moment; None until the ConfigMap has been read once."""
+        """Return the quota in force, with the limits at this moment; None until the ConfigMap has been read."""
         read = self.in_force()
         return self.clock.now(read.quota) if read else None
 
     def resources(self) -> GpuResources:
-        """Return the resources that pods can request. Their version is empty until the ConfigMap has been read."""
+        """Return the GPU resources that pods can request. Their version is empty until the ConfigMap has been read."""
         read = self.in_force()
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the parsed ConfigMap in force, without grants applied; None until it has been read."""
-        # This method sets nothing. Only the thread of the watch sets the quota in force. Otherwise a late "not found"
-        # could overwrite a document that the watch has just delivered.
+        """Return the parsed ConfigMap in force, with no grants applied; None until the ConfigMap has been read."""
+        # Only the thread of the watch assigns `_config`. If this method also did, a late "not found" here could
+        # overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
             return self._without_document()
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # The version of the watch is newer than every count that was made while the ConfigMap existed.
+        # The version is that of the watch. It is newer than every version of the ConfigMap that was deleted.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
-        """Return the version of the stored ConfigMap by a consistent LIST; empty if there is none."""
+        """Return the resourceVersion of the stored quota ConfigMap by a consistent LIST; empty if none is stored."""
         for page in self._kube.list_pages(self._path, self._params, seconds=10):
             for metadata in (_decode(raw).metadata for raw in page.items):
                 if metadata.name == self._place.name:
@@ -104,7 +104,7 @@ class QuotaInformer:
         return ""
 
     def is_valid(self) -> bool:
-        """Return False while the stored document is malformed, even if an older one is in force."""
+        """Return False if the stored document is malformed, even if an older document is still in force."""
         return not self._faulty
 
     def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
@@ -137,7 +137,7 @@ class QuotaInformer:
         kept = "the last good one stays in force" if self._config else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
         message, subject = f"the quota document is malformed, {kept}: {fault}", self._subject(config_map)
-        # The name has the version of the document, so all replicas together write one Event.
+        # The Event's name contains the version of the document. So all replicas together write only one Event.
         id_ = f"malformed-{subject.resource_version}"
         event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
         objects.post_event_or_log(self._kube, event)
@@ -150,7 +150,8 @@ class QuotaInformer:
 
 
 NodeChange = Callable[[Node | None, Node | None], None]
-"""Called after a node changes, with its old and new state. (None, new): it was created. (old, None): it was deleted."""
+"""Called with the old and the new state of a node. The old state of a created node, and the new state of a deleted
+node, are None."""
 
 
 class ObservedNode(Node, frozen=True):
@@ -159,12 +160,12 @@ class ObservedNode(Node, frozen=True):
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
-    """The schemes whose registered cards are out of date (`outdated_registers`)."""
+    """The vendors' schemes whose list of the node's cards is out of date, by `outdated_registers`."""
 
 
 class _RegisterCache:
-    """Reads the registers of nodes. A register is an annotation that lists the cards of a node. An unchanged register
-    is not read again, because nodes change every few seconds."""
+    """Reads the registers of nodes. A register is an annotation that lists the cards of a node. Nodes change every few
+    seconds, so an unchanged register is not parsed again."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, Registers]] = {}
@@ -192,10 +193,10 @@ class _RegisterCache:
 
 @dataclass(eq=False)
 class NodeInformer:
-    """Follows the labels, registered cards, GPU capacity and locks of nodes, and indexes labels and cards.
+    """Watches the labels, registered cards, GPU capacity and locks of nodes, and indexes the labels and cards.
 
-    ``on_model_change`` is called after the model or the registered cards of a node changed. ``resources`` returns the
-    resources, which also translate label values to models.
+    ``on_model_change`` is called after the GPU model or the registered cards of a node change. ``resources`` returns
+    the GPU resources, with the table that translates label values to models.
     """
 
     kube: client.Kube
@@ -214,14 +215,14 @@ class NodeInformer:
         )
 
     def follow(self, on_change: NodeChange) -> None:
-        """Call ``on_change`` after a node is created, changes in a kept field, or is deleted.
+        """Call ``on_change`` after a node is created or deleted, and after a kept field of a node changes.
 
         The caller must call this before the watch starts.
         """
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
-        """Return the nodes as the watch delivered them last."""
+        """Return the newest state of the nodes that the watch has delivered."""
         named = self.resources().models
         with self._lock:
             if self._stale or self._nodes.named is not named:
@@ -270,7 +271,7 @@ def _indexed(node: ObservedNode) -> tuple[object, ...]:
 
 
 class FreeCardsInformer:
-    """Follows the ConfigMap ``gpu-cards`` with the free cards. Without it the free cards are unknown."""
+    """Watches the ConfigMap ``gpu-cards``, which lists the free cards. If it is missing, the free cards are unknown."""
 
     def __init__(self, kube: client.Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
@@ -285,7 +286,7 @@ class FreeCardsInformer:
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):
-    """The read part of a RuntimeClass. ``handler`` names the container runtime that runs its pods."""
+    """The fields of a RuntimeClass that are read. ``handler`` names the container runtime that runs its pods."""
 
     handler: str = ""
 
@@ -294,7 +295,7 @@ _decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:
-    """Follows the RuntimeClasses, which only administrators write, and keeps the handler of each class."""
+    """Watches the RuntimeClasses, and keeps the handler of each class. Only administrators write RuntimeClasses."""
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"

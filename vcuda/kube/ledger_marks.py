@@ -1,8 +1,8 @@
-"""Marks the namespaces that have had a ledger, so that a lost ledger is not mistaken for a first one.
+"""Marks each namespace that has had a ledger. So a lost ledger is not mistaken for a namespace's first ledger.
 
-A ledger holds the charges of one namespace. While a pod is being stored, the ledger is the only record of the pod's
-charge, and a count of the stored pods would miss it. So every ledger is created closed: it admits nothing. It is opened
-at once only if the namespace never had a ledger.
+A ledger holds the charges of one namespace (the GPU quota that its pods take). Until an admitted pod is stored, only
+the ledger records the charge of the pod. A count of the stored pods would miss this charge. So every new ledger is
+closed, which means that nothing is admitted. It is opened at once only if the namespace has never had a ledger.
 """
 
 import math
@@ -23,8 +23,8 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""Seconds for which the ledger of a marked namespace may stay closed before it counts as lost. A replica marks the
-namespace first, and then opens the ledger."""
+"""After this many seconds, the closed ledger of a marked namespace counts as lost. Until then, a replica may be about
+to open the ledger, because a replica marks the namespace before it opens the ledger."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -32,8 +32,8 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 class _Opener(NamedTuple):
     """An attempt of this process to open a ledger.
 
-    ``version``: the resourceVersion of the closed ledger. It was read before the mark was written.
-    ``opener``: the random content of the mark, by which this process recognises its own mark.
+    ``version``: the resourceVersion of the closed ledger, read before this process marked the namespace.
+    ``opener``: a random text in the mark (`LedgerMarks`), by which this process recognises its own mark.
     """
 
     version: str
@@ -41,8 +41,8 @@ class _Opener(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """A closed ledger. ``counter`` identifies it. ``since``: the time when this process first saw it, in seconds of
-    ``clock``."""
+    """A closed ledger, which may be lost. ``counter``: a random number that identifies the ledger. ``since``: the time,
+    by this process's clock, at which this process first read the closed ledger."""
 
     counter: int
     since: float
@@ -50,11 +50,11 @@ class _Loss(NamedTuple):
 
 @dataclass(eq=False)
 class LedgerMarks:
-    """The marks of namespaces. Each mark is a ConfigMap in the namespace of the ledgers.
+    """Reads and writes the marks. A mark is a ConfigMap in the namespace of the ledgers.
 
-    A mark is deleted only together with its ledger, when the stored pods show all charges of the ledger. So the loss of
-    a ledger is noticed even if the namespace was deleted and created again. ``storable_seconds``: the time after which
-    a charged pod can no longer be stored. Ages are measured on this process's own clock.
+    A mark is deleted only together with its ledger, and only after every charge of the ledger belongs to a stored
+    object. So a lost ledger is noticed even if the namespace was deleted and created again. ``storable_seconds``: a pod
+    is stored within this many seconds after its admission, or never. ``clock``: measures ages, in this process only.
     """
 
     kube: client.Kube
@@ -65,29 +65,29 @@ class LedgerMarks:
     _losses: dict[str, _Loss] = field(default_factory=dict)
 
     def check_lost(self, namespace: str, lost: Reservation) -> None:
-        """Raise LedgerLost while a pod that was charged in the lost ledger may still be stored."""
+        """Raise LedgerLost if a pod that was charged in the lost ledger may still be stored later."""
         missing = self.missing(namespace, lost)
         if (left := lost.seconds + self.storable_seconds + MARGIN_SECONDS - missing) > 0:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return the seconds since this process first saw the ledger closed."""
+        """Return the seconds since this process first read the closed ledger of the namespace."""
         known, now = self._losses.get(namespace), self.clock()
-        # Each created ledger has its own counter. So the age of a newer ledger starts at 0.
+        # Each created ledger has a new random counter. So the age of a newer ledger starts at 0.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Mark the namespace. Return True if it had no mark before.
+        """Create the mark of a namespace. Return True if the namespace had no mark before.
 
-        ``version``: the resourceVersion at which the closed ledger was read. Without an earlier mark, no other ledger
-        can have admitted a charge. So the caller may replace this version by an open ledger at once. If another replica
-        opens the ledger first, the caller's write raises Conflict.
+        True means that no earlier ledger can have admitted a charge. So the caller may open the ledger at once, by a
+        write at ``version``, the resourceVersion at which the caller read the closed ledger. If another replica opens
+        the ledger first, this write raises Conflict.
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A new ledger is open within `OPENING_SECONDS`. So a ledger that is still closed after this time was lost.
+        # A replica opens a new ledger within `OPENING_SECONDS`. If it is closed for longer, an earlier ledger was lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -102,8 +102,8 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Replace or create the mark, so that every mark that was read before is outdated. Raises Conflict if another
-        process writes the mark at the same time."""
+        """Replace or create the mark. Then a process that has read an older version of the mark cannot delete the mark.
+        Raises Conflict if another process writes the mark at the same time."""
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
             answered(lambda: self.kube.post(self.collection, _mark(namespace, opener), timeout=timeout))
@@ -124,7 +124,7 @@ class LedgerMarks:
         return mark.metadata.resource_version if mark else None
 
     def remove(self, namespace: str, version: str) -> None:
-        """Delete the mark if it still has this version. Otherwise raises Conflict or NotFound."""
+        """Delete the mark of a namespace if it has this resourceVersion. Otherwise raises Conflict or NotFound."""
         self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
@@ -139,24 +139,24 @@ class LedgerMarks:
 
 @dataclass(eq=False)
 class SeenVersions:
-    """The newest version of each ledger that this process has seen within the last ``seconds``.
+    """The newest resourceVersion of each ledger that this process has read within the last ``seconds``.
 
     resourceVersions only grow, even if an object is deleted and created again. They decrease only when etcd is restored
-    from a backup. An object that was admitted by an older view is stored by now, or never will be.
+    from a backup. Older entries are not needed: pods that were admitted before then are stored, or never will be.
     """
 
     seconds: float
     clock: Callable[[], float]
-    # By namespace, the version and the time when it was last seen. The oldest entry comes first.
+    # By namespace: the version, and the time of the last read. The entry with the oldest read is the first.
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest version, or 0. An older version in a later answer means that etcd was restored."""
+        """Return the newest version; 0 if there is none. If a read returns an older version, etcd was restored."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Record a version. With ``anew``, record it even if it is older than the newest known version."""
+        """Record a version that was read or written. With ``anew``, it replaces even a newer recorded version."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now
@@ -166,7 +166,7 @@ class SeenVersions:
 
 
 def answered(write: Callable[[], T]) -> T:
-    """Return the answer to a write. Raises WriteUnanswered if the outcome is unknown."""
+    """Call ``write``, and return its result. Raises WriteUnanswered if it is unknown whether the write was stored."""
     try:
         return write()
     except errors.Unavailable as error:
@@ -184,5 +184,5 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 
 def _name(namespace: str) -> str:
-    # The name of a namespace has no dot. So no ledger can have this name.
+    # A mark and a ledger never have the same name, because the name of a ledger has no dot.
     return f"gpu-ledger-opened.{namespace}"

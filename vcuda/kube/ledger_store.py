@@ -1,7 +1,8 @@
 """Stores the ledgers in the cluster. A ledger is one ConfigMap per limited namespace, written by compare-and-swap.
 
-All ledgers are in one namespace, where tenants have no rights. RBAC cannot name the ledgers, because each new namespace
-may get one. So this system has a right to all ConfigMaps of that namespace, which are only ledgers.
+All ledgers are in one namespace, where tenants have no rights. An RBAC rule cannot list the ledgers by name, because
+each new namespace may get a ledger. So this system has rights to every ConfigMap of that namespace, and nothing else
+may be stored there.
 """
 
 import contextlib
@@ -29,7 +30,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""The finalizer of a ledger. If a user deletes the ledger, it stays until the stored pods show all of its charges."""
+"""The finalizer of a ledger. It keeps a ledger that a user deletes, until every charge belongs to a stored pod."""
 
 LOOK_AGAIN_SECONDS = 0.05
 
@@ -39,11 +40,11 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 class Stored(msgspec.Struct, frozen=True):
     """A ledger as it was read or written.
 
-    ``version``: the resourceVersion of its ConfigMap; None if there is no open ledger.
-    ``size``: the bytes of the ConfigMap.
-    ``opens``: True if the ledger is stored closed at ``version``, and a write of this ledger opens it.
-    ``deleting``: True if a user has deleted the ConfigMap, which its finalizer still keeps.
-    ``answered``: the API server's time of the answer to the write, in Unix seconds; minus infinity if it is unknown.
+    ``version``: the resourceVersion of its ConfigMap; None if no open ledger is stored.
+    ``size``: the size of the ConfigMap in bytes.
+    ``opens``: True if the stored ledger is closed (admits nothing), and a write of this ledger at ``version`` opens it.
+    ``deleting``: True if a user has deleted the ConfigMap, but its finalizer still keeps it.
+    ``answered``: when the API server answered the write, in Unix seconds by its clock; minus infinity if unknown.
     """
 
     ledger: Ledger
@@ -55,14 +56,14 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A ledger as the watch delivered it. `read` decodes it on demand, because most versions are never read."""
+    """A ledger as the watch delivered it. `read` decodes the ledger on demand, because few versions are ever read."""
 
     namespace: str
     config_map: k8s_types.ConfigMap
 
     @property
     def deleting(self) -> bool:
-        """True if a user has deleted the ConfigMap, which its finalizer still keeps."""
+        """True if a user has deleted the ConfigMap, but its finalizer still keeps it."""
         return self.config_map.metadata.deletion_timestamp is not None
 
     def read(self) -> Stored:
@@ -71,27 +72,27 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> str:
-        """The part of the ledger's text that has the counts of stored objects and their versions."""
+        """The first part of the ledger's text: the charges of the stored objects, with their resourceVersions."""
         return _counted_in((self.config_map.data or {}).get(KEY, ""))
 
     @property
     def pending_bytes(self) -> int:
-        """The length of the other part of the text, which has the pending, terminating and reserved charges."""
+        """The length of the rest of the ledger's text, which has the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
-# With this value the API server drops the managed fields at an update (Server-Side Apply, "Clearing managedFields").
-# Managed fields are a quarter of the API server's work for a write, and no tool applies a ledger.
+# An update with this value of ``managedFields`` makes the API server remove them (Server-Side Apply, "Clearing
+# managedFields"). They take a quarter of the API server's work for a write, and no tool applies a ledger.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 
 class LedgerStore(NamespaceCounter):
-    """Reads and writes ledgers. A write that replaces an old version raises Conflict.
+    """Reads and writes ledgers. A write raises Conflict if the stored ledger has changed since it was read.
 
-    ``nodes`` returns the nodes. A pod that is not pinned to a model is charged the model of its node.
-    ``resources`` returns the resources that pods can request.
-    ``claim_price`` returns the function that charges a claim; None before the devices have been read.
-    ``storable_seconds``: the time after which a pod that was charged in a lost ledger can no longer be stored.
+    ``nodes`` returns the nodes. A pod that is not pinned to a GPU model is charged the model of its node.
+    ``resources`` returns the GPU resources that pods can request.
+    ``claim_price`` returns the function that computes a claim's charge; None before the devices have been read.
+    ``storable_seconds``: a pod is stored within this many seconds after its admission, or never.
     """
 
     def __init__(
@@ -109,23 +110,23 @@ class LedgerStore(NamespaceCounter):
         super().__init__(kube, nodes, resources, claim_price)
         self._namespace = namespace
         self._sleep = sleep
-        # By namespace, the counts in the ledger that this process wrote last. The watch uses them to recognise the
-        # writes of this process.
+        # By namespace, `NamedLedger.counted` of the ledger that this process wrote last. By this text, the watch
+        # recognises the writes of this process.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # By namespace, the version of the mark that remains after its ledger was deleted.
+        # By namespace, the version of a mark (`LedgerMarks`) that must still be deleted, as its ledger was deleted.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # After this time, every object that was admitted when a ledger was last seen is stored, or never will be.
+        # An object that was admitted when its ledger was last read is stored within these seconds, or never.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger for reading. If there is no open ledger, return a count of the pods by a LIST.
+        """Return the open ledger, for reading only. If there is none, return a ledger counted from a LIST of the pods.
 
-        ``timeout``: seconds for each call. Raises UnreadableLedger if the ledger is damaged. Raises LedgerLost if a
-        ledger was lost, and pods that were charged in that ledger may still be stored.
+        ``timeout``: seconds for each call. Raises UnreadableLedger if the ledger is damaged. Raises LedgerLost if the
+        ledger was lost, and if pods that were charged in the lost ledger may still be stored later.
         """
         while True:
             stored = self._stored(namespace, timeout)
@@ -138,32 +139,32 @@ class LedgerStore(NamespaceCounter):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the newest ledger for writing. If the ledger is missing, it is created. If it is closed, the pods are
-        counted, and the next write opens it.
+        """Return the stored ledger, for writing. If there is none, create a closed ledger (it admits nothing). For a
+        closed ledger, count the pods and return an open ledger. The ledger is open when the caller has written it.
 
         Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
-        is unknown. After an error the caller may call `open` again, which continues the work.
+        is unknown. After an error the caller may call `open` again.
         """
         while True:
             stored = self._stored(namespace, timeout) or self._created(namespace, timeout)
             if stored is None:
-                continue  # another replica has created it
+                continue  # another replica has just created the ledger
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # If the namespace never had a ledger, no charge can be missing. So this replica need not wait.
+            # If the namespace had no mark, it never had a ledger. Then no charge is missing, so no wait is needed.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # A replica that has read the older mark must no longer be able to remove the mark.
+                # This writes the mark of the namespace again. A replica that has read the older mark cannot delete it.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
     def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
-        """Return True after a short sleep, if another replica may be opening the ledger. False if this replica may open
-        it.
+        """Return False if this replica may open the ledger. If another replica may be about to open the ledger, sleep
+        briefly and return True.
 
-        Raises LedgerLost if pods that were charged in a lost ledger may still be stored.
+        Raises LedgerLost if pods that were charged in a lost ledger may still be stored later.
         """
         try:
             self.check_lost(namespace, lost)
@@ -175,7 +176,7 @@ class LedgerStore(NamespaceCounter):
         return False
 
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
-        """List the pods. Return an open ledger with the counts of this LIST."""
+        """List the pods, and return an open ledger with the charges in this LIST."""
         observed = self.count_pods(namespace, timeout)
         counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
@@ -195,7 +196,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
-        """Create a closed ledger, and return it. None if a ledger exists already."""
+        """Create and return a closed ledger (one that admits nothing). Return None if a ledger exists already."""
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
@@ -203,13 +204,13 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            self._marks.renew(namespace, timeout)  # an earlier ledger was deleted together with its mark
+            self._marks.renew(namespace, timeout)  # etcd was restored, and has lost an earlier ledger and its mark
         self._note(namespace, stored, anew=True)
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger whose version is older than a version seen before, because etcd was restored. Pods that were
-        charged in the newer version may still be stored."""
+        """Close a ledger that is older than a version that was read before, because etcd was restored from a backup.
+        Pods that were charged in the newer version may still be stored later."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
@@ -226,14 +227,15 @@ class LedgerStore(NamespaceCounter):
             self._marks.opened(namespace)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
-        """Replace the ledger that was read or opened. Raises Conflict if it has changed since, or WriteUnanswered."""
+        """Write ``ledger`` in place of ``replaced``, the result of `open` or `write`. Raises Conflict if another writer
+        was first, and WriteUnanswered if the outcome is unknown."""
         if replaced.version is None:
             raise ValueError(namespace)  # a programming error: a ledger without a version must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)
         try:
             stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # The version that was read does not exist any more, as after any other write.
+            # The ledger was deleted. For the caller this is the same as any other change.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored
@@ -241,9 +243,10 @@ class LedgerStore(NamespaceCounter):
     def drop(self, namespace: str, version: str) -> None:
         """Delete the ledger and its mark, if the ledger still has ``version``. Otherwise raises Conflict or NotFound.
 
-        The caller must ensure that the stored pods show all of its charges, because a new ledger may open at once.
+        The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace
+        is opened at once, and then counts only stored pods.
         """
-        # The current mark belongs to this ledger. If a ledger is opened later, its mark has another version.
+        # The mark is read before the ledger is deleted. The mark of a later ledger has another version.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
@@ -261,7 +264,7 @@ class LedgerStore(NamespaceCounter):
     def finish_drop(self, namespace: str) -> None:
         """Delete the mark of a ledger that this process deleted, if the mark still exists."""
         if mark := self._dropped.get(namespace):
-            # A mark of another version belongs to a newer ledger.
+            # If the namespace's mark has another version, it belongs to a newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
                 self._marks.remove(namespace, mark)
             del self._dropped[namespace]
@@ -271,12 +274,12 @@ class LedgerStore(NamespaceCounter):
     ) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
-        If ``on_charge`` is given, it is called instead in two cases: the counts of stored objects have not changed, or
-        this process wrote them. It gets the namespace, and the bytes of the pending, terminating and reserved charges.
+        If ``on_charge`` is given, it is called instead after two kinds of writes: writes that leave the charges of
+        stored objects unchanged, and writes of this process. It gets the namespace and `NamedLedger.pending_bytes`.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
-            # Every write of every replica causes this call. So texts are compared, and nothing is decoded.
+            # This function runs after every write of every replica. So it compares texts, and decodes nothing.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
             if on_charge and new and known and not new.deleting and new.pending_bytes:
                 on_charge(new.namespace, new.pending_bytes)
@@ -325,7 +328,7 @@ def _written(ledger: Ledger, write: Callable[[], client.Heard]) -> Stored:
 
 
 def _everything() -> Reservation:
-    # The random counter identifies this ledger. So the age of another closed ledger is not taken for its age.
+    # The random counter identifies this closed ledger, so that its age is not confused with that of another ledger.
     return Reservation({}, secrets.randbits(53))
 
 
@@ -339,8 +342,8 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
         ledger = read_ledger((config_map.data or {})[KEY])
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
-        # To delete a ledger of another release would lose its charges, which that release can read.
-        advice = "have all parts run one release" if isinstance(error, OtherFormat) else "delete it to have it rebuilt"
+        # A ledger in the format of another release must not be deleted, because that release can read its charges.
+        advice = "update all parts to one release" if isinstance(error, OtherFormat) else "delete it to have it rebuilt"
         message = f"ledger {name} cannot be read ({error}); {advice}"
         raise errors.UnreadableLedger(message) from error
     return Stored(ledger, metadata.resource_version, size, deleting=metadata.deletion_timestamp is not None)

@@ -13,7 +13,7 @@ from vcuda.kube.client import Kube, segment
 
 LONGEST_MESSAGE = 1024  # characters; the API server rejects a longer message
 
-# The namespace of Events on cluster-wide objects. The API server accepts no other.
+# The API server accepts Events on cluster-wide objects only in this namespace.
 DEFAULT_NAMESPACE = "default"
 
 
@@ -29,9 +29,9 @@ class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One Event. ``component``: the part of this system that posts it. A message that is too long is cut.
+    """A Kubernetes Event. Its name is the subject's name, a dot and ``id``. A message that is too long is truncated.
 
-    ``id``: the end of the Event's name, after the name of the subject. If the name exists, no new Event is written.
+    ``component``: the part of this system that writes the Event.
     """
 
     subject: InvolvedObject
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event, unless an Event of its name exists. Raises ApiError if it is refused, or Unavailable."""
+    """Write an Event, unless an Event of this name exists. Raises ApiError if it is refused, or Unavailable."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest = {
@@ -80,7 +80,7 @@ def decode_each(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspe
         try:
             yield decoder.decode(raw)
         except k8s_types.UNDECODABLE as error:
-            structlog.get_logger().warning("object passed over: it cannot be decoded", error=str(error))
+            structlog.get_logger().warning("object skipped because it cannot be decoded", error=str(error))
 
 
 _NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
@@ -120,7 +120,7 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
 
 
 class Port(k8s_types.K8sStruct, frozen=True):
-    """A port of all endpoints of a slice. Without a number it means "all ports", and no client can connect to it."""
+    """A port of all endpoints of a slice. A port without a number means "all ports". No client can connect to it."""
 
     name: str | None = None
     port: int | None = None
@@ -139,7 +139,7 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint of a Service, and whether it is ready. Raises VcudaError."""
+    """Return HOST:PORT of every endpoint of a Service, and whether the endpoint is ready. Raises VcudaError."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
     pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)
@@ -152,7 +152,7 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
     """Return HOST:PORT of each endpoint at port ``port_name``, and whether the endpoint is ready."""
     found: dict[str, bool] = {}
-    # An endpoint that moves between slices is in both slices for a while. It is ready if one of them reports it ready.
+    # An endpoint that moves between slices is in both for a while. It is ready if one of the slices reports it ready.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
         found[address] = found.get(address, False) or ready
     return found

@@ -11,25 +11,25 @@ import msgspec
 from vcuda import errors
 
 MOST_PAGE_BYTES = 8 * 2**20
-"""The most bytes read of a page with more than one object. A larger page is requested again with fewer objects."""
+"""The maximum size of a page with several objects. If a page is larger, it is requested again with fewer objects."""
 
 MOST_OBJECT_BYTES = 16 * 2**20
-"""The most bytes that are read of one object. etcd stores up to 1.5 MiB (--max-request-bytes). Go writes each ``<``,
-``>`` and ``&`` as six bytes of JSON (encoding/json, HTMLEscape), so an answer has up to 9 MiB and some metadata."""
+"""The most bytes that are read of one object. etcd stores objects up to 1.5 MiB (--max-request-bytes). Go writes each
+``<``, ``>`` and ``&`` as six bytes of JSON (encoding/json, HTMLEscape). So an object may have over 9 MiB of JSON."""
 
 FIRST_PAGE = 32
 """The number of objects in the first page."""
 
 GROWTH = 4
-"""A page may have this many times the objects of the page before. If a page fails, it is requested again with this many
-times fewer objects."""
+"""After a page succeeds, the next page may have up to this many times as many objects. After a page fails, it is
+requested again with this many times fewer objects."""
 
 AIM_BYTES = 4 * 2**20
-"""The intended size of a page."""
+"""The intended size of a page, in bytes."""
 
 
 class PageSize:
-    """The number of objects to request in the next page. It is at most ``most``."""
+    """Chooses the number of objects to request in the next page, from 1 to ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -44,12 +44,12 @@ class PageSize:
         return self.objects > FIRST_PAGE
 
     def came(self, objects: int, size: int) -> None:
-        """Record a page that was read. The next page has as many such objects as `AIM_BYTES` allows."""
+        """Record the size in bytes of a page that was read, so that the next page has about `AIM_BYTES`."""
         fitting = AIM_BYTES * objects // size if objects else self.objects
         self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
 
     def shrink(self) -> None:
-        """Record that the page was too large. It is requested again with fewer objects."""
+        """Record that the page was too large. The caller then requests the page again, with fewer objects."""
         self.objects = max(1, self.objects // GROWTH)
 
 
@@ -80,7 +80,7 @@ def read_page(body: bytes) -> tuple[Page, str]:
 
 
 class SkippedObject(NamedTuple):
-    """An object that is too large to be read. The texts are empty if its first bytes do not name it."""
+    """An object that is too large to be read. The fields are empty if the object's first bytes do not name it."""
 
     namespace: str
     name: str
@@ -97,7 +97,7 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Read the ``head`` of a page whose object is too large. Return an empty page, the next token and the object."""
+    """Read the ``head`` of a page whose object is too large. Return an empty page, the next token and the name."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")
@@ -111,8 +111,8 @@ def name_in(head: bytes) -> SkippedObject:
 
 
 Fetch = Callable[[int, str, float, int], bytes]
-"""Returns the bytes of a page. The arguments are the most objects of the page, the continue token, the timeout in
-seconds, and the most bytes. Raises TooLarge for a page of more bytes, and TimedOut after the timeout."""
+"""Returns the bytes of a page. The arguments are the maximum number of objects, the continue token, the timeout in
+seconds, and the maximum number of bytes. Raises TooLarge for a page of more bytes, and TimedOut after the timeout."""
 
 Skip = Callable[[SkippedObject], None]
 """Called with an object that is too large to be read."""
@@ -160,7 +160,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # A page with many objects may cause the timeout, but only if pages have grown since the first one.
+                # The page may be slow because it has too many objects, but only if pages have grown since the first.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()

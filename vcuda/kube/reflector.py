@@ -1,4 +1,4 @@
-"""Keeps the objects of a resource in memory. A list reads them, and then a watch delivers each change."""
+"""Keeps the objects of a resource in memory. A LIST reads all objects, and then a watch delivers each change."""
 
 import math
 import random
@@ -21,16 +21,16 @@ OnEvent = Callable[[T | None, T | None], None]
 """Called after an object changes, with the old and the new object. The old object is None if the object was created.
 The new object is None if it was deleted."""
 
-_SERVER_TIMEOUT = 300  # seconds, ±20 %; then the API server ends the watch, and clients spread over its replicas again
+_SERVER_TIMEOUT = 300  # seconds, ±20 %; then the API server ends the watch. New watches balance the API servers' load.
 SILENCE = 70
 """A watch without an event for this many seconds is opened again. The API server sends a bookmark about every 60 s. If
 no bookmark arrives, the connection is dead, or the API server does not cache the resource (Events) and sends no
-bookmarks for it. A charge stays pending for longer than this. So the watch delivers a stored pod before the pending
-charge of the pod is released."""
+bookmarks for it. The charge of an admitted pod stays pending for longer than this time. So the watch delivers the
+stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts this long resets the back-off
-# Seconds for a list in pages. Then the list begins again. The API server drops its version after 5 minutes anyway.
+# A list in pages that takes longer than this many seconds is started again. After 5 minutes etcd drops its version.
 RELIST_SECONDS = 240.0
-# The statuses by which an API server refuses to stream lists. Feature gate WatchList is off up to 1.31, and in 1.33.
+# The statuses of an API server that cannot stream lists. The feature gate WatchList is off up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
@@ -58,33 +58,34 @@ class Backoff:
 
 @dataclass(eq=False)
 class Reflector(Generic[T]):
-    """The objects under one resource path, as the watch delivered them last.
+    """Keeps the objects under one resource path in a store. A thread updates the store by lists and watches.
 
-    ``synced`` is set after the first list. From then on the store only moves forward, and ``on_event`` gets every
-    change. If the connection is lost, the store keeps its objects, and ``last_event_age`` grows.
+    ``synced`` is set after the first list. After that, the store never returns to an older version, and ``on_event``
+    gets every change. If the connection is lost, the store keeps its objects, and ``last_event_age`` grows.
 
-    ``decode`` gets the raw JSON of one object. It returns None if the object must not be kept. If an object cannot be
-    decoded, this is logged and counted, and the last good value of the object stays.
+    ``decode`` gets the raw JSON of one object. It returns None if the object must not be kept. If ``decode`` fails,
+    the error is logged and counted, and the store keeps the last good value of the object.
 
-    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If it raises an
-    exception, this is logged and counted, and the next event follows. ``on_listed`` is called after each list and its
-    events. ``on_listing`` is called before each list. It returns True if ``decode`` has new rules; unchanged objects
-    are then decoded again. `list_again` starts such a list. A fault of the reflector itself is logged and ends the
-    thread; ``alive`` is then False.
+    ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If ``on_event`` raises
+    an exception, this is logged and counted, and the next event follows. ``on_listed`` is called after each list and
+    its events. ``on_listing`` is called before each list. It must return True if ``decode`` has new rules. Then
+    unchanged objects are decoded again. An unexpected error in the reflector itself is logged and ends the thread.
+    ``alive`` is then False.
 
-    ``listed_version`` is the version of the last list. It is set before the store changes to that list. The watch has
-    seen every deletion after that version, but no deletion between the previous watch and the list.
+    ``listed_version`` is the version of the last list. It is set before the store changes to that list. The watch
+    delivers every deletion after that version. An object that was created and deleted between the previous watch and
+    the list was never delivered.
 
     ``params`` are query parameters, for example selectors. ``page_size`` is in objects. ``clock`` returns seconds.
-    ``wait`` sleeps for seconds, and returns True if the reflector must stop.
+    ``wait`` sleeps for the given seconds, and returns True if the reflector must stop.
     """
 
-    # Like client-go's Reflector, this one lists, watches from the list's version, and lists again after a 410. If the
-    # API server streams lists (WatchList, KEP-3157), the initial events of a watch are the list, and the same watch
-    # continues. This saves the API server the memory of a whole answer. Otherwise the list is read in pages. If an API
-    # server has refused to stream, it is not asked again, because lists are rare. After a broken stream the next list
-    # is read in pages too, in case every stream breaks. With both kinds of list the store changes in one step, and the
-    # list has every change that the API server answered before the list began.
+    # Like client-go's Reflector, this class lists, watches from the list's version, and lists again after a 410.
+    # If the API server can stream lists (WatchList, KEP-3157), the initial events of a watch are the list. This saves
+    # memory in the API server. Otherwise the list is read in pages. After an API server has refused to stream, all
+    # later lists are read in pages. After a stream broke, the next list is read in pages, in case every stream breaks.
+    # Both kinds of list change the store in one step. Both include every change that the API server had confirmed
+    # before the list began.
 
     kube: client.Kube
     path: str
@@ -132,9 +133,9 @@ class Reflector(Generic[T]):
         return self._thread.is_alive()
 
     def last_event_age(self, now: float) -> float:
-        """Return the seconds from the last list, start of a watch, event or bookmark to ``now``, a time of ``clock``.
+        """Return the seconds between the API server's last answer and ``now``; infinite before the first list.
 
-        The result is infinite before the first list. More than 120 while the thread runs means that no answer arrives.
+        Answers are lists, starts of watches, events and bookmarks. More than 120 s mean that the server is silent.
         """
         return now - self._last_event
 
@@ -143,13 +144,13 @@ class Reflector(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the thread end. A watch, a streamed list or a wait ends at once, a list in pages after its page."""
+        """Make the thread end. During a list in pages it ends after the current page, and otherwise at once."""
         self._stopping.set()
         self._watches.abort()
 
     def list_again(self) -> None:
-        """Make the reflector list again. Any thread may call this. An open watch ends at once. A list that is running
-        is finished, and another list follows."""
+        """Make the reflector list again. Any thread may call this method. An open watch ends at once. If a list is
+        running, it is finished, and another list follows."""
         self._asked_again.set()
         self._watches.abort()
 
@@ -157,20 +158,20 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        # A wait follows each attempt, even a successful one. So a server that ends each watch at once is not flooded.
+        # The thread also waits after a successful attempt. Otherwise it would flood a server that ends watches at once.
         try:
             while not self._stopping.is_set():
                 self._attempt()
                 if self._wait(self._backoff.next()):
                     return
         except BaseException:
-            self._log.exception("reflector ended by a fault of its own")
+            self._log.exception("reflector ended by an unexpected error")
             raise
 
     def _attempt(self) -> None:
-        # Lists if a list is due, then watches. A broken watch continues from its version. Other errors make a list due.
+        # Lists if a list is due, and then watches. A lost connection needs no new list. Other errors make a list due.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # cleared before the list, so that a request during the list causes another list
+            self._asked_again.clear()  # before the list, so that `list_again` during the list causes another list
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
@@ -188,15 +189,15 @@ class Reflector(Generic[T]):
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
 
     def _list_and_watch(self) -> bool:
-        """List by the initial events of a watch, and continue to follow this watch. Return False if the list must be
-        read in pages."""
+        """Read a list from the initial events of a watch, and then the later events of this watch. Return False if the
+        list must be read in pages instead."""
         if self._streams_refused or self._stream_broken:
             return False
         with ExitStack() as stack:
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # Any other error, for example a missing right, also occurs when the list is read in pages.
+                # Other errors, for example a missing permission, also occur when the list is read in pages.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("lists are not streamed", reason=error.message)
                 return False
@@ -207,8 +208,8 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """Replace the stored objects once by a list in pages. The thread calls this if lists are not streamed."""
-        # Without a resourceVersion the answer is consistent with etcd. The API server may use its cache.
+        """Replace the stored objects by a list that is read in pages. The thread does so if it cannot stream a list."""
+        # A LIST without a resourceVersion is as new as etcd, even if the API server answers it from its cache.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
         reader = self._list_reader()
         pages = self.kube.list_pages(
@@ -269,7 +270,7 @@ class Reflector(Generic[T]):
         self._store.put(key, new, version)
         self._notify(old, new)
 
-    # An object that was deleted and created again between two watches has a new uid. Its callers get both events.
+    # If an object was deleted and created again between two watches, its uid differs. Then `on_event` is called twice.
     def _notify(self, old: store.StoreEntry[T] | None, new: store.StoreEntry[T] | None) -> None:
         if old is new:
             return
@@ -286,6 +287,6 @@ class Reflector(Generic[T]):
             return
         try:
             self.on_event(old, new)
-        except Exception:  # noqa: BLE001  # the store is still right, and it needs this thread
+        except Exception:  # noqa: BLE001  # the store is still correct, and later events need this thread
             self.counts.callback_errors += 1
             self._log.exception("callback failed")

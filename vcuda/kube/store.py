@@ -1,4 +1,4 @@
-"""The objects that a reflector keeps, by namespace and name, and the lists from which the objects come."""
+"""Stores the objects of a reflector by namespace and name, and decodes the lists and events that contain them."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -39,19 +39,19 @@ class Counts:
 
 
 class Store(Generic[T]):
-    """Objects that one thread writes and any thread reads. A reader sees a change completely or not at all."""
+    """Stores objects. Only one thread may write. Any thread may read, and gets each change completely or not at all."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
-        # The same entries by namespace. They change in place, because a copy at each change would take quadratic time.
+        # The same entries by namespace. A change modifies a group in place. To copy groups would take quadratic time.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self.version = ""
         """The newest resourceVersion that the store includes; empty before the first ``swap``."""
 
     def get(self, key: tuple[str, str]) -> T | None:
-        """Return the object with this namespace and name; None if there is none."""
+        """Return the object with this namespace and name; None if it is not stored."""
         entry = self.entry(watch.Key(*key))
         return entry.value if entry else None
 
@@ -67,7 +67,7 @@ class Store(Generic[T]):
             return self._snapshot
 
     def versioned(self, namespace: str) -> tuple[str, list[T]]:
-        """Return the newest version, and the objects of one namespace at this version."""
+        """Return the store's resourceVersion, and the objects of one namespace at this version."""
         with self._lock:
             return self.version, [entry.value for entry in self._by_namespace().get(namespace, {}).values()]
 
@@ -87,7 +87,7 @@ class Store(Generic[T]):
         return self._grouped
 
     def swap(self, entries: dict[watch.Key, StoreEntry[T]], version: str) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Replace all objects in one step, and return the previous ones."""
+        """Replace all objects in one step, and return the previous objects."""
         with self._lock:
             before, self._entries = self._entries, entries
             self._snapshot, self._grouped, self.version = None, None, version
@@ -117,10 +117,9 @@ class Listing(NamedTuple, Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectReader(Generic[T]):
-    """Decodes objects. If the version of an object is already stored, the stored value is used, unless ``anew`` is
-    True.
+    """Decodes objects. An object that is already stored at the same version is decoded again only if ``anew`` is True.
 
-    An object that cannot be decoded is logged and counted.
+    If an object cannot be decoded, this is logged and counted, and its last good value is used.
     """
 
     decode: Callable[[bytes], T | None]
@@ -143,7 +142,7 @@ class ObjectReader(Generic[T]):
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Log and count an object that is too large. Return its last good value by its key, if any."""
+        """Log and count an object that is too large. Return its stored entry by its key; empty if none is stored."""
         self.counts.undecodable += 1
         self._log.error("object too large to be read", object=str(skipped))
         key = watch.Key(*skipped)
@@ -151,7 +150,7 @@ class ObjectReader(Generic[T]):
         return {key: known} if known else {}
 
     def meta(self, raw: bytes) -> watch.Meta | None:
-        """Return the metadata of an object in a list. None if they cannot be read; the object is then left out."""
+        """Return the metadata of an object in a list; None if the metadata cannot be read."""
         try:
             return watch.read_meta(raw)
         except msgspec.MsgspecError as error:
@@ -175,9 +174,9 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects in the initial events of a watch. Raises Unavailable if their closing bookmark is missing."""
+    """Return the objects in a watch's initial events. Raises Unavailable if no bookmark ends the initial events."""
     entries: dict[watch.Key, StoreEntry[T]] = {}
-    # Changes may arrive before that bookmark too, so events of every type are applied.
+    # Changes may arrive before the bookmark. So events of every type are applied.
     for event in events:
         if event.ends_initial_events:
             return Listing(entries, event.meta.resource_version)

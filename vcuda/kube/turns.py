@@ -1,4 +1,4 @@
-"""Shares the LISTs of a process between namespaces, so that a tenant with large objects delays no other tenant."""
+"""Limits how many LISTs a process runs at a time, so that a tenant with large objects does not delay other tenants."""
 
 import threading
 import time
@@ -11,31 +11,31 @@ from vcuda.errors import ListOverdue
 T = TypeVar("T")
 
 QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
-"""Seconds for a LIST of a usual namespace, and for a LIST of a slow namespace."""
+"""The time limits of a LIST in seconds: for a usual namespace, and for a namespace whose last LISTs were slow."""
 
 MOST_QUICK, MOST_SLOW = 4, 2
-"""The most LISTs of usual namespaces, and of slow namespaces, that run at a time."""
+"""The maximum numbers of LISTs at a time: for usual namespaces, and for namespaces whose last LISTs were slow."""
 
 REST_PER_SECOND = 4.0
-"""Seconds of rest for each second of a LIST that was not finished in time."""
+"""After a LIST that timed out, its namespace is not listed for this many times as long as the LIST took."""
 
 SLOW_FOR_SECONDS = 600.0
-"""Seconds for which a namespace counts as slow after a LIST took longer than `QUICK_SECONDS`."""
+"""A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""
 
 MOST_REMEMBERED = 10_000
-"""The most namespaces that are remembered as slow, or as resting."""
+"""The maximum number of namespaces that are remembered as slow, and of those whose LIST timed out."""
 
 
 class ListTurns:
-    """Turns for LISTs, each of one namespace. Any thread may use it.
+    """Gives turns to LISTs. A LIST reads the objects of one namespace, and runs only in a turn. Thread-safe.
 
-    A LIST first has `QUICK_SECONDS`. If a LIST takes longer, it is abandoned and repeated with `SLOW_SECONDS`. Later
-    LISTs of that namespace have `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
-    `MOST_SLOW` of slow namespaces run at a time. This bounds the memory for pages. It also bounds the wait of a usual
-    namespace: for every `MOST_QUICK` namespaces that are listed for the first time, it waits at most `QUICK_SECONDS`.
+    A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, it is abandoned and repeated with `SLOW_SECONDS`. Later
+    LISTs of that namespace get `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
+    `MOST_SLOW` LISTs of slow namespaces run at a time. These bounds limit the memory for pages. They also limit the
+    wait of a usual namespace: at most `QUICK_SECONDS` for each `MOST_QUICK` namespaces that wait before it.
 
-    After a LIST that was not finished in `SLOW_SECONDS`, the namespace rests for four times as long. ``clock`` returns
-    seconds.
+    If a LIST is not finished in `SLOW_SECONDS`, its namespace rests for `REST_PER_SECOND` times as long: meanwhile it
+    is not listed. ``clock`` returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,8 +48,8 @@ class ListTurns:
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
         """Call ``make`` in a turn, and return its result. ``make`` gets the seconds that its LISTs may take.
 
-        ``patience``: seconds to wait for a turn. Raises ListOverdue if no turn was free in time, if the LISTs took too
-        long, and while the namespace rests after that. Raises any other error of ``make`` too.
+        ``patience``: seconds to wait for a turn. Raises ListOverdue if no turn is free in time, if the LISTs take too
+        long, or if the namespace rests because earlier LISTs took too long. Also raises the errors of ``make``.
         """
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
             raise self._overdue(namespace, left)
@@ -99,4 +99,4 @@ class ListTurns:
 
 
 class _NoTurn(ListOverdue):
-    """No turn was free in time."""
+    """No turn became free within the ``patience`` of the caller."""

@@ -1,4 +1,4 @@
-"""Watches of one resource path. A watch is opened, read event by event, and can be ended from any thread."""
+"""Opens watches of a resource path, and reads the events. Any thread can end an open watch."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +42,8 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WatchEvent(NamedTuple):
-    """One event of a watch. A BOOKMARK has only a version. With ``ends_initial_events`` it ends the initial events."""
+    """One event of a watch. A BOOKMARK has only a version. ``ends_initial_events``: True for the BOOKMARK that follows
+    the initial events."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     meta: Meta
@@ -67,7 +68,7 @@ class _EventLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-# Most lines begin with one of these texts, because the API server writes these two fields in this order.
+# Most lines begin with one of these texts, because the API server writes the field ``type`` before ``object``.
 _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
     b'{"type":"ADDED"': "ADDED",
     b'{"type":"MODIFIED"': "MODIFIED",
@@ -86,7 +87,7 @@ def read_meta(raw: bytes) -> Meta:
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in a line. ``what`` names the watch. Raises ApiError, or WatchLost if changes may be missed."""
+    """Return the event in a line of the watch ``what``. Raises ApiError, or WatchLost if an event may be missing."""
     try:
         return _read_change(line) or _read_any(line, what)
     except msgspec.MsgspecError as error:
@@ -94,13 +95,14 @@ def read_event(line: bytes, what: str) -> WatchEvent:
 
 
 def _read_change(line: bytes) -> WatchEvent | None:
-    """Return the event of a line that begins as usual, without a search for the object's end. None for another line."""
+    """Return the event of a line that has a beginning in `_BEGINNINGS`; None for other lines. This is faster than
+    `_read_any`, because the end of the object is not searched."""
     beginning, _, rest = line.partition(b',"object":')
     if (kind := _BEGINNINGS.get(beginning)) is None:
         return None
     raw = rest.removesuffix(b"}")
     try:
-        # The decoder reads to the end of the line. Text after the object would make the JSON invalid.
+        # The decoder reads to the end of ``raw``. So it raises an error if text follows the object.
         return WatchEvent(kind, read_meta(raw), msgspec.Raw(raw))
     except msgspec.MsgspecError:
         return None
@@ -130,10 +132,10 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
 
 @dataclass(eq=False)
 class Watches:
-    """The watches of one resource path, one at a time. ``params`` are query parameters, for example selectors.
+    """Opens watches of one resource path, one at a time. ``params`` are query parameters, for example selectors.
 
-    A watch ends after ``silence`` seconds without an event. Nothing is read after ``stopping`` is set, or while
-    ``interrupted`` is set. `abort` ends the open watch at once, so that no thread waits for its next event.
+    A watch ends after ``silence`` seconds without an event. It also ends if ``stopping`` or ``interrupted`` is set when
+    it is opened. `abort` ends the open watch at once, so that no thread waits for the next event.
     """
 
     kube: Kube
@@ -151,7 +153,7 @@ class Watches:
 
     @contextmanager
     def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
-        """Open a watch for ``seconds``, and yield its events. Raises like `Kube.stream` and `read_event`."""
+        """Open a watch for ``seconds``, and yield its events. Raises the errors of `Kube.stream` and `read_event`."""
         fixed: Params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": int(seconds)}
         params = {**self.params, **fixed, **start}
         with self.kube.stream(self.path, params, read_timeout=self.silence) as stream:

@@ -1,1 +1,1 @@
-"""The ways in which pods request GPUs: the schemes of vendors, and the request of one pod."""
+"""Reads the GPU requests of pods. The resources by which one vendor's GPUs are requested are a scheme."""

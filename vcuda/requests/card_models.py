@@ -1,4 +1,4 @@
-"""Key ``gpu_models`` of the quota ConfigMap: the products of each model, and the value of one whole device.
+"""Reads the key ``gpu_models`` of the quota ConfigMap: the products of each GPU model, and the size of a device.
 
 For example::
 
@@ -6,9 +6,9 @@ For example::
     A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
     L40S: {memory: 46068Mi}                                        # the memory of one card
 
-A product is the value of a node's model label, or the ``productName`` of a device. A space equals ``-``, and letter
-case does not matter. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row names is a
-model of its own name. Without this key, every product is a model.
+A product is the value of a node's model label, or the ``productName`` of a DRA device. Comparisons ignore letter case,
+and treat a space as ``-``. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row
+matches is itself a model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,13 +35,13 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
-"""The most products in one row. The selector of a claim has room for all of them."""
+"""The maximum number of products in one row. So many names fit into the CEL selector that pins a claim to a model."""
 MAX_ROWS = 256
-"""The most models, and the most products of all models together. Each product is compared with all others."""
+"""The maximum number of models, and of products of all models together. Validation compares all pairs of products."""
 
 
 def common_product(one: str, other: str) -> str | None:
-    """Return a name that both patterns match; None if there is no such name."""
+    """Return a product name that both patterns match; None if no name matches both patterns."""
     tried: set[tuple[int, int]] = set()
 
     def rest(at: int, by: int) -> str | None:
@@ -59,7 +59,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the next steps: the number of characters used in each pattern, and the text that they add to the name."""
+    """Yield the next steps of the search: how many characters each pattern consumes, and the text added to the name."""
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -98,11 +98,11 @@ _EXAMPLE = (
 
 
 def read_cores_of_device(value: object) -> int:
-    """Return the cores of one whole device, from 1 to the cores of a card."""
+    """Return the cores (hundredths of a card) of one device, from 1 to 100."""
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
-            f"must be the part of a card that one nvidia.com/gpu gives a pod, above 0 and at most 1; got {shown(value)}"
+            f"must be above 0 and at most 1, the part of a card that one nvidia.com/gpu stands for; got {shown(value)}"
         )
     return cores
 
@@ -130,12 +130,12 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 
 
 def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
-    """Return the rows of the key. ``limited``: the models of the quota. Raises QuotaFault."""
+    """Parse the text of ``gpu_models``. ``limited``: the models that the quota document limits. Raises QuotaFault."""
     return check_text(text, lambda tree: _read_models(tree, limited), _sentence)
 
 
 def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
-    # A bare list is short for `products`. The path of a fault in the list has no `products`, like the text.
+    # A bare list is short for a mapping with `products`. Paths of faults in a bare list do not contain `products`.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
@@ -166,7 +166,7 @@ class _Claimed(NamedTuple):
 
     @property
     def with_vendor(self) -> str:
-        """The pattern with the vendor's prefix, by which products are compared (`vcuda.discovery.names`)."""
+        """The pattern with the prefix ``nvidia-``, which some sources add to products (`vcuda.discovery.names`)."""
         pattern = self.pattern
         return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
 
@@ -176,7 +176,7 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the places where one product could belong to two models."""
+    """Yield each place where a product could belong to two models, with a message."""
     products = [
         _Claimed((model, "products", at), model, product, at_product=True)
         for model, row in rows.items()
@@ -188,7 +188,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
             f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {len(rows)} and {len(products)}",
         )
         return
-    # A model that only the quota names is also a model of its own name. There may be thousands of such models.
+    # A model that only the quota document names also matches the product of the same name.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
@@ -206,7 +206,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
             yield own.place, "duplicate product; remove it"
 
 
-_NARROW = "a product must not have two models: narrow one of the two, for example by an ending as in NVIDIA-A100-*GB"
+_NARROW = "a product must belong to only one model: make a pattern more specific, for example NVIDIA-A100-*GB"
 
 
 def _common(one: str, other: str) -> str | None:

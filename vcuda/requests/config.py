@@ -22,10 +22,10 @@ from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
 TIME_ZONE = "gpu_time_zone"
-"""The keys of the ConfigMap. The operator can choose another name for the key of the quota."""
+"""The keys of the ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""The beginning of the keys of this system. The ConfigMap may have other keys, which are ignored."""
+"""The beginning of all keys of this system. Other keys of the ConfigMap are ignored."""
 
 T = TypeVar("T")
 
@@ -91,19 +91,19 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return the name of a resource or a class. The name must not be in another table."""
+    """Return ``name`` if it is a valid key of ``gpu_units`` and not in another table. Raises WrongValueError."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}, for claims and pods alike")
+        raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}; this covers claims and pods")
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
         raise values.WrongValueError(
             "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
             f"{CLASS}NAME; got {values.shown(name)}"
         )
-    # If a built-in resource had a second row, it would be unclear which of the two values applies.
+    # A resource that is already in a table must not have a second value.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
-        raise values.WrongValueError(f"is already counted as a resource of scheme {scheme.name}; remove it")
+        raise values.WrongValueError(f"already belongs to scheme {scheme.name}; remove it")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
         raise values.WrongValueError("is built in; remove it")
     return name
@@ -117,12 +117,12 @@ def read_worth(value: object) -> int:
 
 
 def read_memory_of_unit(value: object) -> int:
-    """Return the whole MiB, rounded up, so that a charge is never less than the memory."""
+    """Return an amount of memory in MiB, rounded up, so that the charge is never less than the memory."""
     return math.ceil(values.read_bytes(value) / values.MIB)
 
 
 class _UnitEntry(values.StrictModel):
-    """The value of one unit, which is a resource that is counted by number. An empty entry has no value."""
+    """An entry of ``gpu_units``: the charge of one unit of a resource. It is empty for a resource without GPUs."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
@@ -135,7 +135,7 @@ class _UnitEntry(values.StrictModel):
 
     @property
     def worth(self) -> Charge:
-        # If a unit has no memory value, it is charged the same part of the card's memory as of its cores.
+        # A unit without a value for memory is charged the same part of the card's memory as of the card's cores.
         return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
 
 
@@ -145,7 +145,7 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
-    """Return the value of each unit. Raises QuotaFault, for example for a name in the tables of ``taken``."""
+    """Return the charges by unit in ``gpu_units``. Raises QuotaFault, for example for a unit that is in ``taken``."""
 
     def sentence(details: ErrorDetails) -> str:
         shape = f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
@@ -170,10 +170,10 @@ _DOMAINS = pydantic.TypeAdapter(
 
 
 def parse_domains(text: str) -> tuple[str, ...]:
-    """Return the domains. Raises QuotaFault."""
+    """Parse ``gpu_domains``, and return the domains. Raises QuotaFault."""
 
     def read(tree: Plain) -> tuple[str, ...]:
-        # check_text reads an empty text as an empty mapping, so no domains. Strict pydantic takes no list for a tuple.
+        # check_text returns an empty mapping for an empty text. Strict pydantic accepts no list in place of a tuple.
         return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
     def sentence(details: ErrorDetails) -> str:

@@ -1,11 +1,11 @@
-"""The form in which product names are compared: in lower case, and with ``-`` for a space."""
+"""Brings product names into the form in which they are compared: in lower case, and with ``-`` for a space."""
 
 import string
 
-# In Unicode, and so in RE2, the last two characters are k and s in another letter case.
+# The last two characters are the Kelvin sign and the long s. Unicode, and so RE2, folds them to k and s.
 _FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_lowercase + "-ks")
 
 
 def fold(name: str) -> str:
-    """Return a product, or a pattern of products, in the form in which products are compared."""
+    """Return a product name, or a pattern of product names, in the form in which they are compared."""
     return name.translate(_FOLD)

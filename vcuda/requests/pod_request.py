@@ -1,4 +1,4 @@
-"""Reads the GPU request of a pod: its charge, and all faults of the request."""
+"""Reads the GPU request of a pod. Computes the charge (the quota that the pod takes), and finds all faults."""
 
 import re
 import types
@@ -15,9 +15,9 @@ from vcuda.requests.share_limits import ShareLimits
 
 SIDECAR = "Always"
 NONE = (0, "0")
-"""The two ways to write a quantity of zero: as the API server does, and as people do."""
+"""The two forms of a zero quantity: people may write a number, and the API server writes a text."""
 MOST_UNITS = 10_000_000
-"""The most units of one request: 2,000 on each of 5,000 nodes. Kubernetes supports at most 5,000 nodes."""
+"""The most units of one request: 2,000 per node, for the 5,000 nodes that Kubernetes supports at most."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -26,24 +26,24 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The GPU request of a pod."""
 
     charge: Charge
-    """The charge. If there are faults, it covers only the part of the request that could be read."""
+    """The charge. If there are faults, the charge covers only the part of the request that could be read."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
-    """The faults of the request. A pod with faults is refused if its quota is enforced."""
+    """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
     share: int = 0
     """The most cores of one card that a container requests. It is 100 if the container requests whole cards."""
     by_units: bool = False
-    """True if the pod requests a resource that belongs to no scheme."""
+    """True if the pod requests a GPU resource that belongs to no vendor's scheme."""
     has_share: bool = False
     """True if a container requests less than the cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """The charges on the models on which the charge differs from ``charge``."""
+    """The charge by GPU model, for the models whose charge differs from ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
-    """The libraries that may limit the shares of cards in the pod's containers."""
+    """The vendors' libraries that may limit shares of cards in the pod's containers."""
     share_memory: int = 0
     """The most memory of one card that a container requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
-    """The schemes that must have a register on the pod's node, because only they serve the share or the resource."""
+    """The schemes that must have a register (list of cards) on the pod's node. No other node can serve the request."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.get(model, self.charge)
@@ -55,33 +55,33 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
-    """The request of one container, by a scheme, by units, or by both."""
+    """The GPU request of one container: resources of a vendor's scheme, units (resources of no scheme), or both."""
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """The charges by kind, which is the name of the scheme or of the unit. Containers are compared kind by kind."""
+    """The charges by kind. A kind is the name of a scheme or of a unit. The charge of a pod is computed per kind."""
     cores_per_card: int
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The kind of which the container requests only a number of whole devices; empty if there is none."""
+    """The scheme or unit of which the container requests only a number, without cores or memory; empty if none."""
     by_memory: str = ""
-    """The kind of which the container requests shares whose cores follow their memory; empty if there is none."""
+    """The scheme whose shares are charged cores in proportion to their memory; empty if there is none."""
     limits: tuple[ShareLimits, ...] = ()
-    """The libraries that may limit the container's shares of cards."""
+    """The vendors' libraries that may limit the container's shares of cards."""
     memory_per_card: int = 0
     """The memory of one card that the container requests, in MiB."""
 
     @property
     def needs_register(self) -> bool:
-        """True if only a node with the scheme's register serves the request. This is not so for a bare count of
-        NVIDIA's whole cards."""
+        """True if only a node with the scheme's register (list of cards) can serve the request. A bare count of whole
+        cards can also be served by NVIDIA's own device plugin."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the charge of one kind on a model whose cards have this worth: cores and memory of a whole device."""
+        """Return the charge of one kind on a GPU model. ``worth``: the cores and memory of a device of the model."""
         charge = self.charges.get(kind, NOTHING)
-        # If the request sets no cores, its charge has all cores of a card for each device.
+        # A request without cores is charged all cores of a card for each device. So this is the number of devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -93,8 +93,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
     """Return whether any container requests more than 0 of a resource that is charged."""
-    # This runs for every pod of the cluster, and most pods request no GPU. So it creates no objects, not even a path. A
-    # charged resource has a domain in its name. One search for a slash in all names is the cheapest.
+    # This function runs for every pod of the cluster, and most pods request no GPU. So it creates no objects, not even
+    # a path. The name of a charged resource contains a slash. One search in the joined names is the fastest check.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -108,8 +108,8 @@ def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
     """Return a container's limits, and its requests for resources without a limit, as gpu-manager and HAMi do."""
-    # In stored pods limits and requests are equal, as Kubernetes requires for extended resources. A template may
-    # have only one of them.
+    # In stored pods limits and requests are equal, as Kubernetes requires for extended resources. A pod template may
+    # have only limits or only requests.
     resources = container.resources
     if resources is None:
         return {}
@@ -181,7 +181,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     schemes = _in_order(known.scheme_of[name] for name in amounts if name in known.scheme_of)
     if len(schemes) > 1:
         names = " and ".join(scheme.name for scheme in schemes)
-        faults.append(Fault(base, f"requests resources of two schemes, {names}; request those of one"))
+        faults.append(Fault(base, f"requests resources of two schemes, {names}; request resources of only one scheme"))
     charges, per_card, misshapen = _read_units(base, amounts, known)
     scheme = schemes[0] if schemes else None
     has_unit_share = any(0 < (known.unit_of(name) or NOTHING).cores < CORES_PER_CARD for name in charges)
@@ -191,7 +191,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
         charges[scheme.name] = charge
-        # A share is less than the cores of a card, or less than its memory.
+        # A share has less than all cores of a card, or less than all memory of a card.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
@@ -207,13 +207,13 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
 
 
 def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
-    # 100 cores or more request whole cards with all their memory. The requested memory has no effect then.
+    # 100 cores or more request whole cards with all their memory. Then the requested memory has no effect.
     whole = scheme is None or amounts.get(scheme.cores, 0) >= CORES_PER_CARD
     return 0 if scheme is None or whole else amounts.get(scheme.memory, 0) * scheme.memory_unit
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # A container that also sets cores or memory, even 0, is charged these. Only a bare count is priced per model.
+    # A container that also sets cores or memory, even 0, is charged these amounts. Otherwise, the GPU model decides.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)
@@ -221,7 +221,7 @@ def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str
 
 
 def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) -> tuple[dict[str, int], list[Fault]]:
-    # An amount that is not a whole number is a fault, and counts as 0. So the rest of the container is still checked.
+    # An amount that is not a whole number is a fault and counts as 0, so that the other amounts are still checked.
     amounts: dict[str, int] = {}
     faults: list[Fault] = []
     for name, quantity in resources.items():
@@ -246,7 +246,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # The value of one unit may be several cards. The unit takes at most all cores of each card.
+        # One unit may be charged several cards. On each of these cards it takes at most all cores.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"{count} is larger than any cluster"))
@@ -270,24 +270,24 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
         near = f"write {lower} or {lower + CORES_PER_CARD}"
         faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
     if cores < CORES_PER_CARD:
-        # A stored share without memory is charged the same part of the card's memory, as a limit may be on memory only.
+        # A share without memory is a fault. If it is stored, it is charged memory in proportion to its cores.
         return Charge(cores, memory, 0 if memory else cores), cores, faults
     return Charge(cores, 0, card_memory=cores), cores, faults
 
 
 def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # The request is a number of vGPUs, and the share of its card that each vGPU has.
-    # - Without a number, the pod requests one vGPU, as the vendors' own webhooks add it (HAMi `MutateAdmission`).
+    # The request is a number of vGPUs, and the share of a card that each vGPU gets.
+    # - Without a number, the pod requests one vGPU, because the vendors' webhooks add 1 (HAMi `MutateAdmission`).
     # - A vGPU without cores, or with 0 cores, may use all cores of its card, and is charged all cores.
     # - A vGPU without memory, or with 100 cores, gets all memory of its card. 100 cores request the card exclusively
-    #   (HAMi `Coresreq=100`). The requested memory has no effect then.
+    #   (HAMi `Coresreq=100`). Then the requested memory has no effect.
     count = asked.get(scheme.count or "", 1)
     cores = asked.get(scheme.cores, 0)
     percentage = asked.get(scheme.memory_percentage or "", 0)
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if cores > CORES_PER_CARD:
-        most = f"{cores} is more than one card; write at most 100, the share of each vGPU"
+        most = f"{cores} is more than one card; write at most 100, the cores of each vGPU"
         faults.append(_fault(base, scheme.cores, most))
     if percentage > CORES_PER_CARD:
         faults.append(_fault(base, str(scheme.memory_percentage), f"{percentage} is over 100 percent"))
@@ -299,7 +299,7 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
-    # By this annotation a pod may use more of its card than it requests (gpu-manager, vcuda-core-limit).
+    # With this annotation a pod may use more cores of its card than it requests (gpu-manager, vcuda-core-limit).
     if not pod.annotations:
         return
     for scheme in _in_order(request.scheme for request in requests if request.scheme):
@@ -308,7 +308,7 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
             continue
         lowest = max(request.cores_per_card for request in requests if request.scheme is scheme)
         if not (_PERCENT.fullmatch(text) and lowest <= int(text) <= CORES_PER_CARD):
-            advice = f"write a whole number from the requested cores to 100: {lowest} to 100"
+            advice = f"write a whole number from the requested cores, {lowest}, to 100"
             if lowest > CORES_PER_CARD:
                 advice = "remove it: whole cards cannot have a lower limit"
             yield Fault(f"metadata.annotations[{scheme.core_limit}]", f"{text!r} is not allowed; {advice}")

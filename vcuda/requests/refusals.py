@@ -1,6 +1,6 @@
-"""Finds the parts of a pod that give it more GPU than it is charged for: devices, or a share without limits.
+"""Finds the fields of a pod that give it more GPU than it is charged: unrequested devices, or a share without limits.
 
-Three things are not part of the pod and are not checked: variables of the image, variables from a ConfigMap by
+Three things are not part of the pod object and are not checked: variables of the image, variables from a ConfigMap by
 ``envFrom``, and the content of a host path.
 """
 
@@ -18,12 +18,12 @@ from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import LimitVariable, ShareLimits
 
 COMPUTE_POLICY = "/vgpu-compute-policy"
-"""The end of the name of vgpu-manager's annotation (pkg/util/consts.go). The domain before it is configurable."""
+"""The end of the key of vgpu-manager's annotation (pkg/util/consts.go). The domain before the slash is configurable."""
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
 """The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants). Letter case is
-ignored, because admission webhooks that copy annotations may change it."""
+ignored, because other admission webhooks may copy an annotation with another letter case."""
 
 EFFECTS: Mapping[Allowance, str] = {
     Allowance.DISABLE_CONTROL: "turns off all limits of a share of a card",
@@ -32,11 +32,12 @@ EFFECTS: Mapping[Allowance, str] = {
     Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
     Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
 }
-"""The effect of a variable, by the allowance that the variable needs."""
+"""The effect of a variable or volume on a share. The key is the allowance with which a quota permits this effect."""
 
 
 class Refusal(NamedTuple):
-    """A fault. ``allowance``: what a quota can list to permit the fault; None if no quota can permit it."""
+    """A reason to refuse a pod. ``allowance``: the entry in a quota's ``allow`` list that would permit the pod; None if
+    no entry would."""
 
     path: str
     message: str
@@ -44,7 +45,7 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The fault as users see it. It names the allowance that they can ask for."""
+        """The fault for the user, whose message names the allowance that the administrator can add."""
         if self.allowance is None:
             return Fault(self.path, self.message)
         advice = f"or ask your administrator to add `allow: [{self.allowance}]` to this namespace's quota"
@@ -56,15 +57,15 @@ class _Judge(NamedTuple):
 
     known: GpuResources
     extended: Collection[str]
-    """The resources that request devices of a DeviceClass."""
+    """The extended resources for which the scheduler allocates devices of a DeviceClass."""
     limits: tuple[ShareLimits, ...]
-    """The libraries that may limit the shares of the pod."""
+    """The vendors' libraries that may limit the shares of the pod."""
 
 
 def could_reach_gpus(pod: Pod) -> bool:
-    """Return whether a pod requests anything that could be a GPU. All other pods are admitted without a decision.
+    """Return whether a pod could get a GPU by any of its fields. All other pods are admitted without further checks.
 
-    If this returns True for a pod, the matchConditions in manifests/base/registration.yaml must be true for that pod.
+    The matchConditions in manifests/base/registration.yaml must match every pod for which this function returns True.
     """
     spec = pod.spec
     if spec.runtime_class_name or spec.resource_claims or any(key.lower() in KAI for key in pod.annotations):
@@ -73,7 +74,7 @@ def could_reach_gpus(pod: Pod) -> bool:
         for container in containers or ():
             if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
-            # A variable that changes limits matters only together with a resource or a claim.
+            # Variables that change limits are not checked here: they have no effect without a GPU resource or a claim.
             for variable in container.env or ():
                 if variable.name in runtime_devices.GIVING_VARIABLES:
                     return True
@@ -87,9 +88,10 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield the refused parts of a pod, each with its path. The faults of the pod's request are not included.
+    """Yield the parts of a pod that must be refused. The faults of the pod's GPU request are not included.
 
-    ``extended``: the resources that request devices of a DeviceClass; None if claims are not charged.
+    ``extended``: the extended resources for which the scheduler allocates devices of a DeviceClass; None if this
+    system does not charge claims.
     """
     spec = pod.spec
     claims = bool(spec.resource_claims)
@@ -103,7 +105,7 @@ def find_refusals(
         names = " and ".join(scheme.name for scheme in request.schemes)
         yield Refusal(
             "spec.schedulerName",
-            f"requests resources of {names}, which have different schedulers; request those of one",
+            f"requests resources of {names}, which have different schedulers; request resources of only one scheme",
         )
     judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
@@ -112,13 +114,13 @@ def find_refusals(
         if allowance := KAI.get(key.lower()):
             message = "a share that is requested by an annotation is not charged; request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-    # A claim that the pod names may not exist yet. The share of the claim is judged when the claim is created.
+    # A claim that the pod names may not exist yet. The share in the claim is checked when the claim is created.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
-    # A vendor may also limit a request for a whole card. So a variable that turns off all limits always matters.
+    # A vendor may also limit a request for a whole card. So the variables that turn off all limits are always checked.
     if request.asks or claims:
         yield known.switches
     if request.has_share or claims:
@@ -127,10 +129,9 @@ def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Ite
 
 
 def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
-    """Yield the annotations that turn off the core limit of a share. They are on the pod, or on the claim with the
-    share.
+    """Yield the annotations of a pod or of a ResourceClaim that turn off the core limit of a share.
 
-    vgpu-manager's DRA driver reads them from the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
+    vgpu-manager's DRA driver reads the annotations of the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
     """
     for key, value in annotations.items():
         if key.endswith(COMPUTE_POLICY) and value.strip().casefold() not in COMPUTE_POLICIES:
@@ -174,7 +175,7 @@ def _variables(
 
 
 def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus: bool) -> LimitVariable | None:
-    """Return the limit that a variable may lift; None if it lifts no limit."""
+    """Return the rule for a variable that may lift a limit of a share; None if the variable is harmless."""
     limit = next(filter(None, (limits.find(variable.name) for limits in judge.limits)), None)
     if limit is None or (limit.is_common and not takes_gpus):
         return None
@@ -208,7 +209,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass can choose any name for its resource.
+        # A DeviceClass can have an extended resource of any name.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
             yield Refusal(
@@ -217,8 +218,8 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
-    """Return the scheme whose resource for the number of vGPUs may have this other name; None if there is none."""
-    # The vendor gives as many shares as this resource requests, whatever value a row of the quota gives the resource.
+    """Return the scheme whose vGPU count may be requested by a resource with this name; None if there is no scheme."""
+    # The vendor gives as many shares as such a resource requests, even if ``gpu_units`` has another value for it.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]

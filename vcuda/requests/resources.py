@@ -1,8 +1,8 @@
-"""The resources by which pods request GPUs: the schemes of vendors, and units, which are charged a fixed value each.
+"""The resources by which pods request GPUs. A scheme has a vendor's resources. A unit is a resource of fixed charge.
 
-The tables are built in. The operator adds rows by these keys of the quota ConfigMap::
+Some schemes and units are built in. The operator adds rows by these keys of the quota ConfigMap::
 
-gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: no value
+    gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: not a GPU
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
     gpu_domains: [acme.com, example.com/gpu-*]                                              # more GPU vendors
     gpu_models:  {A100: [NVIDIA-A100-*GB]}                                                  # see `card_models`
@@ -25,17 +25,17 @@ from vcuda.requests.share_limits import ShareLimits
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
 """The prefix of resources that request a device of a DeviceClass without a claim (KEP-5004). The class name follows."""
 CLASS = "deviceclass/"
-"""The beginning of the name of a DeviceClass in the table of units."""
+"""The prefix of the name of a DeviceClass in ``gpu_units``."""
 
 WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 NOTHING = Charge()
 
 PLAIN_CARDS = "nvidia.com/gpu"
-"""The resource of NVIDIA's own device plugin. It is a whole card, unless a scheme uses the same name."""
+"""The resource of NVIDIA's own device plugin. One unit is a whole card, unless a vendor's scheme has this resource."""
 
-# The DeviceClasses of the three DRA drivers (deployments/helm of each driver), and resources of vendors that are not
-# GPUs. A claim for a share without a capacity is charged a whole card. A pod that requests a share by its class cannot
-# state a capacity. So classes of shares are whole cards too.
+# The DeviceClasses of the three DRA drivers (deployments/helm of each driver), and vendors' resources that are not
+# GPUs. A claim for a share that states no capacity is charged a whole card. A pod that requests a share by the resource
+# of a class cannot state a capacity. So classes for shares are also charged whole cards.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
@@ -52,7 +52,7 @@ BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
             "nvidia.com/hostdev",
-            "nvidia.com/priority",  # HAMi's task priority, no device (pkg/device/nvidia/device.go, ResourcePriority)
+            "nvidia.com/priority",  # HAMi's task priority, not a device (pkg/device/nvidia/device.go, ResourcePriority)
             "deviceclass/compute-domain-daemon.nvidia.com",
             "deviceclass/compute-domain-default-channel.nvidia.com",
         ),
@@ -64,7 +64,7 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile; request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""The resources that have no fixed value, each with advice for pods that request it."""
+"""The DeviceClasses whose charge is not fixed, each with advice for a pod that requests the class by a resource."""
 
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
@@ -102,32 +102,33 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. If a domain has other resources too, the entry has the beginning of accelerators'
-names."""
+"""The domains of accelerator vendors. If a domain also has other resources, the entry continues with the beginning of
+the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-# The resources of NVIDIA's device plugin with MIG strategy "mixed". Names of media extensions may follow the memory.
+# The resources of NVIDIA's device plugin with MIG strategy "mixed". A media extension may follow, as in mig-1g.10gb.me.
 MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
 _MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
 PROFILE = "nvidia.com/mig-"
 LONGEST = 253 + len("/") + 63
-"""The most characters in the name of a resource: a domain, a slash and a name."""
+"""The maximum length of a resource's name, which has a domain, a slash and a name."""
 
 
 MAX_PRODUCT = 64
-"""The most characters of a product. Attributes of devices have the same bound. A label value has at most 63."""
+"""The maximum length of a product's name. The attributes of DRA devices have the same bound. Label values have at most
+63 characters."""
 WILDCARDS = frozenset("*?")
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return a function that returns a true value if a folded name matches one of the folded ``patterns``."""
+    """Return a function that tests whether a name matches one of ``patterns``. Names and patterns must be folded."""
     return re.compile("|".join(map(_regex_of, patterns))).fullmatch
 
 
 def _regex_of(pattern: str) -> str:
-    # Each text between two `*` is matched only at its first place. To try every place would take polynomial time in the
-    # length of the name, and names also come from pods.
+    # Each text between two `*` is matched only at its first occurrence. To try every occurrence would take polynomial
+    # time in the length of the name, and users choose names in pods.
     first, *others = pattern.split("*")
     inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
     return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
@@ -141,39 +142,39 @@ class ProductRow(msgspec.Struct, frozen=True):
     """The row of one model in ``gpu_models``."""
 
     products: tuple[str, ...] = ()
-    """The patterns of the model's products, as they are written."""
+    """The patterns of the model's products, as they are written in the ConfigMap."""
     cores: int = CORES_PER_CARD
-    """The cores of one whole device on nodes of the model."""
+    """The cores of one device on nodes of the model."""
     memory: int = 0
     """The memory of one card in MiB; 0 if it is unknown."""
 
 
 class CardWorth(NamedTuple):
-    """The fields of a row that affect the charge of a request on the row's model. `ProductRow` describes them."""
+    """The cores and memory of one device of a model, as in `ProductRow`. Charges on the model depend on these."""
 
     cores: int = CORES_PER_CARD
     memory: int = 0
 
 
 class RegisteredMemory(NamedTuple):
-    """The memory in MiB of the healthy cards that registers list for one model; 0 if no register states it."""
+    """The memory, in MiB, of one model's healthy cards in the registers (card lists) of nodes; 0 if not stated."""
 
     smallest: int = 0
     largest: int = 0
 
 
 RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
-"""The registered cards of all nodes, by scheme and model. Each scheme with a register is listed."""
+"""The memory of the registered cards of all nodes, by the names of the scheme and of the model."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The rows of ``gpu_models`` by model. Without rows, every product is a model of its own name."""
+    """The rows of ``gpu_models`` by model. A product that no row matches is itself a model."""
 
     rows: Mapping[str, ProductRow] = {}
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # All rows are one pattern, because a pod may select nodes by thousands of values.
+        # All rows are joined in one pattern for speed, because a pod may select nodes by thousands of label values.
         rows = ((model, *row.products) for model, row in self.rows.items())
         patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
@@ -190,14 +191,14 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return self.rows.get(model, ProductRow()).memory
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the known label values of a model: its name, those ``seen`` on nodes, and full names in its row."""
+        """Return a model's known label values: its name, those ``seen`` on nodes, and products without wildcards."""
         products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
         return tuple(dict.fromkeys([model, *known]))
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
-        """The cores and memory of a whole device, for the models on which they are not the usual ones."""
+        """The cores and memory of one device, for each model whose row does not have the defaults."""
         worths = {model: CardWorth(row.cores, row.memory) for model, row in self.rows.items()}
         return {model: worth for model, worth in worths.items() if worth != CardWorth()}
 
@@ -206,7 +207,7 @@ NO_ROWS = CardModels()
 
 
 def _pattern_of(domain: str) -> str:
-    # A whole domain includes its subdomains. Otherwise the entry is the beginning of resource names.
+    # An entry without a slash also includes subdomains. An entry with a slash is the beginning of resource names.
     name, _, prefix = domain.partition("/")
     if prefix:
         return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
@@ -222,11 +223,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     own_vendors: tuple[str, ...] = ()
     """The vendor domains that the operator added."""
     version: str = ""
-    """The resourceVersion of the ConfigMap. An older version may charge another amount or another model."""
+    """The resourceVersion of the quota ConfigMap. By another version, pods may be charged differently."""
     models: CardModels = NO_ROWS
     """The models that the operator added."""
     registered: Mapping[str, CardWorth] = {}
-    """The cores and memory of a whole device, for the models on which the registers of nodes change them."""
+    """The cores and memory of one device, for each model for which the registers (card lists) of nodes change them."""
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
@@ -238,37 +239,37 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit a share of a unit or a ResourceClaim, which do not name a vendor."""
+        """The libraries that may limit the share of a unit or a ResourceClaim. Such requests do not name a vendor."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
     def switches(self) -> ShareLimits:
-        """The variables of all schemes that turn off all limits."""
+        """The environment variables of all vendors that turn off all limits of a share."""
         return self._variables_with(Allowance.DISABLE_CONTROL)
 
     @functools.cached_property
     def core_policies(self) -> ShareLimits:
-        """The variables of all schemes that turn off the core limit."""
+        """The environment variables of all vendors that turn off the core limit of a share."""
         return self._variables_with(Allowance.CORE_POLICY)
 
     def _variables_with(self, allowance: Allowance) -> ShareLimits:
         variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
         return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
 
-    # The next two are computed once, because the resources of every pod of the cluster are looked up in them.
+    # The next two properties are cached, because they are used for every pod of the cluster.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
 
     @functools.cached_property
     def vendors(self) -> re.Pattern[str]:
-        """Matches the beginning of a resource of a GPU vendor."""
-        # All vendors are one pattern, because a pod may have tens of thousands of resources.
+        """Matches the beginning of a resource's name that belongs to a GPU vendor."""
+        # All vendors are joined in one pattern for speed, because a pod may have tens of thousands of resources.
         patterns = map(_pattern_of, (*VENDORS, *self.own_vendors))
         return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the value of one unit of a resource without a scheme; None if the resource is in no table."""
+        """Return the charge of one unit of a resource that is in no vendor's scheme; None if no table has it."""
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
@@ -289,19 +290,19 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return these resources for a cluster whose scheduler creates claims for pods that request one of the
-        ``extended`` resources."""
-        # Before the pod is placed, it is unknown whether its node has a device plugin or a DRA driver.
+        """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources. If
+        nvidia.com/gpu is such a resource, one nvidia.com/gpu is a whole card in the copy, as in a claim."""
+        # Before the pod is placed, it is unknown whether a device plugin or a DRA driver will serve the request.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
         rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}
         return msgspec.structs.replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
-        """Return these resources for a cluster whose nodes have registered ``cards``.
+        """Return a copy for a cluster whose nodes have registered ``cards``.
 
-        A bare count on a model with a register is whole cards. The memory of a share is priced by the smallest card of
-        the model, unless the row of the model states the memory.
+        A request for only a number of devices is charged whole cards on a registered model. Cores that follow the
+        memory of a share are computed from the model's smallest card, unless the model's row states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)
@@ -320,22 +321,22 @@ BUILT_IN = GpuResources()
 
 
 def is_resource(name: str) -> bool:
-    """Return whether an extended resource can have this name. It must have a domain (apimachinery, IsQualifiedName)."""
+    """Return whether an extended resource can have this name, which needs a domain (apimachinery, IsQualifiedName)."""
     domain, _, rest = name.partition("/")
     return can_be_name(domain) and _NAME.fullmatch(rest) is not None
 
 
 def unit_name(resource: str) -> str:
-    """Return the name that a container's resource has in the table of units."""
+    """Return the name under which a container's resource is found in ``gpu_units``."""
     return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
 
 
 def worth_of_profile(name: str) -> Charge | None:
-    """Return the value of one slice of a MIG profile; None for any other resource."""
+    """Return the charge of one MIG slice if ``name`` is the resource of a MIG profile; otherwise None."""
     profile = _MIG.fullmatch(name)
     return worth_of_slices(profile) if profile else None
 
 
 def worth_of_slices(profile: re.Match[str]) -> Charge:
-    """Return the value of a slice from a match of `MIG_PROFILE`."""
+    """Return the charge of one MIG slice. ``profile`` is a match of `MIG_PROFILE`."""
     return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)

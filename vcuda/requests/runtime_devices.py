@@ -1,4 +1,4 @@
-"""Finds the devices that a container runtime gives a container because of variables or the runtime class.
+"""Finds the devices that a runtime gives a container because of environment variables or the RuntimeClass.
 
 The rules are those of NVIDIA/nvidia-container-toolkit: ``internal/config/image/cuda_image.go``,
 ``internal/modifier/cdi.go``, ``internal/info/auto.go`` and ``cmd/nvidia-container-runtime-hook/container_config.go``.
@@ -15,7 +15,7 @@ from vcuda.requests import resources
 from vcuda.requests.folding import fold
 
 GPU_RUNTIME_CLASSES = ("nvidia", "nvidia-*", "kata-*nvidia-gpu*")
-"""Patterns of the classes and handlers that NVIDIA's GPU operator, container toolkit and kata-deploy create.
+"""Patterns of the RuntimeClasses and handlers that NVIDIA's GPU operator, container toolkit and kata-deploy create.
 NVIDIA/gpu-operator ``assets/pre-requisites`` has the classes nvidia, nvidia-cdi and nvidia-legacy.
 NVIDIA/nvidia-container-toolkit has handlers of these names and nvidia-experimental. kata-containers/kata-containers
 ``tools/packaging/kata-deploy/runtimeclasses`` has kata-qemu-nvidia-gpu, and that name with -snp, -tdx and -nvcf.
@@ -23,11 +23,11 @@ Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvi
 
 
 def no_handler(_name: str) -> None:
-    """Return None, because the handler of the class is unknown."""
+    """Return None: the handlers of RuntimeClasses are unknown."""
 
 
 class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
-    """The runtime classes that give GPUs."""
+    """Decides which RuntimeClasses give pods GPUs."""
 
     patterns: tuple[str, ...] = GPU_RUNTIME_CLASSES
     """Patterns of names of classes or handlers. ``*`` stands for any text, ``?`` for one character."""
@@ -47,9 +47,9 @@ VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICES = ("none", "void")
 """The values of NVIDIA_VISIBLE_DEVICES that give no card. Runtimes of other vendors give no device for these values
 either. AMD's runtime (ROCm/container-toolkit ``internal/oci/oci.go``) ignores unknown words. Ascend's runtime
-(Ascend/ascend-docker-runtime) knows ``void``, and fails for ``none``."""
+(Ascend/ascend-docker-runtime) accepts ``void``, and fails for ``none``."""
 
-# The runtimes and hooks that give a container devices by such a variable: NVIDIA/nvidia-container-toolkit,
+# These runtimes and hooks give a container devices by the next variables: NVIDIA/nvidia-container-toolkit,
 # ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads
 # container toolkit, and the toolkits of MetaX, Cambricon, Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and
 # AWS Neuron. Variables for frameworks, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, are not listed. They
@@ -92,7 +92,7 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether a runtime could give a container devices because of this variable. An unknown value could."""
+    """Return whether a runtime could give a container devices by this variable. True if its value is unknown."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
@@ -105,12 +105,12 @@ def makes_legacy_image(variable: EnvVar) -> bool:
 
 def hides_cards(variables: Iterable[EnvVar]) -> bool:
     """Return whether these variables of one container keep NVIDIA's runtime from giving the container a card."""
-    # If two variables have the same name, kubelet passes on the last one.
+    # If two variables have the same name, kubelet uses the last one.
     last = {variable.name: variable.known_value for variable in variables}
     return last.get(VISIBLE_DEVICES) in NO_DEVICES
 
 
-# Device plugins set NVIDIA_VISIBLE_DEVICES for the containers that they give cards. CUDA_VERSION has no effect there:
+# Device plugins set NVIDIA_VISIBLE_DEVICES in containers that get cards. So CUDA_VERSION has no effect there:
 #
 #   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
 #   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)
@@ -121,8 +121,8 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 #   DRA drivers         their CDI specifications set it to void (k8s-dra-driver-gpu cmd/gpu-kubelet-plugin/cdi.go), but
 #                       a ResourceClaim in a pod does not name its driver
 #
-# So a container that has only a ResourceClaim must set void itself. That costs nothing: the CDI device still gives it
-# the cards.
+# So a container with only a ResourceClaim must itself set NVIDIA_VISIBLE_DEVICES to void. It still gets its cards,
+# because they are CDI devices.
 def is_covered(requested: Collection[str], known: resources.GpuResources) -> bool:
     """Return whether NVIDIA's plugin sets NVIDIA_VISIBLE_DEVICES in a container with the ``requested`` resources."""
     return any(_is_from_nvidia_plugin(name, known) for name in requested)

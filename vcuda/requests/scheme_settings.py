@@ -1,15 +1,15 @@
-"""Key ``gpu_schemes`` of the quota ConfigMap: settings of this cluster that differ from the defaults of vendors::
+"""Reads the key ``gpu_schemes`` of the quota ConfigMap: the settings that differ from a vendor's defaults::
 
     hami: {resources: {count: nvidia.com/vgpu}, memory_mib: 100, scheduler: hami-scheduler}
 
 - ``resources``: the names of the resources that pods request.
 - ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
-- ``default_cores``: the cores that a share with memory but without cores is charged. With ``card``, the default, these
-  are all cores of a card. With ``memory`` they are in proportion to the memory, rounded up.
-  Neither vendor limits the cores of such a share.
+- ``default_cores``: the charge for the cores of a share that requests memory but no cores. With ``card``, the default,
+  this is all cores of a card. With ``memory``, it is in proportion to the memory, rounded up. Neither HAMi nor
+  vgpu-manager limits the cores of such a share.
 - ``scheduler``: the scheduler of pods that request these resources. The default is ``--scheduler-name``.
-- ``service_accounts``: the accounts of this scheduler, for example ``hami-system/hami-scheduler``. The claims that the
-  scheduler makes for pods are admitted, as if the accounts were in ``--scheduler-users``.
+- ``service_accounts``: the accounts of this scheduler, for example ``hami-system/hami-scheduler``. The ResourceClaims
+  that they create for pods are admitted, like those of the users in ``--scheduler-users``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,17 +28,17 @@ from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 MAX_MEMORY_MIB = 1024 * 1024
-"""The largest ``memory_mib``. It is 1 TiB."""
+"""The largest ``memory_mib``, which is 1 TiB."""
 
 CARD, MEMORY = "card", "memory"
-"""The two values of ``default_cores``."""
+"""The two possible values of ``default_cores``."""
 
 
 _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def read_scheme_name(name: str) -> str:
-    """Return the name of a scheme. Raises WrongValueError if there is no such scheme."""
+    """Return the name of a vendor's scheme. Raises WrongValueError if there is no scheme of this name."""
     if name not in _BY_NAME:
         hint = suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
@@ -78,7 +78,7 @@ def read_service_account(value: object) -> str:
 
 
 def read_default_cores(value: object) -> bool:
-    """Return True if the cores of a share follow its memory."""
+    """Return True for ``memory``, and False for ``card``."""
     if value not in (CARD, MEMORY):
         raise WrongValueError(f"must be {CARD} or {MEMORY}; got {shown(value)}")
     return value == MEMORY
@@ -114,7 +114,7 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
 
 
 def parse_schemes(text: str) -> tuple[Scheme, ...]:
-    """Return all schemes with the settings in ``text``. Raises QuotaFault."""
+    """Return all schemes, with the settings in ``text`` applied. Raises QuotaFault."""
     return check_text(text, _read_schemes, _sentence)
 
 
@@ -131,7 +131,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
     set_here: dict[str, Any] = dict(entry.names)
     if entry.memory_mib:
         set_here["memory_unit"] = entry.memory_mib
-    # NVIDIA's own device plugin uses only `PLAIN_CARDS`. If the resource has another name, every unit is a vGPU.
+    # NVIDIA's own device plugin serves only `PLAIN_CARDS`. If ``count`` is another resource, every unit is a vGPU.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
     set_here["cores_by_memory"] = entry.default_cores
     set_here["scheduler_users"] = tuple(entry.service_accounts)

@@ -1,4 +1,4 @@
-"""The vendors. A `Scheme` has the names by which pods request cards, and by which components record allocations.
+"""The vendors of GPU software. A `Scheme` has the names of one vendor's resources, annotations, labels and files.
 
 To add a vendor:
 
@@ -13,7 +13,7 @@ To add a vendor:
    ``BUILT_IN_UNITS`` in vcuda/requests/resources.py.
 6. Name the vendor in CHANGELOG.md, and generate docs/reference.md (``make reference``).
 
-Everything else follows from the `Scheme`: charges, refusals, the garbage collection, the node agent, and the test pods.
+All other code reads the `Scheme`: charges, refusals, the garbage collection, the node agent, and the test pods.
 
 Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.go``), their nvidia.com fork,
 Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
@@ -29,14 +29,15 @@ import msgspec
 from vcuda.requests.share_limits import HAMI_CORE, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
 
 NANOSECONDS, SECONDS = 1_000_000_000, 1
-"""The units of the Unix time in an annotation. Each value is the number of units in a second."""
+"""The units of Unix times in annotations. Each value is the number of such units in a second."""
 
 UID, CONTAINER = "{uid}", "{container}"
 """Placeholders in the name of a pod's directory, for the uid of the pod and the name of a container."""
 
 
 class AllocationPhase(msgspec.Struct, frozen=True):
-    """The annotation or label with the phase of an allocation, and its values; None if the vendor writes none."""
+    """The annotation or label that records the phase of an allocation, and its values. A value is None if the vendor
+    does not write it."""
 
     key: str
     done: str
@@ -48,7 +49,7 @@ class AllocationPhase(msgspec.Struct, frozen=True):
 
 
 class OptOut(msgspec.Struct, frozen=True):
-    """A label on a pod. By this label the owner of the pod makes the vendor's webhook ignore the pod."""
+    """A label by which the owner of a pod makes the vendor's webhook ignore the pod."""
 
     key: str
     value: str
@@ -77,8 +78,8 @@ class Scheme(msgspec.Struct, frozen=True):
     display_name: str
     """The name of the vendor's software, as people write it."""
     vendor_domain: str
-    """The domain of the vendor's resources. A pod is refused if it requests a resource of this domain that has no
-    value. If the domain has other resources too, this is the beginning of accelerators' names and ``*``."""
+    """The domain of the vendor's resources. A pod is refused if it requests a resource of this domain without a known
+    charge. If the domain also has other resources, this field is the beginning of the accelerators' names and ``*``."""
 
     # Resources
     cores: str
@@ -88,9 +89,10 @@ class Scheme(msgspec.Struct, frozen=True):
     memory_unit: int = 1
     """The MiB in one unit of ``memory``."""
     count: str | None = None
-    """The resource for the number of vGPUs. Then cores and memory are per vGPU, and a vGPU without cores is a card."""
+    """The resource for the number of vGPUs, or None. If it is set, ``cores`` and ``memory`` are per vGPU, and a vGPU
+    without cores is charged a card."""
     counts_plain_cards: bool = False
-    """True if NVIDIA's own device plugin uses the same name as ``count``, for whole cards."""
+    """True if NVIDIA's own device plugin has a resource of the same name as ``count``, for whole cards."""
     memory_percentage: str | None = None
     """The resource for memory as a percentage of the card's memory."""
     cores_by_memory: bool = False
@@ -105,7 +107,7 @@ class Scheme(msgspec.Struct, frozen=True):
     unwanted_models: str | None = None
     """The annotation with the types of card that the pod does not accept."""
     card_mode: str | None = None
-    """The annotation that chooses how a card is shared. It is set if cards may be in MIG mode."""
+    """The annotation that chooses how a card is shared; None if the vendor's cards are never in MIG mode."""
     shared_mode: str = ""
     """The value of ``card_mode`` for a share of a card that is not in MIG mode."""
 
@@ -118,29 +120,30 @@ class Scheme(msgspec.Struct, frozen=True):
     allocation_labels: tuple[str, ...] = ()
     """The labels that the scheduler and the device plugin write."""
     creation_annotations: tuple[str, ...] = ()
-    """The annotations that the vendor's webhook writes on a pod that it converts. A new pod with one is a copy."""
+    """The annotations that the vendor's webhook writes on a pod that it changes. If a new pod already has such an
+    annotation, the pod is a copy."""
     predicate_node: str | None = None
-    """The annotation with the chosen node."""
+    """The annotation with the node that the scheduler chose."""
     predicate_times: tuple[str, ...] = ()
     """The annotations with the Unix time when the node was chosen. The newest time counts."""
     time_unit: int = SECONDS
     """The unit of ``predicate_times``."""
     phase: AllocationPhase | None = None
     card_index: str | None = None
-    """The beginning of the annotation that lists a container's cards by number. The number of the container follows. If
-    a scheme sets this, the extender places its pods."""
+    """The beginning of the annotation that lists a container's cards by number. The index of the container follows. If
+    a scheme has this annotation, our scheduler extender assigns the cards to its pods."""
     allocated: str | None = None
     """The annotation that lists the cards of the pod by uuid."""
 
     # Written on a node by the vendor's components
     node_lock: str | None = None
-    """The annotation by which the scheduler and the device plugin take turns on the node."""
+    """The annotation that locks the node, so that only one pod at a time gets its cards there."""
     register: str | None = None
     """The annotation that lists the cards of the node."""
     handshake: str | None = None
     """The annotation by which the scheduler asks whether the device plugin is alive, and the device plugin answers."""
     counts_cards_by_register: bool = False
-    """True if the node offers no cores, so that only ``register`` shows how many cards the node has."""
+    """True if a node's capacity has no cores. Then only ``register`` shows how many cards the node has."""
     pod_directory: PodDirectory | None = None
     """The directories that the node agent cleans up."""
 
@@ -151,7 +154,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The scheduler of the vendor's pods; None for the scheduler in ``--scheduler-name``. ``gpu_schemes`` sets this
     field."""
     scheduler_users: tuple[str, ...] = ()
-    """The users that the scheduler acts as. It claims devices for pods that request an extended resource."""
+    """The user names of the scheduler, which creates claims for pods that request an extended resource."""
     limits: ShareLimits = ShareLimits()
     """The variables and files by which the vendor's library limits a share in a container."""
 
@@ -162,7 +165,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def main_resource(self) -> str:
-        """The resource that the device plugin serves. Only a container that requests it gets a card."""
+        """The resource that the device plugin serves. Only a container that requests this resource gets a card."""
         return self.count or self.cores
 
     @property
@@ -271,7 +274,7 @@ VGPU_MANAGER = Scheme(
     limits=VGPU_MANAGER_LIBRARY,
 )
 
-# Two schemes may write the same annotation. On a pod that requests by neither of them, it belongs to the first scheme.
+# Two schemes may write the same annotation. On a pod that requests neither's resources, the first scheme is assumed.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 

@@ -1,11 +1,11 @@
-"""The limits of a share of a card inside its container, for each vendor, and the ways to bypass them.
+"""Describes how each vendor limits a share of a card inside its container, and how a pod could bypass these limits.
 
 A device plugin passes the limits to a library in the container by environment variables and mounted files. kubelet
 appends the container's own ``env`` and ``volumeMounts`` to those of the device plugin (``GenerateRunContainerOptions``
-in kubernetes pkg/kubelet/kubelet_pods.go). If two have the same name or path, the container's own one wins. So a pod
-must not set a variable that the device plugin sets or the library reads, unless its value is known to lift no limit.
-With a CDI device the driver's variables win (``ContainerEdits.Apply`` in container-device-interface). But a pod can
-still set variables that the driver does not set.
+in kubernetes pkg/kubelet/kubelet_pods.go). If two entries have the same name or path, the container's own entry takes
+effect. So a pod must not set a variable that the device plugin sets or the library reads, unless the value is known to
+lift no limit. With a CDI device, the driver's variables take effect (``ContainerEdits.Apply`` in
+container-device-interface). But a pod can still set variables that the driver does not set.
 
 ``LD_PRELOAD`` is admitted, because it only adds to ``/etc/ld.so.preload``. Three things are not checked: ``envFrom``,
 the image with its variables and links, and a command that sets variables for programs that it starts.
@@ -23,10 +23,10 @@ from vcuda.quota.model import Allowance
 PRELOAD = "/etc/ld.so.preload"
 """The file by which the dynamic linker loads the library of HAMi or vgpu-manager into every program of a container."""
 
-TMP = "/tmp"  # noqa: S108  # the directory in a container
+TMP = "/tmp"  # noqa: S108  # this is a directory in a container
 
 VCUDA_LIBRARY = "/usr/local/nvidia"
-"""The directory in which gpu-manager mounts the driver's libraries, with libcuda.so replaced by its own."""
+"""The directory in which gpu-manager mounts the driver's libraries, with gpu-manager's own libcuda.so."""
 
 
 def never(_value: str) -> bool:
@@ -34,20 +34,20 @@ def never(_value: str) -> bool:
 
 
 class LimitVariable(msgspec.Struct, frozen=True, eq=False):
-    """Environment variables that set or lift the limit of a share. They have one name, or match one pattern."""
+    """A rule for environment variables that set or lift a limit of a share."""
 
     pattern: str
     """The name of the variables. ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
-    """The allowance by which a quota permits such a variable."""
+    """The allowance by which a quota permits the variables."""
     is_harmless: Callable[[str], bool] = never
     """Returns True if a value lifts no limit."""
     harmless: str = ""
     """The harmless values, as a text for people; empty if there are none."""
     mirrors: str = ""
-    """The resource whose amount the vendor's own webhook writes into the variable. That value is harmless too."""
+    """The resource whose amount the vendor's own webhook writes into the variable. This value is also harmless."""
     is_common: bool = False
-    """True if containers without a GPU set the variable for other purposes too."""
+    """True if containers without a GPU also use this variable, for other purposes."""
 
 
 class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
@@ -57,14 +57,14 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
     paths: tuple[str, ...] = ()
     """The files and directories in a container that have the library and its limits."""
     needs_scheme: bool = False
-    """True if the library limits only shares that are requested by the scheme's own resources, and no unit or claim."""
+    """True if the library limits only shares requested by the scheme's resources, not those of units or claims."""
 
     def covers(self, mount_path: str) -> bool:
         """Return whether a mount replaces one of the paths in a container, or lets another container replace it.
 
         Runtimes mount deeper paths later, so a volume at a parent directory does not hide a path. But another container
-        with the same volume can delete the mount point, and so the mount. That is accepted only for /tmp, which many
-        pods mount, because only lock files are there.
+        with the same volume can delete the mount point, and so the mount. This risk is accepted only for /tmp, because
+        many pods mount /tmp, and the vendors' only files there are lock files.
         """
         # kubelet makes a relative path absolute, and runtimes clean it (`MakeAbsolutePath`, `filepath.Clean`).
         mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
@@ -82,7 +82,7 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # All variables are one pattern, because a pod may have thousands of variables.
+        # All rules are joined in one pattern for speed, because a pod may have thousands of variables.
         patterns = (".*".join(map(re.escape, each.pattern.split("*"))) for each in self.variables)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
@@ -92,7 +92,7 @@ def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
 
 
 def _numbered(allowance: Allowance, *names: str) -> Iterable[LimitVariable]:
-    """Return variables whose names may also end in the number of a card."""
+    """Return rules for variables with these names, with or without the number of a card at the end."""
     return _all(allowance, *(pattern for name in names for pattern in (name, f"{name}_*")))
 
 
@@ -111,8 +111,8 @@ def _is_false(value: str) -> bool:
 
 
 # tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go (`allocateOne`) sets LD_LIBRARY_PATH, depending on the
-# container's own variable compat32, and mounts both directories. tkestack/vcuda-controller src/loader.c
-# (`read_controller_configuration`) reads the limits from /etc/vcuda, and reads no variable but LOGGER_LEVEL.
+# container's own variable compat32, and mounts both paths below. tkestack/vcuda-controller src/loader.c
+# (`read_controller_configuration`) reads the limits from /etc/vcuda. The only variable that it reads is LOGGER_LEVEL.
 # gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original libcuda.so.
 # Without LD_LIBRARY_PATH, the linker would find the original.
 VCUDA_CONTROLLER = ShareLimits(
@@ -131,8 +131,8 @@ VCUDA_CONTROLLER = ShareLimits(
 )
 
 # The device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets the
-# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. It leaves out the preload file for some values of
-# CUDA_DISABLE_CONTROL; each release has other values. The library (Project-HAMi/HAMi-core
+# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. The plugin omits the preload file for some values of
+# CUDA_DISABLE_CONTROL, which differ between releases. The library (Project-HAMi/HAMi-core
 # src/multiprocess/multiprocess_memory_limit.c) reads the limits, ACTIVE_OOM_KILLER, GPU_CORE_UTILIZATION_POLICY and
 # CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
 # /overrideEnv. CUDA_REDIRECT names the library from which src/libvgpu.c takes its hooks. HAMi's own webhook writes
@@ -152,12 +152,12 @@ HAMI_CORE = ShareLimits(
 )
 
 # The device plugin (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, `Allocate`) sets the variables of
-# pkg/util/consts.go and mounts the paths. It leaves out the preload file if the container sets DISABLE_VGPU_CONTROL. It
-# reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). If its
+# pkg/util/consts.go and mounts the paths. The plugin omits the preload file if the container sets DISABLE_VGPU_CONTROL,
+# and reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). If a
 # configuration file is missing, the library (library/src/loader.c, util.c) reads the variables instead. Older releases
 # have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and ENV_COMPATIBILITY_MODE. CUDA_SM_SHARED_BUCKET
-# gives each process the share of cores again. The other CUDA_SM_ variables tune how fast the core limit acts. The VGPU_
-# variables tell the library which limits apply, and where to find them. LOGGER_LEVEL limits nothing.
+# can give each process its own full share of cores. The other CUDA_SM_ variables tune how fast the core limit acts. By
+# the VGPU_ variables the library finds the limits that apply. LOGGER_LEVEL limits nothing.
 VGPU_MANAGER_LIBRARY = ShareLimits(
     variables=(
         LimitVariable("DISABLE_VGPU_CONTROL", Allowance.DISABLE_CONTROL),
