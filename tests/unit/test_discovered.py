@@ -189,15 +189,15 @@ INVALID_MIG = (
         [],
         Doubt.DISAGREE,
         (
-            "the sources of the GPU model disagree: the register of hami says A100, GPU feature discovery says T4; "
-            "model A100 counts"
+            "the sources of the GPU model disagree: the register of hami reports A100, GPU feature discovery reports T4"
+            "; model A100 counts"
         ),
     ),
     disagreeing_with_the_operator=(
         node(hami(A100), labelled("T4")),
         [],
         Doubt.DISAGREE,
-        "the sources of the GPU model disagree: the label says T4, the register of hami says A100; model T4 counts",
+        "the sources of the GPU model disagree: the label is T4, the register of hami reports A100; model T4 counts",
     ),
     several_models=(
         node(hami(T4, A100, A100)),
