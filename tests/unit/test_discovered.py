@@ -203,13 +203,19 @@ INVALID_MIG = (
         node(hami(T4, A100, A100)),
         [],
         Doubt.SEVERAL,
-        "the node has cards of several GPU models by the register of hami: A100 (2), T4 (1); model A100 counts",
+        (
+            "the node has cards of several GPU models according to the register of hami: A100 (2), T4 (1); model A100"
+            " counts"
+        ),
     ),
     as_many_of_each=(
         node(hami(T4, A100)),
         [],
         Doubt.SEVERAL,
-        "the node has cards of several GPU models by the register of hami: A100 (1), T4 (1); model A100 counts",
+        (
+            "the node has cards of several GPU models according to the register of hami: A100 (1), T4 (1); model A100"
+            " counts"
+        ),
     ),
     invalid_mig=(
         node(features(f"{A100_PRODUCT}-MIG-INVALID", count="0", memory="0")),

@@ -19,7 +19,7 @@ from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources
 _FROM = " from "
 _DISPLAY = {
     sources.OPERATOR: "the label",
-    sources.SLICES: "its ResourceSlices",
+    sources.SLICES: "the DRA driver",
     sources.FEATURES: "GPU feature discovery",
 }
 
@@ -160,7 +160,7 @@ def _doubts(
 ) -> Iterator[tuple[Doubt, str]]:
     if len(models) > 1:
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
-        yield Doubt.SEVERAL, f"the node has cards of several GPU models by {display(seen[0].source)}: {cards}"
+        yield Doubt.SEVERAL, f"the node has cards of several GPU models according to {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
     # An empty label that a person wrote means that the node must have no model. Then no source disagrees.
     called = not operators or not seen or _is_called(operators, seen[0], named)
