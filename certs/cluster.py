@@ -29,7 +29,7 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial ``addresses``, pairs (HOST:PORT, ready), in parallel. Return the results in the order of ``addresses``."""
+    """Dial endpoints in parallel. Return one result per endpoint, in order. ``addresses``: pairs (HOST:PORT, ready)."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
@@ -60,16 +60,16 @@ class ClusterStore:
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Read all objects, dial each endpoint, and return their state. Raises VcudaError."""
-        # The serving Secret is read before the CA Secret. If another run changes the serving Secret in between, a write
-        # by this run raises Conflict. The caBundles are also read before the CA Secret. A CA that another run adds to
-        # both in between is then in the CA Secret that this run reads. So this run does not take it for an unknown CA.
+        # The CA Secret is read last. So if another run adds a CA to the CA Secret and the caBundles meanwhile, this run
+        # does not mistake that CA for an unknown CA. If another run changes the serving Secret meanwhile, a write to it
+        # raises Conflict.
         serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
         tool = parsing.other_tool(serving) if serving else ""
         ours, left, mixed = self._configurations({kind: items for kind, (items, _) in listed.items()}, tool)
         clock = _clock_problem(listed["MutatingWebhookConfiguration"][1], now())
         if tool:
-            left = (f"{tool} issues the certificates: it manages Secret {self.refs.serving_secret}", *left)
+            left = (f"{tool} issues the certificates, because it manages Secret {self.refs.serving_secret}", *left)
         if tool or self.registers_only:
             issuers = parsing.read_serving(serving).authorities if serving else ()
             return state.State(
@@ -149,7 +149,7 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Add the webhooks that the annotation declares, and how the registered webhooks differ from them.
+        # Return the configuration with the webhooks that its annotation declares, and how the registered ones differ.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)

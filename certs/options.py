@@ -19,7 +19,7 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST = timedelta(days=36500)  # sums with dates stay below the year 10000, the limit of Python and certificates
+LONGEST = timedelta(days=36500)  # a date plus this is before the year 10000, the limit of Python and certificates
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
@@ -27,8 +27,8 @@ _SPAN = re.compile(r"(\d+)([smhd])")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser that raises the ValueError of ``parse`` as a usage error with the same message."""
-    # If a parser raises ValueError, click shows only the value and not the message.
+    """Return ``parse`` as a parser for click. A ValueError becomes a usage error with the same message."""
+    # By default click would show only the value and not the message of the ValueError.
 
     def convert(text: str) -> T:
         try:
@@ -104,7 +104,7 @@ def _span(text: str) -> timedelta:
 
 
 def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Command:
-    """Return an option whose values ``parse`` parses. If it raises ValueError, the usage error has that message."""
+    """Return an option with the parser ``parse``. The message of a ValueError becomes the usage error."""
     return cli.option(flag, metavar=metavar, type=parsed(parse), help=help_text, **more)
 
 

@@ -175,7 +175,7 @@ def read_authorities(secret: Json) -> state.Authorities:
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
-    faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt contains other text")
+    faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt has unreadable parts")
     annotations = _part(secret, "metadata", "annotations")
     return state.Authorities(
         version=_version(secret),

@@ -76,7 +76,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Return True if calls may succeed: a caBundle trusts a ready endpoint's leaf, or one could not be dialled."""
+    """Return True if calls may succeed: a caBundle trusts the leaf of a ready endpoint, or a dial has failed."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -143,7 +143,7 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
 
 
 def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (a) Make the next CA if the newest CA is unusable or due for renewal.
+    # Step (a): make the next CA if the newest CA is unusable or due for renewal.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
         return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
@@ -153,9 +153,9 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (b) Add every CA whose leaves may be served to every writable caBundle. (e) Remove a retired CA when no endpoint
-    # serves its leaves and its retention is over. Between these two moments a retired CA is not added again. Otherwise
-    # two runs of which only one has waited long enough would undo each other's changes.
+    # Step (b): add every CA whose leaves endpoints may serve to every writable caBundle. Step (e): remove a retired CA
+    # when no endpoint has served its leaves for the retention time. During that time, the retired CA is not added
+    # again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -217,7 +217,7 @@ def _end_of_registration(state: states.State) -> steps.End:
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (c) Make the next CA the current CA. If that must wait, renew a leaf that is due.
+    # Step (c): make the next CA the current CA. If that must wait, renew a leaf that is due.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -254,7 +254,7 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Renew a leaf that is due with the current CA, if the new leaf expires later and no client would reject it.
+    # Let the current CA renew a leaf that is due, if the new leaf expires later and no client would reject it.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -279,14 +279,14 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (d) Wait until every ready endpoint serves the leaf in the Secret.
+    # Step (d): wait until every ready endpoint serves the leaf in the Secret.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'serves an earlier leaf'}" for one in lagging], state, now, policy)
 
 
 def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (e) Delete the retired CAs from the CA Secret after `_bundles` has removed them from every caBundle.
+    # Step (e): delete the retired CAs from the CA Secret after `_bundles` has removed them from every caBundle.
     retired = state.authorities.retired
     if not retired and not states.unknown_cas(state):
         return None
@@ -356,7 +356,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until the later of two times: `due`, and the end of `left`, the time that this run must still observe.
+    # Wait until `due` is reached and `left` is over. `left`: how long this run must still observe the condition.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

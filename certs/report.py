@@ -15,7 +15,7 @@ from vcuda.cli import aligned
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
 # A run of the rotation acts on a condition only after the run has observed it for some time. A report reads the state
-# once. So it assumes that this time has passed, or the next step in every report would be to wait.
+# once. So it assumes that this time has passed. Otherwise the next step in every report would be to wait.
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 

@@ -91,8 +91,8 @@ class Observations:
     ``forbidden``: the problem to report, by the name of the webhook configuration.
     """
 
-    # By condition, the monotonic time in seconds since which each read of the state has confirmed the condition. The CA
-    # Secret records times by the wall clock, also those of earlier runs. The plan requires that both times have passed.
+    # By condition: the monotonic time in seconds since which each read in this run has confirmed the condition. The CA
+    # Secret records the same by the wall clock, across runs. The plan waits until enough time has passed by both.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 

@@ -69,7 +69,7 @@ class RotationPolicy:
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """Return how long one run must observe a condition. By the wall clock the condition must last for ``span``."""
+        """Return how long one run must observe a condition that must be true for ``span`` across runs."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
@@ -165,7 +165,7 @@ class Done:
 
 
 End = Wait | StepRefused | Done
-"""How a run ends. A run ends with Wait if it may not wait until the next step is due."""
+"""How a run ends. A run ends with Wait if the next step is due only after the time limit of the run."""
 
 Decision = Step | End
 

@@ -144,7 +144,7 @@ class StaleAllocationGc:
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
-        # This key is due now, and then once in each period. So a loop that handles no key is stuck.
+        # The key EVERYTHING is due now, and then once in each period. So a loop that handles no key is stuck.
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
@@ -244,7 +244,7 @@ class StaleAllocationGc:
         times = stale.future_times(pod, now)
         if not times:
             return now
-        # The time of the first sight starts again only if another time in the future was written.
+        # Start the waiting time again only if the pod has another allocation time in the future.
         known, seen = self._future_seen.get(pod.uid, ((), now))
         if not set(times) <= set(known):
             known, seen = times, now

@@ -244,7 +244,7 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
-        # By namespace: the uid of each pod or claim with an Event about the end of a grant, and that end.
+        # By namespace: the uid of each pod or claim that an Event GrantEnds announced, and the end of the grant.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
@@ -263,9 +263,9 @@ class ViolationWatcher:
         return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
 
     def reconcile(self, namespace: str) -> float | None:
-        """Check a namespace, report violations, and evict at most one pod. Return the seconds to the next one, or None.
+        """Check one namespace, report its violations, and evict at most one pod.
 
-        Raises VcudaError, or an error of decoding.
+        Return the seconds until the next check; None if no check is needed. Raises VcudaError, or an error of decoding.
         """
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
@@ -323,7 +323,7 @@ class ViolationWatcher:
         return f"this {what} stays, and new ones are rejected until the usage fits the quota: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
-        """Store and return the violations by uid. A violation of the last check keeps the time of its first check."""
+        """Store and return the violations by uid. A violation that the last check also found keeps its start time."""
         before = self._ongoing.get(namespace, {})
         ongoing = {each.holder.uid: self._since(before.get(each.holder.uid), each) for each in found}
         for uid in before.keys() - ongoing.keys():

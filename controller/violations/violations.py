@@ -28,7 +28,7 @@ CLAIM_NOT_COUNTED_MESSAGE = (
 
 
 class ViolationKind(enum.StrEnum):
-    """The object has no model, has a model that is not allowed, exceeds the limit, or has a card of another model."""
+    """The kinds of violation: no model, a model that is not allowed, over the limit, a card of another model."""
 
     UNPINNED = "unpinned"
     NOT_ALLOWED = "not-allowed"
@@ -99,7 +99,7 @@ def _charged(
 
 
 def _age(of: _Charged | Violation) -> tuple[str, str, str]:
-    # Times in RFC 3339 and UTC sort as text. They have whole seconds, so the name decides within a second.
+    # Times in RFC 3339 and UTC sort as text. They have whole seconds, so objects of the same second are sorted by name.
     return of.holder.created, of.holder.name, of.holder.uid
 
 

@@ -54,9 +54,9 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
     offered: Mapping[str, int] = MappingProxyType({})
     """The allocatable amounts of the resources by which a GPU can be requested."""
     absent: tuple[str, ...] = ()
-    """The schemes whose scheduler has found that the device plugin on the node does not answer."""
+    """The vendors' schemes whose scheduler has found that the device plugin on the node does not answer."""
     present: tuple[str, ...] = ()
-    """The schemes whose device plugin on the node answers the scheduler."""
+    """The vendors' schemes whose device plugin on the node answers the scheduler."""
     malformed: tuple[str, ...] = ()
     """The annotations that are registers but cannot be read."""
     record: str = ""
@@ -106,7 +106,7 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the schemes that have left a register on the node, although another device plugin serves the node now."""
+    """Return the vendors' schemes with a register on the node, although another device plugin serves the node now."""
     silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 

@@ -284,7 +284,7 @@ def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
 
 
 def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether a term is empty. It matches no node, so no requirement may be added to it: it would then match."""
+    """Return whether a term is empty. An empty term matches no node. With an added requirement, it could match."""
     return not term.match_expressions and not term.match_fields
 
 

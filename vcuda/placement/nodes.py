@@ -30,7 +30,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     registers: Mapping[str, Registers] = {}
     """The registers of each node, by the node's name. In a register a device plugin lists the cards of the node."""
     registered: Mapping[str, int] = {}
-    """By the name of a scheme, the nodes with a register of the scheme that is not outdated, as a set of ``index``."""
+    """By the name of a vendor's scheme, the nodes with a current register of the scheme, as a set of ``index``."""
     types: CardTypes = CardTypes()
     """The registered types of card, by model."""
     free: FreeCardsByPool = {}
@@ -40,7 +40,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     seen: Mapping[str, frozenset[str]] = {}
     """By model, the values of the model label on nodes of this model."""
     outdated: Mapping[str, frozenset[str]] = {}
-    """By the name of a node, the schemes that left a register on the node but do not serve the node any more."""
+    """By the name of a node, the vendors' schemes that left a register on the node but no longer serve the node."""
 
     @classmethod
     def of(
@@ -82,7 +82,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return None if value is None else self.named.model_of(value)
 
     def having(self, model: str) -> int:
-        """Return the nodes of a model, as a set (integer) of ``index``."""
+        """Return the nodes of a model, as a set of ``index``: an integer with one bit for each node."""
         return self.index.having(self.keys.model, self.label_values(model))
 
     @functools.cached_property

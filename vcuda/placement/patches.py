@@ -22,7 +22,7 @@ class Hints(msgspec.Struct, frozen=True):
     scheduler: str | None = None
     """The scheduler that places GPU pods; None if each pod keeps the scheduler that it names."""
     of_schemes: Mapping[str, str] = {}
-    """By the name of a scheme, the scheduler of its pods. Key ``gpu_schemes`` of the quota takes precedence."""
+    """By the name of a vendor's scheme, the scheduler of its pods. Key ``gpu_schemes`` of the quota comes first."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 

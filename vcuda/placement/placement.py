@@ -66,7 +66,7 @@ def find_candidates(
     *,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the scheduler of the pod's schemes."""
+    """Return the models of the quota that a pod may use. ``placing``: the scheduler of the vendors' schemes."""
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits

@@ -63,10 +63,10 @@ class Register(msgspec.Struct, frozen=True, gc=False):
 
 
 Registers = Mapping[str, Register]
-"""The registers of one node, by the name of the scheme."""
+"""The registers of one node, by the name of the vendor's scheme."""
 
 ANNOTATIONS = {scheme.register: scheme.name for scheme in SCHEMES if scheme.register}
-"""By the key of the node annotation that is a scheme's register, the name of the scheme."""
+"""The annotation keys of the registers, each with the name of the vendor's scheme."""
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):

@@ -1,9 +1,8 @@
 """Finds the nodes of a GPU model that can serve a pod, and the scheduler that places the pod there.
 
 HAMi and vgpu-manager list the cards of each of their nodes in a node annotation, the register. Their schedulers skip
-all other nodes (HAMi
-``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes ``nvidia.com/gpu`` is a
-whole card of NVIDIA's device plugin, which the pod's own scheduler assigns.
+all other nodes (HAMi ``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes
+``nvidia.com/gpu`` is a whole card of NVIDIA's device plugin, which the pod's own scheduler assigns.
 """
 
 from collections.abc import Iterable
@@ -28,7 +27,7 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The nodes of one model that can serve a pod, and the scheduler that places the pod on them."""
 
     nodes: int
-    """The nodes that can serve the pod, as a bit set of `Nodes.index`; empty if the model has no node yet."""
+    """The nodes that can serve the pod, as a set of `Nodes.index`; empty if the model has no node yet."""
     scheduler: str | None = None
     """The scheduler that places the pod; None if the pod keeps the scheduler that it names."""
     avoided: tuple[str, ...] = ()

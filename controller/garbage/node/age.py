@@ -28,10 +28,10 @@ class AgePolicy(Protocol):
         """Start a sweep at the time ``now``."""
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why the directory must stay; None if it is old enough. ``stamp``: its timestamp, in Unix seconds."""
+        """Return why the directory must stay; None if it is old enough. ``stamp``: Unix time of its last change."""
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Record that a removal failed because of ``keep``. Each consecutive failure delays the next attempt more."""
+        """Record that a removal failed because of ``keep``. The next attempt is delayed, longer after each failure."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):

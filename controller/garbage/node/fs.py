@@ -165,7 +165,7 @@ class _Level:
         """Close the directory while the walk is far below it. Its unvisited entries are kept in memory."""
         held = list(islice(self.rest, MAX_PARKED + 1))
         if len(held) > MAX_PARKED:
-            raise MustStay(KeepReason.ERROR, f"over {MAX_PARKED} entries in a directory above {_KEPT_OPEN} others")
+            raise MustStay(KeepReason.ERROR, f"a directory above {_KEPT_OPEN} levels has over {MAX_PARKED} entries")
         self.rest = iter(held)
         self.listing.close()
         os.close(self.fd)

@@ -96,7 +96,7 @@ def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[]
     """
     scan_run = Scan(_mounted_at(root, mount), moved)
     scan_run.read_mounts(proc / "self")
-    names = os.listdir(proc)  # noqa: PTH208  # names are enough for thousands of entries
+    names = os.listdir(proc)  # noqa: PTH208  # Path objects would be slow
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
     # All mounts are read before the first file, because the mount decides whether a stat of the file may be made. The
     # mount of a file may be visible only to a later process.
@@ -135,7 +135,7 @@ class Scan:
             return
         threads: list[str] = []
         with contextlib.suppress(OSError):  # the process has ended
-            threads = os.listdir(process / "task")  # noqa: PTH208  # names are enough
+            threads = os.listdir(process / "task")  # noqa: PTH208  # Path objects would be slow
         others = [self._at_thread(process / "task" / name) for name in threads if name != process.name]
         if others and not any(others):
             self.found.unseen.append(process.name)
@@ -147,7 +147,7 @@ class Scan:
         self.moved()
         try:
             self.read_mounts(thread)
-            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # names are enough
+            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # Path objects would be slow
                 self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
                 self.moved()
             self._add_directory(f"{thread}/cwd")
@@ -178,7 +178,7 @@ class Scan:
                 self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is twice as fast
 
     def _add_directory(self, link: str) -> None:
-        # Record a working or root directory. /proc does not show its mount, so open it and use our descriptor.
+        # Record a working or root directory. /proc does not show its mount, so it is opened to find the mount.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -357,7 +357,7 @@ class ProcessScanner:
 
 
 class _ScanRun:
-    """One scan, which starts at once. ``moved``: the time of its last progress; ``hung``: set by a timeout."""
+    """One scan, which starts at once. ``moved``: the time of its last progress; ``hung``: True after a timeout."""
 
     def __init__(self, root: OpenDirectory) -> None:
         self.answer: Future[InUse] = Future()

@@ -11,7 +11,7 @@ from vcuda import errors, k8s_types
 from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
 # The uid of a pod is a random UUID (k8s.io/apiserver pkg/registry/rest/meta.go). The uid of a static pod is the MD5 of
-# its manifest (pkg/kubelet/config/common.go). A manifest may also set any other uid. The directory is then kept.
+# its manifest (pkg/kubelet/config/common.go). A manifest may set another uid. The directory of such a pod is kept.
 _STATIC = "[0-9a-f]{32}"
 _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
 _CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, as the API server requires for container names

@@ -196,7 +196,7 @@ class KubeletPods:
     def uids(self) -> frozenset[str]:
         """Return the names of the subdirectories. Each is the uid of a pod."""
         try:
-            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # names are enough
+            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # only names are needed
         except OSError as error:
             raise _unknown(self.path, error) from error
         # A directory without the agent's own pod is not of this node, for example because of a wrong mount.
