@@ -47,7 +47,7 @@ class ObjectRefs:
 
 
 class UnusablePair(ValueError):
-    """A certificate or its private key is missing or unusable. The message contains no part of the key."""
+    """Raised if a certificate or its private key is missing or unusable. The message contains no part of the key."""
 
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:

@@ -172,7 +172,7 @@ class _Level:
         self.fd = _PARKED
 
     def resume(self, child: int) -> None:
-        """Open a closed directory again, as the parent of its open subdirectory ``child``."""
+        """Open the directory again after `park`, by ``..`` in its open subdirectory ``child``."""
         if self.fd != _PARKED:
             return
         self.fd = os.open("..", _FLAGS, dir_fd=child)
@@ -263,8 +263,8 @@ class TreeRemoval:
     least `BATCH` entries. If an entry cannot be deleted, the other entries are still deleted.
     """
 
-    # Deeper directories are first moved up to the subdirectory itself, and emptied there. So memory and descriptors do
-    # not depend on the depth of the tree. If the process is killed, the remaining tree is only flatter.
+    # Deeper directories are first moved up, directly into the subdirectory that is deleted. So memory and descriptors
+    # do not depend on the depth of the tree. If the process is killed, the remaining tree is only flatter.
 
     def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
