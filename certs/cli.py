@@ -1,4 +1,4 @@
-"""The command ``vcuda-certs``."""
+"""The command ``vcuda-certs``, which issues and rotates the certificates of the webhook."""
 
 import functools
 import json
@@ -16,9 +16,10 @@ from vcuda import cli, tls, x509
 @click.group(context_settings=cli.HELP)
 @click.version_option(package_name="vcuda-quota", message="%(prog)s %(version)s")
 def main() -> None:
-    """Certificates of the vcuda quota webhook.
+    """Issue and rotate the certificates of the vcuda quota webhook.
 
-    The API server calls a webhook over TLS only, and trusts it by the caBundle in the webhook's configuration.
+    The API server calls a webhook only over TLS. It verifies the certificate that the webhook serves by the CA
+    certificates in the caBundle of the webhook configuration.
     """
 
 
@@ -29,42 +30,42 @@ def main() -> None:
     envvar="VCUDA_CERTS_DIR",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of the files; created if missing.",
+    help="Directory for the files. It is created if missing.",
 )
-@options.value_option("--dns", "NAME", x509.parse_dns_name, "A DNS name; repeatable.", multiple=True)
-@options.value_option("--ip", "ADDRESS", x509.parse_address, "An IP address; repeatable.", multiple=True)
+@options.value_option("--dns", "NAME", x509.parse_dns_name, "A DNS name of the server; repeatable.", multiple=True)
+@options.value_option("--ip", "ADDRESS", x509.parse_address, "An IP address of the server; repeatable.", multiple=True)
 @options.value_option(
-    "--service", "NAME", x509.parse_label, "A Service: adds NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local."
+    "--service", "NAME", x509.parse_label, "Add NAME, NAME.NS, NAME.NS.svc and NAME.NS.svc.cluster.local for a Service."
 )
 @options.value_option("--namespace", "NS", x509.parse_label, "The namespace of --service.")
 @cli.option(
     "--days",
     type=click.IntRange(1, x509.AUTHORITY_LIFE.days),
     default=x509.LEAF_LIFE.days,
-    help=f"Life of the serving certificate; its CA lives {x509.AUTHORITY_LIFE.days} days.",
+    help=f"Days for which the serving certificate is valid. The CA is valid for {x509.AUTHORITY_LIFE.days} days.",
 )
-@cli.option("--ca-key", is_flag=True, help="Write ca.key too; without it the key of the CA is thrown away.")
-@cli.option("--force", is_flag=True, help="Replace the files that are there.")
+@cli.option("--ca-key", is_flag=True, help="Also write the CA's private key, ca.key. By default it is discarded.")
+@cli.option("--force", is_flag=True, help="Replace existing files.")
 @runs.OUTPUT
 def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str, **named: Any) -> None:
     """Make a new CA and a serving certificate, and write them to files.
 
-    For development, and for `vcuda-webhook serve --cert-dir DIR`. Writes ca.crt, tls.crt and tls.key (readable by
-    its owner alone). A server that is running picks new files up by itself. Without --dns, --ip and --service the
-    certificate is for localhost, 127.0.0.1 and ::1. In environment variables, separate several values by spaces.
+    Writes ca.crt, tls.crt and tls.key for development, and for `vcuda-webhook serve --cert-dir DIR`. Only the owner can
+    read tls.key. A running server loads new files without a restart. Without --dns, --ip and --service the certificate
+    is for localhost, 127.0.0.1 and ::1. In environment variables, separate several values by spaces.
 
     \b
     Examples:
       vcuda-certs issue --dir certs
-          to run the webhook on this machine
+          for a webhook that runs on this machine
       vcuda-certs issue --dir certs --service vcuda-webhook --namespace vcuda-quota
-          to run it behind a Service
+          for a webhook behind a Service
       vcuda-certs issue --dir certs --dns gpu.example.com --ip 10.0.0.7 --days 30 --force
-          to replace them with shorter-lived ones for these names
+          replace the files; the new certificate is for these two names and expires after 30 days
       base64 -w0 certs/ca.crt
-          the caBundle for the webhook's configuration
+          print the caBundle for the webhook configuration
 
-    Exit status: 0 written, 2 bad input or files in the way.
+    Exit status: 0 the files were written; 2 bad input, or files already exist.
     """
     names = _chosen_names(**named)
     if (present := tls.present_files(directory)) and not force:
@@ -84,9 +85,9 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
 def _chosen_names(
     dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
-    """Return the names from the options, the Service's names first. Without any, return the development names."""
+    """Return the names in the options, the Service's names first. If the options have no names, return DEVELOPMENT."""
     if (service is None) != (namespace is None):
-        raise click.UsageError("--service and --namespace are given together or not at all.")
+        raise click.UsageError("--service and --namespace must be given together.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()
     return named + x509.Names(dns, ip) or x509.DEVELOPMENT
 
@@ -100,7 +101,7 @@ def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) 
 
 
 def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
-    # The file list as JSON. The expiry time is RFC 3339 in UTC for a certificate, and null for a key.
+    # Return the list of files as JSON. `expires` is in RFC 3339 and UTC for a certificate, and null for a key.
     document = {
         "directory": str(directory),
         "dns": names.dns,
@@ -125,25 +126,25 @@ def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File
 def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
     """Create, renew and replace the webhook's certificates, so that no call fails.
 
-    Run it every hour or every day: it does only what is due. A certificate is replaced when a third of its life is
-    left. A new CA is first added to every caBundle. After --overlap a leaf of the new CA is written into the serving
-    Secret. When every ready endpoint shows that leaf, and --retention is over, the old CA is removed. The same CA
-    renews a single leaf. The webhooks that the configurations declare are registered after a replica has answered. The
-    next run continues after a run that was killed or reached its --timeout, and two runs at
-    the same time do no harm. A run also repairs a deleted or damaged Secret and an emptied caBundle. SPAN is a number
-    and one of s, m, h and d, such as 90d.
+    Run this command every hour or every day. It takes only the steps that are due. The CA and the leaf (the serving
+    certificate) are replaced when a third of their life is left. To replace the CA, a run first adds the new CA to
+    every caBundle. After --overlap, the run writes a leaf of the new CA into the serving Secret. When every ready
+    endpoint has served that leaf for --retention, the run removes the old CA. A run also registers the webhooks that
+    the webhook configurations declare in an annotation, after a replica has answered. It repairs deleted or damaged
+    Secrets and emptied caBundles. If a run is killed or reaches its --timeout, the next run continues. Two runs at the
+    same time do no harm. SPAN is a number with a unit s, m, h or d, for example 90d.
 
     \b
     Examples:
       vcuda-certs rotate
-          what the CronJob runs
+          the command of the CronJob
       vcuda-certs rotate --dry-run
-          what it would do, to the end
+          print all steps until no step is due, and change nothing
       vcuda-certs rotate --issued-before "$(date -u +%FT%TZ)" --overlap 1m --retention 5m --timeout 20m
           replace the CA and the leaf now, in one run
 
-    Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
-    Kubernetes is too old; 2 bad input.
+    Exit status: 0 done, or a later run must continue; 1 a person must solve a problem, the API server did not answer,
+    or Kubernetes is too old; 2 bad input.
     """
     store = functools.partial(options.store_of, where, retried=not dry_run)
     runs.rotate(store, options.policy_of(where), timeout, dry_run=dry_run, output=output)
@@ -153,22 +154,22 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
 @options.registration_options
 @runs.OUTPUT
 def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
-    """Register the webhooks after a replica has answered, where another tool issues the certificates.
+    """Register the webhooks after a replica has answered, if another tool issues the certificates.
 
-    The manifests apply webhook configurations that have no webhooks, only an annotation that declares them. So an
-    image that never starts blocks no pod. When a replica serves a certificate of the CA in the serving Secret, this
-    command registers the declared webhooks with that CA as their caBundle. It also repairs webhooks that differ from
-    the declared ones. `rotate` does the same where vcuda-certs issues the certificates. SPAN is a number and one of s,
-    m, h and d, such as 25m.
+    The manifests contain webhook configurations without webhooks, each with an annotation that declares its webhooks.
+    So an image that never starts blocks no pod. When a replica serves a certificate of the CA in the serving Secret,
+    this command registers the declared webhooks with that CA as their caBundle. It also repairs registered webhooks
+    that differ from the declared webhooks. If vcuda-certs issues the certificates, `rotate` does all this. SPAN is a
+    number with a unit s, m, h or d, for example 25m.
 
     \b
     Examples:
       vcuda-certs register
-          what the CronJob runs beside cert-manager
+          the command of the CronJob in an installation with cert-manager
       vcuda-certs register --dry-run
 
-    Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
-    Kubernetes is too old; 2 bad input.
+    Exit status: 0 done, or a later run must continue; 1 a person must solve a problem, the API server did not answer,
+    or Kubernetes is too old; 2 bad input.
     """
     store = functools.partial(options.registering_store_of, where, retried=not dry_run)
     runs.rotate(store, options.registering_policy_of(where), timeout, dry_run=dry_run, output=output)
@@ -178,14 +179,14 @@ def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) ->
 @options.cluster_options
 @runs.OUTPUT
 def status(*, output: str, **where: Any) -> None:
-    """Show every certificate, where it is, when it expires, and whether the webhooks trust what is served.
+    """Show where every certificate is, when it expires, and whether the API servers trust the served certificates.
 
     \b
     Examples:
       vcuda-certs status
       vcuda-certs status -o json | jq '.certificates[] | select(.daysLeft < 30)'
 
-    Exit status: 0 all is well; 1 something needs a person, the API server did not answer, or Kubernetes is too old;
+    Exit status: 0 no problem; 1 a person must solve a problem, the API server did not answer, or Kubernetes is too old;
     2 bad input.
     """
     runs.show(functools.partial(options.store_of, where), options.policy_of(where), "vcuda-certs", output)

@@ -1,4 +1,4 @@
-"""The commands ``vcuda-certs client``: the client certificate by which the webhook recognises API servers."""
+"""The commands ``vcuda-certs client``, for the client certificate by which the webhook recognises API servers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,14 +25,14 @@ _WHERE = options.all_of(
     (
         cli.kubeconfig_option,
         options.value_option(
-            "--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"
+            "--namespace", "NAME", x509.parse_label, "Namespace of the Secrets.", default="vcuda-quota"
         ),
-        cli.option("--ca-secret", default="vcuda-client-ca", help="Secret of the CA, which nothing else may read."),
-        cli.option("--secret", default="vcuda-client-tls", help="Secret of the pair that API servers present."),
+        cli.option("--ca-secret", default="vcuda-client-ca", help="Secret of the CA. Let no other program read it."),
+        cli.option("--secret", default="vcuda-client-tls", help="Secret of the client certificate and its key."),
         cli.option(
             "--configmap",
             default="vcuda-client-ca",
-            help="ConfigMap of the CA's certificate, for the webhook to mount.",
+            help="ConfigMap of the CA certificates. The webhook mounts it.",
         ),
         cli.option("--name", default="vcuda-quota-apiserver", help="Common name of the client certificate."),
     )
@@ -41,10 +41,10 @@ _WHERE = options.all_of(
 
 @click.group()
 def client() -> None:
-    """The client certificate that API servers present to the webhook.
+    """Manage the client certificate that API servers present to the webhook.
 
-    With --client-ca the webhook answers no other client. API servers read the pair from files that
-    --admission-control-config-file names, and read these files again every 5 minutes.
+    A webhook that runs with --client-ca answers only clients with such a certificate. API servers find the certificate
+    and its key by --admission-control-config-file, and read these files again every 5 minutes.
     """
 
 
@@ -54,28 +54,29 @@ def client() -> None:
 @cli.option(
     "--installed",
     is_flag=True,
-    help="Every API server presents the pair that is in the Secret: no earlier one has to be trusted any more.",
+    help="State that every API server presents the certificate in the Secret, so that the old CA can be removed.",
 )
 @runs.OUTPUT
 def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> None:
-    """Make, renew and replace the client pair and its CA, so that not one call is refused.
+    """Create, renew and replace the client certificate and its CA, so that no call is refused.
 
-    Run it every hour or every day: it does only what is due. The pair is renewed when a third of its life is left:
-    copy it to every API server before its end. A new CA is first added to the ConfigMap. After --overlap a pair of the
-    new CA is written into the Secret. The command cannot see the pair that an API server presents. So the old CA stays
-    in the ConfigMap until none of its pairs can be valid, or until --installed, and then for --retention.
+    Run this command every hour or every day. It takes only the steps that are due. The certificate is renewed when a
+    third of its life is left. Copy the new certificate and its key to every API server before the earlier certificate
+    expires. To replace the CA, a run first adds the new CA to the ConfigMap. After --overlap, it writes a certificate
+    of the new CA into the Secret. The command cannot see which certificate an API server presents. So the old CA stays
+    in the ConfigMap until it expires, or until a run has --installed, and for --retention after that.
 
     \b
     Examples:
       vcuda-certs client rotate
-          what the CronJob runs
+          the command of the CronJob
       vcuda-certs client rotate --issued-before "$(date -u +%FT%TZ)"
-          the key has leaked: replace it and its CA; copy the new pair to every API server, then
+          after the key has leaked: replace it and its CA; then copy the new files to every API server
       vcuda-certs client rotate --installed --retention 6m --timeout 20m
-          trust the old CA no longer
+          after that copy: remove the old CA
 
-    Exit status: 0 done, or a later run has to go on; 1 a person is needed, the API server did not answer, or
-    Kubernetes is too old; 2 bad input.
+    Exit status: 0 done, or a later run must continue; 1 a person must solve a problem, the API server did not answer,
+    or Kubernetes is too old; 2 bad input.
     """
     runs.rotate(lambda: _store(where, retried=not dry_run), _policy(where), timeout, dry_run=dry_run, output=output)
 
@@ -84,9 +85,9 @@ def rotate(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) -> N
 @_WHERE
 @runs.OUTPUT
 def status(*, output: str, **where: Any) -> None:
-    """Show every certificate, where it is, when it expires, and whether the ConfigMap trusts the pair.
+    """Show where every certificate is, when it expires, and whether the ConfigMap has the client certificate's CA.
 
-    Exit status: 0 all is well; 1 something needs a person, the API server did not answer, or Kubernetes is too old;
+    Exit status: 0 no problem; 1 a person must solve a problem, the API server did not answer, or Kubernetes is too old;
     2 bad input.
     """
     runs.show(lambda: _store(where), _policy(where), "vcuda-client-certs", output)
@@ -99,24 +100,24 @@ def status(*, output: str, **where: Any) -> None:
     "directory",
     default="/etc/kubernetes/vcuda",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory on the API server's machine, as the API server sees it.",
+    help="Directory of the files on the API server's machine. kube-apiserver must see them at this path.",
 )
 @cli.option("--service", default="vcuda-webhook", help="The webhook's Service.")
-@cli.option("--server", help="HOST:PORT of a webhook that is registered by its URL, in place of --service.")
-@cli.option("--write", is_flag=True, help="Write both, and the pair in the Secret, to --dir in one step.")
+@cli.option("--server", help="HOST:PORT of a webhook that is registered by URL. Replaces --service.")
+@cli.option("--write", is_flag=True, help="Write both files, and the certificate and key in the Secret, to --dir.")
 def files(*, directory: Path, service: str, server: str | None, write: bool, **where: Any) -> None:
-    """Print what kube-apiserver needs: an AdmissionConfiguration, and the kubeconfig that it names.
+    """Print an AdmissionConfiguration for kube-apiserver, and the kubeconfig to which it refers.
 
-    Start kube-apiserver with --admission-control-config-file=DIR/admission.yaml. With --write all files are written,
-    as root on each machine with an API server, and again for each new pair: daily, say.
+    Start kube-apiserver with --admission-control-config-file=DIR/admission.yaml. With --write, the command writes all
+    files. Run it as root on each machine with an API server, and again after each renewal, for example daily.
 
     \b
     Examples:
       vcuda-certs client files
-          what to add to an AdmissionConfiguration that there is
+          print the entries to add to an existing AdmissionConfiguration
       vcuda-certs client files --kubeconfig /etc/kubernetes/admin.conf --write
 
-    Exit status: 0 done; 1 the API server did not answer, or has no good pair; 2 bad input.
+    Exit status: 0 done; 1 the API server did not answer, or the Secret has no usable certificate; 2 bad input.
     """
     documents = {
         ADMISSION_CONFIGURATION: admission_configuration(directory),
@@ -129,7 +130,7 @@ def files(*, directory: Path, service: str, server: str | None, write: bool, **w
 
 
 def admission_configuration(directory: Path) -> str:
-    """Return an AdmissionConfiguration that gives the webhook plugins the kubeconfig in ``directory``."""
+    """Return an AdmissionConfiguration in which the webhook plugins use the kubeconfig in ``directory``."""
     configuration = {
         "apiVersion": _API,
         "kind": "WebhookAdmissionConfiguration",
@@ -156,14 +157,14 @@ def _write(directory: Path, documents: Mapping[str, str], store: ClientStore) ->
         )
     except OSError as error:
         raise errors.BadInput(f"cannot write to {directory}: {error.strerror or error}") from error
-    click.echo(f"The pair is valid until {leaf.expires:%Y-%m-%d %H:%M:%S} UTC")
+    click.echo(f"The client certificate is valid until {leaf.expires:%Y-%m-%d %H:%M:%S} UTC")
     return 0
 
 
 def _store(where: Mapping[str, Any], *, retried: bool = False) -> ClientStore:
     if where["ca_secret"] == where["secret"]:
         raise click.UsageError(
-            "--ca-secret and --secret are two: the pair is copied to machines, and the CA's key to none."
+            "--ca-secret and --secret must be different: --secret is copied to machines, and the CA's key must not be."
         )
     refs = parsing.ObjectRefs(where["namespace"], "", where["ca_secret"], where["secret"])
     kube = options.connect(where["kubeconfig"], retried=retried)

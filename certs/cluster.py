@@ -29,7 +29,7 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial endpoints in parallel, and return the results in the order of ``addresses``: pairs (HOST:PORT, ready)."""
+    """Dial endpoints in parallel. Return one result per endpoint, in order. ``addresses``: pairs (HOST:PORT, ready)."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
@@ -39,15 +39,15 @@ def dial(address: str, server_name: str, *, ready: bool = True) -> state.Dialled
     try:
         return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
     except errors.Unavailable as error:
-        return state.DialledEndpoint(address, ready, None, f"cannot be asked: {error}")
+        return state.DialledEndpoint(address, ready, None, f"cannot be dialled: {error}")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStore:
     """Reads and writes the Secrets and the webhook configurations of one Service, and dials its endpoints.
 
-    ``labels``: a webhook configuration with all these labels is ours.
-    ``addresses``: HOST:PORT of the endpoints to dial; empty for the endpoints of the Service.
+    ``labels``: vcuda-certs manages the webhook configurations that have all these labels.
+    ``addresses``: HOST:PORT of each endpoint to dial. If empty, the endpoints of the Service are dialled.
     ``registers_only``: True if another tool issues the certificates. The CA Secret is then not read.
     """
 
@@ -59,17 +59,17 @@ class ClusterStore:
     registers_only: bool = False
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Return the present state of all objects, and dial each endpoint. Raises VcudaError."""
-        # The serving Secret is read before the CA Secret. If another run writes a leaf in between, the write of a leaf
-        # by this run raises Conflict. The caBundles are read before the CA Secret. If another run adds a new CA in
-        # between, this run does not mistake that CA for an unknown one.
+        """Read all objects, dial each endpoint, and return their state. Raises VcudaError."""
+        # The CA Secret is read last. So if another run adds a CA to the CA Secret and the caBundles meanwhile, this run
+        # does not mistake that CA for an unknown CA. If another run changes the serving Secret meanwhile, a write to it
+        # raises Conflict.
         serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
         tool = parsing.other_tool(serving) if serving else ""
         ours, left, mixed = self._configurations({kind: items for kind, (items, _) in listed.items()}, tool)
         clock = _clock_problem(listed["MutatingWebhookConfiguration"][1], now())
         if tool:
-            left = (f"the certificates are {tool}'s: Secret {self.refs.serving_secret} says so", *left)
+            left = (f"{tool} issues the certificates, because it manages Secret {self.refs.serving_secret}", *left)
         if tool or self.registers_only:
             issuers = parsing.read_serving(serving).authorities if serving else ()
             return state.State(
@@ -125,11 +125,12 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return our configurations, a message for each other one, and the problems with two tools at once.
+        """Return the webhook configurations to manage, messages about other configurations, and problems.
 
-        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs does.
+        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs does. It is a problem if one tool
+        manages the serving Secret, and another tool the caBundles.
         """
-        # Configurations without our label are examined too, because their calls would fail after a change of the CA.
+        # Configurations without the label are examined too, because a change of the CA would break their calls.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []
@@ -142,13 +143,13 @@ class ClusterStore:
                     continue
                 if self.registers_only or other in ("", tool):
                     ours.append(self._with_declared(configuration, item))
-                left += [f"the caBundles of {configuration} are {other}'s"] if other else elsewhere
+                left += [f"{other} manages the caBundles of {configuration}"] if other else elsewhere
                 if other != tool and not self.registers_only and (configuration.hooks or registration.declares(item)):
                     mixed.append(_mixed(configuration, other, tool))
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Return the configuration with the webhooks that its annotation declares, compared with the registered ones.
+        # Return the configuration with the webhooks that its annotation declares, and how the registered ones differ.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -157,7 +158,7 @@ class ClusterStore:
             wanted = self._defaulted(configuration, declared)
         except registration.UnusableDeclaration as error:
             text = f"{configuration}: annotation {registration.ANNOTATION}: {error}"
-            return replace(configuration, read_only=state.Problem(f"{text}: apply the manifests again", show))
+            return replace(configuration, read_only=state.Problem(f"{text}; apply the manifests again", show))
         except errors.Forbidden as error:
             text = f"{configuration} may not be written: {error.request}: {error}"
             return replace(configuration, read_only=state.Problem(text, steps.Commands().allow))
@@ -178,10 +179,10 @@ class ClusterStore:
         return registration.registered(_decoded(answer))
 
     def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
-        # A configuration without our label that calls the Service may belong to another owner, so it is read-only.
+        # This configuration calls the Service but lacks the label. It may belong to another owner, so it is read-only.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
-        text = f"{configuration} calls the Service and is without our label, so its caBundles are not looked after"
+        text = f"{configuration} calls the Service but lacks the label {label}, so its caBundles are not updated"
         return replace(configuration, read_only=state.Problem(text, f"kubectl label {kind} {name} {label} --overwrite"))
 
     def _secret_problems(
@@ -204,7 +205,7 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret if ``version`` is empty, else change it. A value None removes its key from the Secret."""
+        """Create the Secret if ``version`` is empty; otherwise change it. A value of None removes its key."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
         form = {"kind": "Secret", "type": secret_type}
         self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
@@ -254,27 +255,27 @@ class ClusterStore:
 class ClientStore(ClusterStore):
     """Reads and writes the client certificate that API servers present, and the ConfigMap with the CAs for the webhook.
 
-    ``config_map``: the name of that ConfigMap. The webhook's --client-ca reads it.
+    ``config_map``: the name of the ConfigMap. The webhook's --client-ca reads its CAs.
     """
 
     config_map: str = "vcuda-client-ca"
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Return the present state of the Secrets and the ConfigMap. Raises VcudaError."""
-        # ClusterStore.read explains the order of the reads.
+        """Read the Secrets and the ConfigMap, and return their state. Raises VcudaError."""
+        # See `ClusterStore.read` for the reason of this order.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # The certificate that an API server presents cannot be read, so the certificate in the Secret takes its place.
+        # The certificates that API servers present cannot be read. The certificate in the Secret is used instead.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests contain an empty Secret, so that no account needs the right to create Secrets. Any type is
+            # The manifests contain an empty Secret, so that vcuda-certs needs no right to create Secrets. Any type is
             # accepted, because the API server rejects an empty Secret of type kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
@@ -316,20 +317,20 @@ def _decoded(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except k8s_types.UNDECODABLE as error:
-        raise errors.Unavailable(f"the answer is no JSON object: {error}") from error
+        raise errors.Unavailable(f"the answer is not a JSON object: {error}") from error
 
 
 def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem, ...]:
     # With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet.
     if date is None or abs(date - now) < x509.BACKDATE:
         return ()
-    text = f"the clock here says {now:%Y-%m-%d %H:%M:%S} UTC and the API server's {date:%Y-%m-%d %H:%M:%S} UTC"
-    return (state.Problem(f"{text}: set the one that is wrong, then go on", "timedatectl set-ntp true"),)
+    text = f"this machine's clock is {now:%Y-%m-%d %H:%M:%S} UTC, the API server's {date:%Y-%m-%d %H:%M:%S} UTC"
+    return (state.Problem(f"{text}; set the wrong clock and run again", "timedatectl set-ntp true"),)
 
 
 def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> state.Problem:
     both = f"{tool or parsing.OURS}, and the serving Secret by {secrets_tool or parsing.OURS}"
-    text = f"the caBundles of {configuration} are looked after by {both}: give both to one of them"
+    text = f"the caBundles of {configuration} are managed by {both}; let one tool manage both"
     return state.Problem(text, f"kubectl get {configuration} -o yaml")
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST = timedelta(days=36500)  # keeps dates before the year 10000, which Python and certificates cannot represent
+LONGEST = timedelta(days=36500)  # a date plus this is before the year 10000, the limit of Python and certificates
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
@@ -27,8 +27,8 @@ _SPAN = re.compile(r"(\d+)([smhd])")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser that turns the ValueError of ``parse`` into a usage error with the message of the ValueError."""
-    # By itself click would show the value without the message.
+    """Return ``parse`` as a parser for click. A ValueError becomes a usage error with the same message."""
+    # By default click would show only the value and not the message of the ValueError.
 
     def convert(text: str) -> T:
         try:
@@ -40,31 +40,31 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_span(text: str) -> timedelta:
-    """Return a duration such as 90d, 12h, 5m or 30s. Raises ValueError, also if the duration exceeds LONGEST."""
+    """Return the duration in a text such as 90d, 12h, 5m or 30s. Raises ValueError, also for more than LONGEST."""
     span = _span(text)
     if span > LONGEST:
-        raise ValueError(f"{text!r} is longer than a time can be: write {format_span(LONGEST)} at most")
+        raise ValueError(f"must be at most {format_span(LONGEST)}; got {text!r}")
     return span
 
 
 def parse_life(text: str) -> timedelta:
-    """Return the life of a certificate, from SHORTEST_LIFE to LONGEST. Raises ValueError."""
+    """Return how long a certificate is valid: from SHORTEST_LIFE to LONGEST. Raises ValueError."""
     life = _span(text)
     if not SHORTEST_LIFE <= life <= LONGEST:
-        raise ValueError(f"{text!r} is not a life for a certificate: write 1m to 36500d")
+        raise ValueError(f"must be from 1m to 36500d; got {text!r}")
     return life
 
 
 def parse_past(text: str) -> datetime:
-    """Return a time in RFC 3339. Raises ValueError, also if the time is in the future."""
+    """Return the time in an RFC 3339 text. Raises ValueError, also if the time is in the future."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is not a time: write one such as 2026-01-31T12:00:00Z") from error
+        raise ValueError(f"must be a time, for example 2026-01-31T12:00:00Z; got {text!r}") from error
     if moment.tzinfo is None:
-        raise ValueError(f"{text!r} has no time zone: end it with Z")
+        raise ValueError(f"must have a time zone, for example 2026-01-31T12:00:00Z; got {text!r}")
     if moment > datetime.now(UTC):
-        raise ValueError(f"{text!r} is in the future: new certificates would be replaced again and again until then")
+        raise ValueError(f"must not be in the future, or new certificates would be replaced until then; got {text!r}")
     return moment
 
 
@@ -72,7 +72,7 @@ def parse_selector(text: str) -> dict[str, str]:
     """Return the labels in a text such as ``KEY=VALUE,KEY2=VALUE2``. Raises ValueError."""
     matches = [_LABEL.fullmatch(part) for part in text.split(",")]
     if not all(matches):
-        raise ValueError(f"{text!r} is no label: write KEY=VALUE, several joined by a comma")
+        raise ValueError(f"must be KEY=VALUE, or several separated by commas; got {text!r}")
     return {match[1]: match[2] for match in matches if match}
 
 
@@ -81,11 +81,11 @@ def parse_host_port(text: str) -> str:
     with contextlib.suppress(errors.BadInput):
         if cli.parse_address(text)[0]:
             return text
-    raise ValueError(f"{text!r} is not HOST:PORT, such as 10.0.0.7:8443 or [fd00::7]:8443")
+    raise ValueError(f"must be HOST:PORT, for example 10.0.0.7:8443 or [fd00::7]:8443; got {text!r}")
 
 
 def format_span(span: timedelta) -> str:
-    """Return the duration in the format that `parse_span` accepts, for the defaults in help texts."""
+    """Return the duration as text that `parse_span` accepts, for example 90d."""
     seconds = int(span.total_seconds())
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds and seconds % size == 0:
@@ -96,7 +96,7 @@ def format_span(span: timedelta) -> str:
 def _span(text: str) -> timedelta:
     match = _SPAN.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a time: write a number and one of s, m, h and d, such as 90d or 30s")
+        raise ValueError(f"must be a number with a unit s, m, h or d, for example 90d or 30s; got {text!r}")
     try:
         return timedelta(**{_UNITS[match[2]]: int(match[1])})
     except OverflowError:
@@ -104,7 +104,7 @@ def _span(text: str) -> timedelta:
 
 
 def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Command:
-    """Return an option with the parser ``parse``. The message of a ValueError of ``parse`` becomes the usage error."""
+    """Return an option with the parser ``parse``. The message of a ValueError becomes the usage error."""
     return cli.option(flag, metavar=metavar, type=parsed(parse), help=help_text, **more)
 
 
@@ -114,68 +114,68 @@ def span_option(flag: str, default: timedelta, parse: Callable[[str], timedelta]
 
 _SERVICE = (
     cli.kubeconfig_option,
-    value_option("--namespace", "NAME", x509.parse_label, "Namespace of all of these.", default="vcuda-quota"),
+    value_option("--namespace", "NAME", x509.parse_label, "Namespace of these objects.", default="vcuda-quota"),
     value_option("--service", "NAME", x509.parse_label, "The webhook's Service.", default="vcuda-webhook"),
-    cli.option("--port-name", default="https", help="Its port, where it has several."),
+    cli.option("--port-name", default="https", help="Name of the Service's port, if it has several ports."),
     cli.option("--serving-secret", default="vcuda-webhook-tls", help="Secret that the webhook mounts."),
     value_option(
         "--selector",
         "KEY=VALUE",
         parse_selector,
-        "Label of the webhook configurations whose caBundles are ours. A configuration without it that calls the"
-        " Service is not changed, and is reported.",
+        "Label of the webhook configurations to manage. Other webhook configurations that call the Service are reported"
+        " but not changed.",
         default="app.kubernetes.io/part-of=vcuda-quota",
     ),
     value_option(
         "--endpoint",
         "HOST:PORT",
         parse_host_port,
-        "Address of the webhook, instead of the Service's endpoints; repeatable. Webhooks with a url of this address"
-        " are ours too.",
+        "Address of the webhook, used instead of the Service's endpoints; repeatable. Webhooks whose url has this"
+        " address are managed too.",
         multiple=True,
     ),
 )
 
 
 _ISSUED = (
-    cli.option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA, which nothing else may read."),
+    cli.option("--ca-secret", default="vcuda-webhook-ca", help="Secret of the CA. Let no other program read it."),
     cli.option(
         "--unregistered",
         is_flag=True,
-        help="No webhook configuration calls the Service: its callers have the CA by other means.",
+        help="State that no webhook configuration calls the Service. Other callers get the CA by other means.",
     ),
-    value_option("--dns", "NAME", x509.parse_dns_name, "One more name; repeatable.", multiple=True),
-    value_option("--ip", "ADDRESS", x509.parse_address, "One more address; repeatable.", multiple=True),
+    value_option("--dns", "NAME", x509.parse_dns_name, "A further name of the webhook; repeatable.", multiple=True),
+    value_option("--ip", "ADDRESS", x509.parse_address, "A further address; repeatable.", multiple=True),
 )
 
 
 _ROTATION = (
-    span_option("--ca-life", x509.AUTHORITY_LIFE, parse_life, "Life of a new CA."),
-    span_option("--leaf-life", x509.LEAF_LIFE, parse_life, "Life of a new leaf."),
+    span_option("--ca-life", x509.AUTHORITY_LIFE, parse_life, "How long a new CA is valid."),
+    span_option("--leaf-life", x509.LEAF_LIFE, parse_life, "How long a new leaf is valid."),
     span_option(
         "--overlap",
         steps.OVERLAP,
         parse_span,
-        "How long every caBundle has a new CA before a leaf of it is served; the API servers follow meanwhile.",
+        "How long every caBundle must have a new CA before a leaf of that CA is served, so that API servers trust it.",
     ),
     span_option(
         "--retention",
         steps.RETENTION,
         parse_span,
-        "How long the old CA stays in the caBundles after every endpoint serves the new leaf.",
+        "How long the old CA stays in the caBundles when every endpoint serves the new leaf.",
     ),
     value_option(
         "--issued-before",
         "TIME",
         parse_past,
-        "Replace what was issued before this time, such as 2026-01-31T12:00:00Z: for a key that has leaked.",
+        "Replace certificates issued before this time, for example 2026-01-31T12:00:00Z. Use it if a key has leaked.",
     ),
 )
 
 
 _RUN = (
-    span_option("--timeout", timedelta(minutes=5), parse_span, "How long to wait in all; then another run goes on."),
-    cli.option("--dry-run", is_flag=True, help="Print the steps that it would take, and change nothing."),
+    span_option("--timeout", timedelta(minutes=5), parse_span, "Total time to wait. The next run continues."),
+    cli.option("--dry-run", is_flag=True, help="Print the steps of the run, and change nothing."),
 )
 
 
@@ -196,9 +196,9 @@ registration_options = all_of((*_SERVICE, *_RUN))
 
 
 def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
-    """Return a client of the API server that checks the server's version. Raises BadInput for a bad kubeconfig.
+    """Return an API client that checks the version of the API server. Raises BadInput for a bad kubeconfig.
 
-    ``retried``: True if the caller retries after Unavailable.
+    ``retried``: True if the caller retries a request that raises Unavailable.
     """
     check = VersionCheck(lambda message: click.echo(f"Warning: {message}", err=True))
     return Kube.connect(kubeconfig, version_check=check, grace=AuthorizerGrace() if retried else None)
@@ -210,9 +210,9 @@ def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.Clus
     Raises click.UsageError for bad options, or BadInput for a bad kubeconfig.
     """
     if where["ca_secret"] == where["serving_secret"]:
-        # The webhook mounts the serving Secret. With one Secret for both, the webhook could read the key of the CA.
+        # If one Secret were used for both, the webhook could read the key of the CA.
         raise click.UsageError(
-            "--ca-secret and --serving-secret are two: the webhook mounts one, and nobody the other."
+            "--ca-secret and --serving-secret must be different, because the webhook mounts only --serving-secret."
         )
     return _store(where, where["ca_secret"], retried=retried)
 
@@ -257,7 +257,7 @@ def _commands(where: Mapping[str, Any]) -> steps.Commands:
 
 
 def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
-    """Return the rotation policy that the options describe. A time that no option sets has its default."""
+    """Return the rotation policy that the options describe. Durations that the options do not set have defaults."""
     namespace, service = where["namespace"], where["service"]
     secrets = f"{where['ca_secret']} {where['serving_secret']}"
     commands = replace(_commands(where), replace=f"kubectl -n {namespace} delete secret {secrets}")

@@ -1,4 +1,4 @@
-"""Reads Secrets, caBundles and PEM text, all of which a user may have edited. No message contains a part of a key."""
+"""Parses Secrets, caBundles and PEM text. A user may have edited them. No message contains a part of a private key."""
 
 import base64
 import binascii
@@ -30,14 +30,14 @@ TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
 """The ConfigMap's key that holds the client CAs as PEM. The webhook's --client-ca reads this key."""
 
-# Annotation prefixes that show which other tool manages an object. Two tools would undo each other's writes: for
-# example cert-manager's cainjector would overwrite our caBundles.
+# Annotations with these prefixes show that another tool manages an object. vcuda-certs must not write it too: for
+# example, cert-manager's cainjector would overwrite the caBundles.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRefs:
-    """The names of the webhook's objects. ``addresses``: the HOST:PORT of each webhook URL that is ours."""
+    """Names of the webhook's Service and Secrets. ``addresses``: HOST:PORT of a webhook that is registered by URL."""
 
     namespace: str
     service: str
@@ -47,12 +47,12 @@ class ObjectRefs:
 
 
 class UnusablePair(ValueError):
-    """A certificate, or its private key, is missing or unusable. The message quotes neither."""
+    """Raised if a certificate or its private key is missing or unusable. The message contains no part of the key."""
 
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
-    """Return the distinct certificates in PEM text, and True if the text contains only certificates."""
-    # Unreadable blocks are skipped. The API server reads a caBundle with Go's AppendCertsFromPEM, which skips them too.
+    """Return the distinct certificates in a PEM text, and whether the text contains only certificates."""
+    # Skip unreadable PEM blocks, as the API server does when it reads a caBundle (Go's AppendCertsFromPEM).
     found: dict[x509.Certificate, None] = {}
     whole = not _BLOCK.sub(b"", text).strip()
     for block in _BLOCK.findall(text):
@@ -78,7 +78,7 @@ def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     pair = _read_pair(certificate, key, name)
     # If a malformed certificate follows the first certificate, OpenSSL rejects the file, and so does the webhook.
     if not _readable(certificate):
-        raise UnusablePair(f"{name}.crt holds more than certificates")
+        raise UnusablePair(f"{name}.crt contains an unreadable certificate")
     return pair
 
 
@@ -147,15 +147,15 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
 
 
 def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> state.Problem | None:
-    """Return why vcuda-certs must not write this Secret; None if it may. ``wanted_type``: None accepts any type."""
+    """Return why vcuda-certs must not write this Secret; None if it may. ``wanted_type``: None for any type."""
     name = str(_part(secret, "metadata")["name"])
     target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
     if tool := other_tool(secret):
-        text = f"Secret {name} is {tool}'s; another name for ours is given with --ca-secret"
+        text = f"Secret {name} is managed by {tool}; choose another Secret with --ca-secret"
         return state.Problem(text, f"kubectl get {target} {name}")
     if secret.get("data") and labels.get(MANAGED_BY) != OURS:
-        text = f"Secret {name} was not made by vcuda-certs; to hand it over, label it"
+        text = f"Secret {name} was not created by vcuda-certs; label it to let vcuda-certs write it"
         return state.Problem(text, f"kubectl label {target} {name} {MANAGED_BY}={OURS} --overwrite")
     if secret.get("immutable"):
         return state.Problem(f"Secret {name} is immutable", f"kubectl delete {target} {name}")
@@ -170,12 +170,12 @@ def read_authorities(secret: Json) -> state.Authorities:
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
-    # A CA without its key counts as retired, because endpoints may serve its leaves. A CA that is current or next does
-    # not count as retired.
+    # A CA whose key is missing counts as retired, because endpoints may still serve leaves that it signed. The current
+    # and the next CA do not count as retired.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
-    faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt holds more than certificates")
+    faults = (fault, another if "next.crt" in data else "", "" if whole else "retired.crt has unreadable parts")
     annotations = _part(secret, "metadata", "annotations")
     return state.Authorities(
         version=_version(secret),
@@ -200,7 +200,7 @@ def read_serving(secret: Json) -> state.Serving:
 
 
 def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
-    """Return the configuration with the webhooks that call our Service, and a message for each other webhook."""
+    """Return the webhook configuration with the webhooks that call our Service, and a message for each other one."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
@@ -214,7 +214,7 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.C
 
 
 def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state.Configuration:
-    """Return the ConfigMap of client CAs as a configuration with one webhook. ``config_map``: None if missing."""
+    """Return the ConfigMap of client CAs in the form of a webhook configuration. ``config_map``: None if missing."""
     there = config_map or {}
     text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
     bundle, whole = read_certificates(text.encode())
@@ -223,17 +223,17 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
         return found
     command = f"kubectl label -n {namespace} configmap {name} {MANAGED_BY}={OURS} --overwrite"
     return replace(
-        found, read_only=state.Problem(f"{found} was not made by vcuda-certs; to hand it over, label it", command)
+        found, read_only=state.Problem(f"{found} was not created by vcuda-certs; label it to hand it over", command)
     )
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
-    """Return the value of the annotation that records ``seen``; None if the annotation is to be removed."""
+    """Return ``seen`` as the value of an annotation. None removes the annotation."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 
 def _seen_since(text: object) -> state.SeenSince | None:
-    # Return None for a malformed annotation.
+    # Return None if the annotation is malformed.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
         return state.SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
@@ -283,7 +283,7 @@ def _bundle(text: object) -> tuple[state.Certificates, bool]:
 
 
 def _data(secret: Json) -> dict[str, bytes]:
-    # Decoding cannot fail, because the API server accepts only base64 in a Secret's data.
+    # Decoding cannot fail, because the API server accepts only base64 in a Secret.
     return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
 
 

@@ -1,4 +1,4 @@
-"""Decides the next step of a certificate rotation from the observed state, without I/O and without a clock."""
+"""Decides the next step of a certificate rotation from the observed state. The functions do no I/O."""
 
 from datetime import datetime, timedelta
 
@@ -12,12 +12,14 @@ from vcuda.x509 import Signed, common_name
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
     """Return why the certificate must be replaced; empty if the certificate may stay."""
     if not states.is_valid(certificate, now):
-        return f"is valid from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
+        return (
+            f"is valid only from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
+        )
     # A future `issued_before` is ignored. Otherwise every new certificate would be replaced at once.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
         return f"was issued before {shown(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
-        return f"has less than a third of its life left, until {shown(certificate.not_valid_after_utc)}"
+        return f"expires at {shown(certificate.not_valid_after_utc)}, and less than a third of its life is left"
     return ""
 
 
@@ -29,25 +31,25 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
     if not states.is_valid(leaf.certificate, now):
         return f"the leaf {outdated(leaf.certificate, now, policy)}"
     if missing := states.names_of(policy.names) - states.names_of(leaf.certificate):
-        return f"the leaf is not for {', '.join(sorted(missing))}"
+        return f"the leaf does not have the names {', '.join(sorted(missing))}"
     if policy.client and common_name(leaf.certificate) != policy.client:
-        return f"the leaf is not of the name {policy.client}"
+        return f"the common name of the leaf is not {policy.client}"
     if not any(states.signed_by(leaf.certificate, authority) for authority in states.known(state)):
-        return "the leaf is of a CA that is not known here"
+        return "the leaf was signed by a CA that is not in the CA Secret"
     return ""
 
 
 def published(state: states.State, authority: Signed | None) -> bool:
-    """Return True if every writable caBundle contains the CA ``authority``. False if ``authority`` is None."""
+    """Return True if every caBundle that vcuda-certs may write contains the CA ``authority``. False for None."""
     unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
 
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
-    """Return True if a leaf signed by ``authority`` would break calls by a configuration that is read-only to us."""
-    # Calls would break if the configuration does not trust the authority, but trusts a leaf that is served now or soon.
-    # An endpoint that cannot be dialled may serve a trusted leaf.
+    """Return True if serving a leaf of the CA ``authority`` would break calls by a read-only webhook configuration."""
+    # Calls would break if the caBundle lacks the authority, and trusts a leaf that is served now or soon. If an
+    # endpoint cannot be dialled, assume that the caBundle trusts its leaf.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -61,12 +63,12 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
-    """Return True if some endpoint is ready, and each ready or answering endpoint serves a leaf of the current CA."""
+    """Return True if an endpoint is ready, and all ready or answering endpoints serve a leaf of the current CA."""
     return bool(state.ready()) and not others(state, now)
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """Return the endpoints that do not serve a leaf of the current CA, except unready endpoints that did not answer."""
+    """Return the endpoints without a leaf of the current CA. Unready endpoints that did not answer are left out."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -74,7 +76,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Return True if a caBundle trusts the leaf of a ready endpoint, or if a ready endpoint could not be dialled."""
+    """Return True if calls may succeed: a caBundle trusts the leaf of a ready endpoint, or a dial has failed."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -95,7 +97,8 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
     """
     there = state.authorities
     seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
-    # Ignore a record of another CA, because an earlier rotation made it. Ignore a future time, from a wrong clock.
+    # Ignore a record of another CA, because it is from an earlier rotation. Ignore a time in the future, because it was
+    # written by a wrong clock.
     if (
         seen is None
         or authority is None
@@ -111,18 +114,17 @@ def shown(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
-_UNCALLED = "no webhook configuration with our label calls the Service"
+_UNCALLED = "no webhook configuration with the label of --selector calls the Service"
 _UNANSWERED = "no replica serves a certificate of the CA in the serving Secret yet, so no webhook is registered"
 _UNREGISTERED = (
-    "the CA has to be replaced, and whoever calls the Service has to be given the next one, which nobody can tell from "
-    "here: delete both Secrets to have it replaced by the next run, and restart the callers then"
+    "the CA must be replaced, but this command cannot check whether the callers of the Service trust the next CA; "
+    "delete both Secrets, so that the next run makes a new CA, and restart the callers after that run"
 )
 
 
 def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return the next step of the rotation, or the decision to wait, to stop or to end."""
-    # A person must solve these problems before anything is written. With a wrong clock, or with a Secret of another
-    # owner, every step below would be a mistake.
+    # A person must solve these problems before the first write, for example a wrong clock or a Secret of another owner.
     if state.problems:
         return steps.StepRefused(state.problems)
     if state.tool or policy.registers_only:
@@ -141,7 +143,7 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
 
 
 def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (a) Make the next CA if the newest CA is unusable or due for renewal.
+    # Step (a): make the next CA if the newest CA is unusable or due for renewal.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
         return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
@@ -151,14 +153,14 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (b) Add every CA whose leaves may be served to every writable caBundle. (e) Remove a retired CA when no endpoint
-    # serves its leaves and its retention is over. A retired CA is not added again once its leaves are no longer served.
-    # Otherwise two runs that have waited for different times would undo each other's changes.
+    # Step (b): add every CA whose leaves endpoints may serve to every writable caBundle. Step (e): remove a retired CA
+    # when no endpoint has served its leaves for the retention time. During that time, the retired CA is not added
+    # again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
     wanted = tuple(one for one in states.known(state) if states.is_valid(one, now) and (needed or one not in retired))
-    reason = "it need not trust the retired CA any more" if unwanted else "it has to trust every CA that may be served"
+    reason = "the retired CA is no longer needed" if unwanted else "it must contain every CA whose leaves may be served"
     for configuration in (one for one in state.configurations if not one.read_only):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
         if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
@@ -187,9 +189,9 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 def _registration(state: states.State, now: datetime) -> Decision | None:
     # Register the declared webhooks after a replica has answered, and again when the registered webhooks differ. With
-    # no replica, registered webhooks would block every pod. The mutating webhooks are registered first. A pod that only
-    # a mutating webhook has seen is admitted. A pod that only a validating webhook has seen is rejected.
-    # The serving Secret is included because another tool's CA is found only there.
+    # no replica, registered webhooks would block every pod. The mutating webhooks are registered first, because the
+    # validating webhook rejects pods that no mutating webhook has changed.
+    # The CAs in the serving Secret are included, because the CA of another tool is only there.
     every = dict.fromkeys((*states.known(state), *state.serving.authorities))
     trusted = tuple(one for one in every if states.is_valid(one, now))
     if not any(states.trusts(trusted, endpoint.leaf, now) for endpoint in state.ready()):
@@ -211,11 +213,11 @@ def _end_of_registration(state: states.State) -> steps.End:
         return steps.StepRefused(state.read_only())
     if _unregistered(state):
         return steps.Wait(_UNANSWERED)
-    return steps.Done(None, "all declared webhooks are registered" if state.declares() else "nothing here is ours")
+    return steps.Done(None, "all declared webhooks are registered" if state.declares() else "no webhook is declared")
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (c) Make the next CA the current CA. If this step has to wait, renew a leaf that is due in the meantime.
+    # Step (c): make the next CA the current CA. If that must wait, renew a leaf that is due.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -229,15 +231,15 @@ def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen:
     if would_break(state, state.authorities.next_ca, now):
         return steps.StepRefused(state.read_only())
     if reason := broken(state, now, policy):
-        return _settling(state, now, policy, seen.next_ca) or steps.Promote(f"nothing is gained by waiting: {reason}")
+        return _settling(state, now, policy, seen.next_ca) or steps.Promote(f"waiting would not help: {reason}")
     if problem := _untrusting(state, policy):
         return steps.StepRefused((problem,))
     since = noted_since(state, now, served=False)
     if since is None:
-        return steps.NoteTrusted("every caBundle was read back and has the next CA")
+        return steps.NoteTrusted("every caBundle contains the next CA")
     reason = f"the {policy.readers} are given time to trust the next CA"
     return _lasting(since + policy.overlap, policy.settle(policy.overlap) - seen.next_ca, now, reason) or steps.Promote(
-        "every caBundle has had the next CA for the overlap"
+        "every caBundle has contained the next CA for the overlap"
     )
 
 
@@ -246,13 +248,13 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
         return states.Problem(_UNREGISTERED, policy.commands.replace)
     if not state.declares() and not any(state.hooks()):
         return states.Problem(
-            f"{_UNCALLED}, so none could trust the next CA{_elsewhere(state)}", policy.commands.register
+            f"{_UNCALLED}, so no caBundle can get the next CA{_elsewhere(state)}", policy.commands.register
         )
     return None
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # The current CA renews a leaf that is due, if the new leaf lasts longer and no client would reject the new leaf.
+    # Let the current CA renew a leaf that is due, if the new leaf expires later and no client would reject it.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -270,54 +272,56 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
     if leaf is None or current is None:
         return None
     of_another = not states.signed_by(leaf.certificate, current.certificate)
-    reason = "is of the CA before" if of_another else outdated(leaf.certificate, now, policy)
+    reason = "was signed by the previous CA" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
     return _settling(state, now, policy, seen.current) or steps.IssueLeaf(f"the leaf {reason}")
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # (d) Wait until every ready endpoint serves the leaf in the Secret. The read of the state dialled the endpoints.
+    # Step (d): wait until every ready endpoint serves the leaf in the Secret.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
-    return _lag([f"{one.address}: {one.fault or 'an earlier leaf'}" for one in lagging], state, now, policy)
+    return _lag([f"{one.address}: {one.fault or 'serves an earlier leaf'}" for one in lagging], state, now, policy)
 
 
 def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # (e) Delete the retired CAs from the CA Secret after `_bundles` has removed them from every caBundle.
+    # Step (e): delete the retired CAs from the CA Secret after `_bundles` has removed them from every caBundle.
     retired = state.authorities.retired
     if not retired and not states.unknown_cas(state):
         return None
     if waiting := _unserved(state, now, policy) or _retained(state, now, policy, seen):
         return waiting
     held = any(one in hook.bundle for hook in state.hooks() for one in retired)
-    return steps.Forget("no caBundle has the retired CA any more") if retired and not held else None
+    return steps.Forget("no caBundle contains the retired CA") if retired and not held else None
 
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Return the step that must precede the removal of a retired CA. None if every endpoint is known to serve a leaf of
-    # the current CA, and this time is recorded.
+    # Return the step that must precede the removal of a retired CA. None if every endpoint serves a leaf of the current
+    # CA, and the time since which this is so is recorded.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
-        return steps.Wait("there is no leaf of the current CA yet")
+        return steps.Wait("the serving Secret has no leaf of the current CA yet")
     if not state.ready():
-        text = "no endpoint is ready, so none has shown the new leaf, and the old CA stays trusted"
+        text = "no endpoint is ready to serve the new leaf, so the old CA stays in the caBundles"
         return steps.StepRefused((states.Problem(text, policy.commands.endpoints),))
     if not served_everywhere(state, now):
-        return _lag([f"{one.address}: not a leaf of the current CA" for one in others(state, now)], state, now, policy)
+        return _lag([f"{one.address}: serves a leaf of another CA" for one in others(state, now)], state, now, policy)
     noted = noted_since(state, now, served=True)
     if policy.client and (until := _presented_until(state, now, policy, noted=noted is not None)):
-        return steps.Wait("an API server that has not been given the new pair may present one of the retired CA", until)
+        return steps.Wait(
+            "an API server that has not been given the new pair may present a certificate of the retired CA", until
+        )
     if noted is None:
-        return steps.NoteServed("every endpoint was dialled and shows a leaf of the current CA")
+        return steps.NoteServed("every endpoint serves a leaf of the current CA")
     return None
 
 
 def _presented_until(state: states.State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
     # Return the time until which an API server may present a certificate of a retired CA; None if no API server can.
     # The certificate that an API server presents cannot be read. So a retired CA stays until its own certificate
-    # expires, or until the user states with --installed that all API servers present the new certificate. The statement
-    # is recorded. A CA that is only in the ConfigMap may be newer than the record.
+    # expires, or until the user states with --installed that all API servers present the new certificate. `noted`: the
+    # CA Secret records that one of these has happened. A CA that is only in the ConfigMap may be newer than the record.
     if policy.installed:
         return None
     possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
@@ -327,7 +331,7 @@ def _presented_until(state: states.State, now: datetime, policy: RotationPolicy,
 def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
     since = noted_since(state, now, served=True) or now
     left = policy.settle(policy.retention) - seen.served
-    return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for its retention")
+    return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for the retention time")
 
 
 def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
@@ -342,7 +346,7 @@ def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPo
 
 
 def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
-    # Wait a moment if a caBundle may have just changed, so that the API servers can read the new caBundle.
+    # If a caBundle may have changed just now, wait until the API servers have read it.
     left = policy.settle(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
@@ -352,7 +356,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until `due` by the wall clock, and for `left`, the time for which this run must still observe the condition.
+    # Wait until `due` is reached and `left` is over. `left`: how long this run must still observe the condition.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 
@@ -362,16 +366,16 @@ def _elsewhere(state: states.State) -> str:
 
 
 def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.End:
-    # No step is due. Report the problems that need a person, for example missing configurations or endpoints.
+    # No step is due. Report the problems that a person must solve, for example if no endpoint is ready.
     if problems := (*idle(state, now, policy), *state.read_only()):
         return steps.StepRefused(problems)
     return steps.Wait(_UNANSWERED) if _unregistered(state) else steps.Done(_next_due(state))
 
 
 def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
-    """Return the problems that prevent every call of the webhook although the certificates are correct.
+    """Return the problems that make every call of the webhook fail although the certificates are correct.
 
-    Return no problem while the leaf is new, because the webhook may have waited for its first leaf and may be starting.
+    While the leaf is new, no problem is returned, because a webhook that waited for its first leaf may be starting.
     """
     leaf = state.serving.leaf
     if leaf and now - states.issued(leaf.certificate) < steps.PROPAGATION:

@@ -1,4 +1,4 @@
-"""Reads the webhooks that a webhook configuration declares in an annotation, and compares them with its own webhooks.
+"""Parses the webhooks that a webhook configuration declares in an annotation. Compares them with the registered ones.
 
 The manifests contain configurations without webhooks, so an image that never starts blocks no pod. A run of vcuda-certs
 registers the declared webhooks after a replica has answered. It registers them again after the annotation has changed.
@@ -14,7 +14,7 @@ import yaml
 from certs import parsing, state
 
 ANNOTATION = "quota.vcuda.io/webhooks"
-"""The annotation that declares the webhooks of a configuration, as YAML without caBundles."""
+"""The annotation that declares the webhooks of a webhook configuration, as YAML without caBundles."""
 
 Webhook = dict[str, Any]
 
@@ -26,8 +26,8 @@ class UnusableDeclaration(ValueError):
 def declared(item: parsing.Json, kind: str, refs: parsing.ObjectRefs) -> state.Declared | None:
     """Return the webhooks that the configuration declares. Raises UnusableDeclaration.
 
-    Each declared webhook gets the caBundle of the registered webhook with its name. Return None if the configuration
-    declares no webhooks, or if a declared webhook calls another Service.
+    Each declared webhook gets the caBundle of the registered webhook with the same name. Return None if the webhook
+    configuration declares no webhooks, or if a declared webhook calls another Service.
     """
     if not declares(item):
         return None
@@ -58,32 +58,32 @@ def with_bundles(webhooks: Sequence[Webhook], bundles: Sequence[state.Certificat
 
 
 def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
-    """Return how the registered webhooks ``there`` differ from the ``wanted`` webhooks; empty if they are equal."""
+    """Return how the registered webhooks ``there`` differ from the declared webhooks ``wanted``; empty if equal."""
     if not there and wanted:
         return "no webhook is registered yet"
     wanted_by_name, by_name = _by_name(wanted), _by_name(there)
     differing = [name for name in {**wanted_by_name, **by_name} if wanted_by_name.get(name) != by_name.get(name)]
     if differing:
-        return f"not as its annotation {ANNOTATION} declares: {', '.join(differing)}"
-    return "" if list(wanted) == list(there) else f"not in the order of its annotation {ANNOTATION}"
+        return f"the webhooks differ from annotation {ANNOTATION}: {', '.join(differing)}"
+    return "" if list(wanted) == list(there) else f"the webhooks are not in the order of annotation {ANNOTATION}"
 
 
 def _webhooks(text: object) -> list[Webhook]:
-    # A user may have edited the annotation. Only the fields that this module reads are checked here. The API server
-    # checks the others.
+    # A user may have edited the annotation. This function checks only the fields that this module uses. The API server
+    # checks all other fields.
     try:
         # The round trip through JSON rejects YAML values that JSON does not have, such as dates.
         found = json.loads(json.dumps(yaml.safe_load(str(text))))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise UnusableDeclaration(f"not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(found, list) or not found:
-        raise UnusableDeclaration("not a list of webhooks")
+        raise UnusableDeclaration("must be a list of webhooks")
     for webhook in found:
         if not isinstance(webhook, Mapping) or not isinstance(webhook.get("name"), str):
-            raise UnusableDeclaration("a webhook has no name")
+            raise UnusableDeclaration("each webhook must have a name")
         client = webhook.get("clientConfig")
         if not isinstance(client, dict) or not isinstance(client.get("service"), dict):
-            raise UnusableDeclaration(f"webhook {webhook['name']} names no Service in its clientConfig")
+            raise UnusableDeclaration(f"webhook {webhook['name']} must name a Service in clientConfig")
     return found
 
 

@@ -14,8 +14,8 @@ from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
-# A report reads the state only once. So it assumes that each condition has been observed for long enough, and relies on
-# the recorded times. Otherwise the next step in every report would be to wait.
+# A run of the rotation acts on a condition only after the run has observed it for some time. A report reads the state
+# once. So it assumes that this time has passed. Otherwise the next step in every report would be to wait.
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
@@ -31,9 +31,9 @@ class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class WebhookCall:
-    """The trust of the API server when it calls one webhook at one endpoint.
+    """Whether the API server, when it calls one webhook, trusts the certificate of one endpoint.
 
-    ``trusted``: True if the API server accepts the endpoint's certificate; None if this cannot be checked from here.
+    ``trusted``: True if the API server accepts the certificate; None if vcuda-certs cannot check this.
     ``fault``: why ``trusted`` is not True; empty if ``trusted`` is True.
     """
 
@@ -44,7 +44,7 @@ class WebhookCall:
 
 
 class Report(msgspec.Struct, frozen=True, rename={"rows": "certificates", "next_step": "next"}):
-    """The whole report. ``next_step``: the step that the next run of the rotation will take first."""
+    """The report of `vcuda-certs status`. ``next_step``: the first step that the next rotation will take."""
 
     rows: tuple[CertificateRow, ...]
     calls: tuple[WebhookCall, ...]
@@ -79,10 +79,10 @@ def report_on(
 
 
 def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
-    # Return a problem for each fault that an earlier rotation should have repaired.
+    # Return a problem for each fault that a rotation should have repaired before now.
     texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
     return tuple(
-        observed.Problem(f"a rotation has not run, or has not come to its end: {text}", command) for text in texts
+        observed.Problem(f"the last rotation did not run or did not finish: {text}", command) for text in texts
     )
 
 
@@ -171,7 +171,7 @@ def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) ->
 def _notes(state: observed.State, policy: steps.RotationPolicy) -> Iterator[str]:
     yield from state.left_alone
     if not any(state.hooks()) and policy.registered:
-        yield "No webhook configuration with our label calls the Service."
+        yield "No webhook configuration with the label of --selector calls the Service."
     if not state.ready():
         yield "No endpoint is ready."
 
@@ -179,10 +179,10 @@ def _notes(state: observed.State, policy: steps.RotationPolicy) -> Iterator[str]
 def _next_step(decision: steps.Decision) -> str:
     match decision:
         case steps.Done():
-            return f"nothing until {shown(decision.until)}" if decision.until else "nothing, it is not ours"
+            return f"nothing until {shown(decision.until)}" if decision.until else "nothing is due here"
         case steps.Wait():
             return decision.reason
         case steps.StepRefused():
-            return "nothing before a person has done something"
+            return "nothing until a person has solved the problems"
         case _:
             return f"{type(decision).__name__}: {decision.reason}"

@@ -13,16 +13,16 @@ from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
 
-# No rotation needs nearly so many steps. A run stops after this number, because another program must be undoing them.
+# A run stops after so many steps. No rotation needs nearly as many, so another program must be undoing the steps.
 MAX_STEPS = 100
 
-# A run fails after so many consecutive Conflict or Unavailable errors. The retries take longer than an API server needs
-# to load all roles after its start (AuthorizerGrace).
+# A run fails after this many consecutive Conflict or Unavailable errors. Until then it retries for longer than an API
+# server needs after its start to load all roles (see AuthorizerGrace).
 MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):
-    """Reads and writes the state of a rotation, in a cluster or in a copy."""
+    """Reads and writes the state of a rotation, in a cluster or in the copy of a dry run."""
 
     def read(self, now: Callable[[], datetime]) -> State: ...
 
@@ -73,7 +73,7 @@ class DryRunStore:
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock, and let every endpoint serve the leaf in the serving Secret."""
+        """Advance the clock. After that, every endpoint serves the leaf in the serving Secret."""
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
@@ -86,13 +86,13 @@ class DryRunStore:
 
 @dataclass(slots=True)
 class Observations:
-    """The observations of one run.
+    """How long one run has observed each condition, and which objects the run was forbidden to write.
 
-    ``forbidden``: the configurations that this run was forbidden to write, each with the problem to report.
+    ``forbidden``: the problem to report, by the name of the webhook configuration.
     """
 
-    # For each condition, the time on the monotonic clock since which every read has confirmed it, in seconds. The CA
-    # Secret records such times by the wall clock of earlier runs. The plan requires both times.
+    # By condition: the monotonic time in seconds since which each read in this run has confirmed the condition. The CA
+    # Secret records the same by the wall clock, across runs. The plan waits until enough time has passed by both.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
@@ -102,7 +102,7 @@ class Observations:
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
     def observe(self, state: State, now: datetime, monotonic: float) -> steps.SeenFor:
-        """Record which conditions ``state`` fulfils, and return how long each has been fulfilled without a break."""
+        """Record which conditions ``state`` fulfils. Return how long each has been fulfilled without a break."""
         signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
         holding = {name for slot, name in names.items() if published(state, signing[slot])}
@@ -124,7 +124,7 @@ class Rotation:
     """One run of the rotation.
 
     ``budget``: the total time that the run may wait.
-    ``told``: is called with each step before the step is taken, and with each new reason to wait.
+    ``told``: a function that is called with each step before the step is taken, and with each new reason to wait.
     ``longest_sleep``: the maximum number of seconds between two reads of the state.
     """
 
@@ -163,7 +163,7 @@ class Rotation:
                     raise
                 # Wait after a conflict, so that two simultaneous runs do not conflict in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
-        text = f"after {MAX_STEPS} steps there is still something to do, so something else undoes them"
+        text = f"more steps are due after {MAX_STEPS} steps, so another program must be undoing them"
         return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
 
     def _decide(self, observations: Observations) -> tuple[steps.Decision, State]:
@@ -173,7 +173,7 @@ class Rotation:
         return plan(state, now, self.policy, seen), state
 
     def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
-        # If the API server forbids the write of a configuration, remember this and go on with the other configurations.
+        # If the API server forbids the write of a configuration, record this and go on with the others.
         self.told(step)
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
@@ -193,7 +193,7 @@ class Rotation:
 
 
 def _ended(decision: steps.End, state: State) -> steps.End:
-    # A run with a read-only configuration always ends with problems for a person.
+    # If a configuration is read-only, the run must end with this problem, because a person must solve it.
     if not state.read_only():
         return decision
     others = decision.problems if isinstance(decision, steps.StepRefused) else ()
@@ -201,5 +201,5 @@ def _ended(decision: steps.End, state: State) -> steps.End:
 
 
 def explained(error: VcudaError) -> str:
-    """Return the message of the error. If the API server rejected a request, the request comes first."""
+    """Return the message of the error. If the API server rejected a request, the message begins with the request."""
     return f"{error.request}: {error}" if isinstance(error, ApiError) and error.request else str(error)

@@ -22,7 +22,7 @@ _LONG = timedelta(days=36500)
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """Collects the steps and waits of a run in ``steps``, and prints each at once with ``say``."""
+    """Records each step and each wait of a run in ``steps``, and prints each at once with ``say``."""
 
     say: Callable[[str], None]
     steps: list[dict[str, str]] = field(default_factory=list)
@@ -42,7 +42,7 @@ def rotate(
     dry_run: bool,
     output: str,
 ) -> NoReturn:
-    """Run a rotation in the store, print its steps, and exit. ``timeout``: the total time that the run may wait."""
+    """Run a rotation, print its steps, and exit. ``timeout``: the total time that the run may wait."""
     log = StepLog(click.echo if output == "table" else lambda _: None)
     clock = rotation.SystemClock()
 
@@ -57,7 +57,7 @@ def rotate(
 
 
 def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str) -> NoReturn:
-    """Print a report on the state in the store, and exit. ``job``: the name of the CronJob that rotates."""
+    """Print a report on the certificates, and exit. ``job``: the name of the CronJob that runs the rotation."""
 
     def run() -> int:
         there, clock = store(), rotation.SystemClock()
@@ -97,7 +97,7 @@ def _ending(outcome: End) -> str:
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():
             due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""
-            return f"Not yet: {outcome.reason}. {due}Run it again then; the CronJob does."
+            return f"Not finished: {outcome.reason}. {due}Run the command again then, or leave it to the CronJob."
 
 
 def _described(decision: Step | End) -> dict[str, str]:

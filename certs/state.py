@@ -1,4 +1,4 @@
-"""The observed state of a certificate rotation: two Secrets, the caBundles and the endpoints. Frozen data, no I/O."""
+"""The state of a certificate rotation as vcuda-certs observes it: two Secrets, the caBundles and the endpoints."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ UNREADABLE_EXTENSIONS = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.U
 
 @dataclass(frozen=True, slots=True)
 class SeenSince:
-    """The time since which a condition holds for one CA. ``fingerprint``: the CA certificate's SHA-256 in hex."""
+    """The time since which a condition is true for one CA. ``fingerprint``: the CA certificate's SHA-256 in hex."""
 
     fingerprint: str
     since: datetime
@@ -26,10 +26,10 @@ class SeenSince:
 
 @dataclass(frozen=True, slots=True)
 class Authorities:
-    """The CA Secret. An authority is a CA. A leaf is a certificate that an authority signed for the webhook.
+    """The content of the CA Secret. An authority is a CA. A leaf is a certificate that an authority signed.
 
     ``version``: the Secret's resourceVersion; empty if the Secret does not exist.
-    ``current``: the authority that signs new leaves.
+    ``current``: the authority that signs new leaves; None if it is missing or unusable.
     ``next_ca``: the authority that will replace ``current``. The caBundles get this authority first.
     ``retired``: former authorities. They sign no new leaf, but endpoints may still serve their leaves.
     ``trusted``: the time since which every writable caBundle contains ``next_ca``.
@@ -48,7 +48,7 @@ class Authorities:
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """The serving Secret, which holds the webhook's certificate and key.
+    """The content of the serving Secret, from which the webhook reads its certificate and key.
 
     ``version``: the Secret's resourceVersion; empty if the Secret does not exist.
     ``leaf``: the certificate with its key; None if they are missing or unusable. ``fault`` is the reason for None.
@@ -63,12 +63,12 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One webhook of a webhook configuration. The webhook calls our Service.
+    """One entry in the list of webhooks of a webhook configuration. The entry calls our Service.
 
     ``index``: the webhook's position in the configuration's list.
     ``bundle``: the certificates in the webhook's caBundle.
     ``faulty``: True if a part of the caBundle is not a certificate.
-    ``server``: the name that the API server requires in the served certificate; empty if that name is unknown.
+    ``server``: the DNS name or IP address that the served certificate must have; empty if unknown.
     """
 
     index: int
@@ -82,8 +82,8 @@ class Hook:
 class Declared:
     """The webhooks that a configuration declares in its annotation.
 
-    ``webhooks``: the declared webhooks as JSON objects for the API server, with the caBundles of the registered ones.
-    ``hooks``: the decoded form of ``webhooks``.
+    ``webhooks``: the declared webhooks as JSON objects, with the caBundles of the registered webhooks.
+    ``hooks``: the same webhooks, parsed.
     ``difference``: how the registered webhooks differ from the declared ones; empty if they are equal.
     """
 
@@ -94,13 +94,13 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A webhook configuration, or for a client CA the ConfigMap that the webhook reads.
+    """A webhook configuration. In a rotation of client certificates, the ConfigMap of the client CAs instead.
 
     ``kind``: MutatingWebhookConfiguration, ValidatingWebhookConfiguration or ConfigMap.
     ``version``: the resourceVersion.
     ``hooks``: the registered webhooks that call our Service.
-    ``read_only``: why vcuda-certs must not write this configuration; None if vcuda-certs may write. The plan considers
-    the caBundles of a read-only configuration too.
+    ``read_only``: why vcuda-certs must not write this configuration; None if it may write. The plan makes sure that
+    calls by a read-only configuration do not break.
     ``declared``: the webhooks that vcuda-certs must register; None if vcuda-certs must register none.
     """
 
@@ -134,7 +134,7 @@ class DialledEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A problem that a person must solve. ``command``: the command that this person should run first."""
+    """A problem that a person must solve. ``command``: the command to run first."""
 
     text: str
     command: str
@@ -145,7 +145,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The whole state, as read at one time.
+    """The state of all objects of a rotation, from one read.
 
     ``left_alone``: a message for each object that vcuda-certs does not change because another owner manages it.
     ``tool``: the other tool that issues the certificates, for example cert-manager. If set, vcuda-certs only registers
@@ -161,7 +161,7 @@ class State:
     problems: tuple[Problem, ...] = ()
 
     def hooks(self) -> Iterator[Hook]:
-        """Return every webhook that calls our Service, of all configurations."""
+        """Return the webhooks of all webhook configurations that call our Service."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
     def declares(self) -> bool:
@@ -182,8 +182,8 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs of our name in caBundles that are missing in a restored or damaged CA Secret."""
-    # Such a CA is removed like a retired CA. It is added to no other caBundle, because anyone can choose our name.
+    """Return the CAs in caBundles that have our name and are not in the CA Secret, which may have been restored."""
+    # Such a CA is removed like a retired CA. It is not added to other caBundles, because anyone can choose our name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
 
@@ -193,7 +193,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def issued(certificate: x509.Certificate) -> datetime:
-    """Return the time at which our certificate was issued. Its notBefore is earlier by BACKDATE."""
+    """Return when a certificate of vcuda-certs was issued. Its notBefore is earlier by BACKDATE."""
     return certificate.not_valid_before_utc + BACKDATE
 
 
@@ -227,8 +227,8 @@ def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, no
 
 def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
     """Return True if a client that trusts ``bundle`` may accept ``leaf`` through an intermediate CA."""
-    # The endpoint may serve intermediates with the leaf, but only the leaf is read. Our CAs have no intermediates
-    # (path length 0).
+    # The endpoint may serve intermediate CAs too, but this program reads only the leaf. CAs of vcuda-certs have no
+    # intermediate CAs (path length 0).
     if is_signed_by_ours(leaf) or not is_valid(leaf, now):
         return False
     roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]

@@ -18,8 +18,8 @@ SETTLE = timedelta(seconds=10)
 # within about 100 s.
 CLIENT_SETTLE = timedelta(minutes=2)
 
-# An endpoint that serves no new leaf after this time needs a person. kubelet updates a mounted Secret within about
-# 100 s: at the next sync (60 s plus jitter), from a cache that may be stale.
+# If an endpoint does not serve a new leaf after this time, the run reports a problem. kubelet updates a mounted Secret
+# within about 100 s: at the next sync (60 s plus jitter), from a cache that may be stale.
 PROPAGATION = timedelta(minutes=10)
 
 
@@ -65,11 +65,11 @@ class RotationPolicy:
 
     @property
     def readers(self) -> str:
-        """The programs that read the CAs, for messages."""
+        """The name, for messages, of the programs that read the CAs."""
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """Return how long the run itself must observe a condition that must last for ``span`` by the wall clock."""
+        """Return how long one run must observe a condition that must be true for ``span`` across runs."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
@@ -100,7 +100,7 @@ class MakeAuthority(Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class SetBundles:
-    """Write the caBundles of one configuration. ``bundles``: one caBundle for each of its hooks, in their order."""
+    """Write the caBundles of one webhook configuration. ``bundles``: one caBundle per webhook, in the same order."""
 
     configuration: str
     bundles: tuple[observed.Certificates, ...]
@@ -109,7 +109,7 @@ class SetBundles:
 
 @dataclass(frozen=True, slots=True)
 class RegisterWebhooks:
-    """Register the declared webhooks of one configuration. ``bundles``: one caBundle for each declared webhook."""
+    """Register the declared webhooks of one webhook configuration. ``bundles``: one caBundle for each webhook."""
 
     configuration: str
     bundles: tuple[observed.Certificates, ...]
@@ -141,7 +141,7 @@ Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | I
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until the time ``until``. If ``until`` is None, wait until the endpoints have changed."""
+    """Wait until the time ``until``. If ``until`` is None, wait until endpoints have changed."""
 
     reason: str
     until: datetime | None = None
@@ -159,13 +159,13 @@ class Done:
     """No step is due now."""
 
     until: datetime | None
-    """The time of the next step; None if vcuda-certs issued no certificate here."""
+    """The time of the next step; None if vcuda-certs has issued no certificate here."""
     reason: str = ""
     """Why no step is due, if ``until`` is None."""
 
 
 End = Wait | StepRefused | Done
-"""How a run ends. A run ends with Wait if it may not wait until the next step is due."""
+"""How a run ends. A run ends with Wait if the next step is due only after the time limit of the run."""
 
 Decision = Step | End
 
@@ -235,7 +235,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
 
 
 def after(state: observed.State, write: Write) -> observed.State:
-    """Return the state after ``write``. The resourceVersions and the endpoints in the result are the earlier ones."""
+    """Return ``state`` as changed by ``write``. The resourceVersions and the endpoints stay unchanged."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)

@@ -1,6 +1,6 @@
-"""Removes stale allocations: annotations of a vendor's scheduler on a pod or a node that no program will use any more.
+"""Removes stale allocations: annotations that a vendor's scheduler set on a pod or node and that are no longer used.
 
-The watches only show which objects to check, because the watches may be behind. Each object is read again before the
+The watches may be behind, so they only show which objects to check. Each object is read again before the
 decision. A patch removes the allocation only if the object still has the resourceVersion that was read.
 """
 
@@ -22,12 +22,12 @@ from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, po
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
 
-MAX_ATTEMPTS = 5  # attempts to judge an object while others write it
+MAX_ATTEMPTS = 5  # attempts to check an object while other clients change it
 PERIOD_SECONDS = 60.0  # seconds until everything is checked again, in case an event was missed or a clock was wrong
-STUCK_PERIODS = 5  # periods without the end of a turn after which the loop counts as stuck
+STUCK_PERIODS = 5  # the loop is stuck if it has handled no key for this many periods
 RETRY_SECONDS = 10.0  # seconds until the first retry of a failed check
 LOCK_GRACE_SECONDS = 10.0
-"""Seconds until the check of a new lock on a node. Nearly all locks are released within this time."""
+"""Seconds from the first sight of a lock on a node to its check. Most locks are released within this time."""
 
 MOST_KEYS_LOGGED = 20
 """Maximum number of removed annotation keys in one log line. A pod can have thousands of annotations."""
@@ -64,18 +64,18 @@ class PatchRemover:
         try:
             self._kube.patch(found.path, body, JSON_PATCH)
         except errors.ApiError as error:
-            # The API server answers this if the patch's own test of the version has failed.
+            # The API server returns this status if the test of the resourceVersion in the patch fails.
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise errors.Conflict(error.status, error.message) from error
             raise
-        # The Event follows the patch, so that it is always true. A crash in between leaves no Event.
+        # The Event is written after the patch, so that it is always true. After a crash in between, it is missing.
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
             self._post(found.subject, removal)
 
     def _post(self, subject: InvolvedObject, removal: stale.Removal) -> None:
-        # The name contains the version, so that the next removal on the same object has its own Event.
+        # The name of the Event contains the resourceVersion, so that each removal on one object has its own Event.
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
         keys = ", ".join((*removal.annotations, *removal.labels))
         message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
@@ -83,7 +83,7 @@ class PatchRemover:
 
 
 def report_only(found: StaleObject) -> None:
-    """Log what would be removed: the `Remove` of a dry run."""
+    """Log the removals of a dry run, and change nothing."""
     for removal in found.removals:
         structlog.get_logger().info("stale allocation found; a dry run removes nothing", **_fields(found, removal))
 
@@ -97,16 +97,16 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
 
 
 class GcOptions(msgspec.Struct, frozen=True):
-    """``timeout``: seconds after which an allocation or a lock is stale. ``dry_run``: log only."""
+    """Options. ``timeout``: seconds after which an allocation or a lock is stale. ``dry_run``: only log removals."""
 
     timeout: float = 300.0
     dry_run: bool = False
 
 
 class StaleAllocationGc:
-    """Checks a pod when an allocation on it can first be stale, and a node when a lock on it can.
+    """Checks each pod when an allocation on it can first be stale, and each node when a lock on it can first be stale.
 
-    ``timeout``: seconds that the binding of a pod may take, or a lock may be held. ``wall``: returns the Unix time.
+    ``timeout``: seconds that the binding of a pod may take, or that a lock may exist. ``wall``: returns the Unix time.
     """
 
     def __init__(
@@ -136,23 +136,23 @@ class StaleAllocationGc:
         self._remove = remove
         self._timeout = timeout
         self._wall = wall
-        # Objects as the watch had them at their last complete check. They need no check until they change.
+        # The objects from the watch at their last complete check. Unchanged objects need no other check.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
-        # By pod uid, when an allocation time in the future was first seen.
+        # By pod uid: the allocation times that were in the future, and when they were first seen.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
-        # By node and scheme, when each lock was first seen, because some locks have no valid time.
+        # By node and scheme: the lock, and when it was first seen, because some locks have no valid time.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
-        # The first turn is at once, then one every period, so a loop that ends no turn is stuck.
+        # The key EVERYTHING is due now, and then once in each period. So a loop that handles no key is stuck.
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
-        """Return whether the loop runs and has not ended a turn for five periods."""
+        """Return whether the loop runs and has handled no key for five periods."""
         return self.reconciler.is_stuck(PERIOD_SECONDS * STUCK_PERIODS)
 
     def look_at_all(self) -> None:
-        """Make all objects due whose allocations are or will be stale by the watches."""
+        """Queue all objects that have allocations or locks to check, according to the watches."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
         pods = list(self._pods.all_pods())
         stored = {pod.uid for pod in pods}
@@ -165,8 +165,7 @@ class StaleAllocationGc:
             self._queue.add(name)
 
     def reconcile(self, key: str) -> float | None:
-        """Check one pod or node and remove its stale allocations, or make all due. Return the seconds to the next
-        check.
+        """Remove the stale allocations of one pod or node, or queue all objects. Return the seconds to the next check.
 
         Raises VcudaError, or an error of decoding.
         """
@@ -184,9 +183,9 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Remove the stale allocations of a stored pod or node. Return the seconds until another one can be stale.
+        """Read a pod or node and remove its stale allocations. Return the seconds until another one can be stale.
 
-        Raises Conflict if others wrote the object first every time, another VcudaError, or an error of decoding.
+        Raises Conflict if every patch conflicted with another write, another VcudaError, or an error of decoding.
         """
         judge = self._judge_pod if "/" in key else self._judge_node
         for _ in range(MAX_ATTEMPTS - 1):
@@ -206,7 +205,7 @@ class StaleAllocationGc:
         refused: list[errors.ApiError] = []
 
         def exists(node: str) -> bool:
-            # If the API server does not answer about a node, the node counts as existing, and the other rules apply.
+            # If the API server returns an error for a node, the node counts as existing, and the other rules apply.
             try:
                 return self._node_exists(node)
             except errors.ApiError as error:
@@ -245,7 +244,7 @@ class StaleAllocationGc:
         times = stale.future_times(pod, now)
         if not times:
             return now
-        # A node that appeared meanwhile is no longer missing. That needs no new attempt.
+        # Start the waiting time again only if the pod has another allocation time in the future.
         known, seen = self._future_seen.get(pod.uid, ((), now))
         if not set(times) <= set(known):
             known, seen = times, now
@@ -261,7 +260,7 @@ class StaleAllocationGc:
         return lock.expires(seen, now, self._timeout)
 
     def _watched(self, key: str) -> stored_pods.StoredPod | tuple[stale.Lock, ...] | None:
-        """Return the watched pod, or the locks of the watched node."""
+        """Return the pod, or the locks of the node, as the watches have it; None if missing."""
         namespace, slash, name = key.partition("/")
         if slash:
             return self._pods.pod(namespace, name)
@@ -269,8 +268,7 @@ class StaleAllocationGc:
         return tuple(stale.read_locks(node)) if node else None
 
     def _delay(self, pod: stored_pods.StoredPod) -> float | None:
-        """Return the seconds until an allocation of a watched pod can be stale; None if it cannot unless the pod
-        changes."""
+        """Return the seconds until an allocation of the unchanged pod can be stale; None if it never can be."""
         now = self._wall()
         since = stale.first_stale(pod, self._is_watched, now, self._timeout, self._times_seen(pod, now))
         return None if since is None else max(0.0, since - now)
@@ -279,7 +277,7 @@ class StaleAllocationGc:
         return self._nodes.reflector.get(("", node)) is not None
 
     def _node_exists(self, node: str) -> bool:
-        # Only the API server, not the watch, decides that a node is missing.
+        # A node is missing only if the API server answers so. The watch may be behind.
         if self._is_watched(node):
             return True
         return k8s_types.can_be_name(node) and self._is_stored(f"/api/v1/nodes/{segment(node)}")

@@ -1,1 +1,1 @@
-"""Finds pods that hold GPUs beyond the quota: `violations` finds them, `violation_watcher` reports and evicts them."""
+"""Finds pods and claims beyond the GPU quota (`violations`), reports them, and evicts pods (`violation_watcher`)."""

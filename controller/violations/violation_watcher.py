@@ -1,4 +1,4 @@
-"""Reports the pods and claims that the quota of their namespace would not admit, and evicts such pods if enabled.
+"""Reports the pods and claims that the current quota would not admit, and evicts such pods if this is enabled.
 
 Events, a metric and the usage page report these pods and claims. A pod is evicted only after every check of a whole
 period has found it beyond the quota.
@@ -36,8 +36,8 @@ DELETED = "DeletedOverQuota"
 GRANT_ENDS = "GrantEnds"
 
 NOT_COUNTED_MESSAGE = (
-    "the GPU quota of namespace {} does not count this pod, because it is pinned to no GPU model and runs on no node "
-    "of one; it was created before the quota was enforced; recreate it to have it counted"
+    "the GPU quota of namespace {} does not count this pod, because the pod is pinned to no GPU model and does not run "
+    "on a node with a model; it was created before the quota was enforced; recreate it to have it counted"
 )
 
 REPORT_GRACE_SECONDS = 1.0
@@ -55,7 +55,7 @@ EVICTION_TIMEOUT_SECONDS = 30.0
 class EvictionOutcome(enum.StrEnum):
     """The outcomes of an attempt to evict a pod.
 
-    BUDGET: a PodDisruptionBudget refused it. DELETED: a budget refused too often, so the pod was deleted.
+    BUDGET: a PodDisruptionBudget refused the eviction. DELETED: the pod was deleted after too many such refusals.
     GONE: the pod no longer exists.
     """
 
@@ -67,10 +67,10 @@ class EvictionOutcome(enum.StrEnum):
 
 
 class Evictor:
-    """Evicts pods beyond the quota, after it has listed the stored pods and claims and compared them with the quota.
+    """Evicts pods beyond the quota. Before each eviction, the pods and claims are listed and checked again.
 
     Pods are evicted one at a time with the Eviction API, which respects PodDisruptionBudgets.
-    ``delete_after``: the number of refused attempts after which the pod is deleted; None to never delete it.
+    ``delete_after``: the number of refused evictions after which the pod is deleted; None to never delete it.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Evictor:
         self._log = structlog.get_logger()
 
     def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
-        """Try to evict the newest pod in ``tries`` that is beyond the quota. Return its uid, or None.
+        """Try to evict the newest pod in ``tries`` that is still beyond the quota. Return the uid, or None.
 
-        ``tries``: the uids of the candidates, each with the number of earlier attempts.
+        ``tries``: the uids of pods that may be evicted, each with the number of earlier attempts.
 
         Raises VcudaError or a decoding error if the pods cannot be listed and checked.
         """
@@ -116,8 +116,8 @@ class Evictor:
         nodes = self._nodes.current()
         # List the pods first, because a claim that is charged to its pod must be left out of the claims.
         _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))
-        # The watch may not have delivered a raised quota yet, or the stored quota is malformed and the last good one is
-        # in force. In both cases the pods would be judged by an outdated quota.
+        # The watch may not have delivered a raised quota yet. Or the stored quota is malformed, and an earlier quota is
+        # used. In both cases the check above used an outdated quota.
         if self._quota.stored_version() != quota.version:
             self._log.warning("nothing evicted: the stored quota is not in force", namespace=namespace)
             return None
@@ -130,7 +130,7 @@ class Evictor:
 
         ``tries``: the number of earlier attempts.
         """
-        # The Event is written after the eviction, so that no Event is false. A crash in between leaves no Event.
+        # The Event is written after the eviction, so that it is always true. After a crash in between, it is missing.
         subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
@@ -154,7 +154,7 @@ class Evictor:
         return EvictionOutcome.EVICTED
 
     def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
-        """Delete the pod with its own grace period. Otherwise a tenant's PodDisruptionBudget could keep it forever."""
+        """Delete the pod with its own grace period, so that a tenant's PodDisruptionBudget cannot keep it forever."""
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
         try:
@@ -195,8 +195,8 @@ class ViolationOptions(msgspec.Struct, frozen=True):
     """The options of the audit.
 
     ``period``: seconds until a violation is checked again.
-    ``evict``: evict pods whose violation has lasted a period.
-    ``delete_after``: attempts that a PodDisruptionBudget may refuse before the pod is deleted; None: never.
+    ``evict``: True to evict pods whose violation has lasted for ``period``.
+    ``delete_after``: the number of refused evictions after which a pod is deleted; None to never delete pods.
     """
 
     period: float = 60.0
@@ -205,7 +205,7 @@ class ViolationOptions(msgspec.Struct, frozen=True):
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
-    """A violation that every check has found since a time: ``since`` in monotonic seconds, ``at`` in RFC 3339."""
+    """A violation and the time since which each check has found it. ``since``: monotonic seconds. ``at``: RFC 3339."""
 
     violation: Violation
     since: float
@@ -244,7 +244,7 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
-        # By namespace, the announced violations: the uid of the pod or claim, and the end of the grant.
+        # By namespace: the uid of each pod or claim that an Event GrantEnds announced, and the end of the grant.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
@@ -253,7 +253,7 @@ class ViolationWatcher:
         self.reconciler.queue.add(namespace, REPORT_GRACE_SECONDS)
 
     def ongoing(self) -> Sequence[OngoingViolation]:
-        """Return all current violations by namespace, the newest pod or claim first."""
+        """Return all current violations, sorted by namespace. In a namespace, the newest pod or claim comes first."""
         with self._lock:
             return [each for _, found in sorted(self._ongoing.items()) for each in found.values()]
 
@@ -263,9 +263,9 @@ class ViolationWatcher:
         return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
 
     def reconcile(self, namespace: str) -> float | None:
-        """Check one namespace, report, and evict at most one pod. Return the seconds until the next check; None: never.
+        """Check one namespace, report its violations, and evict at most one pod.
 
-        Raises VcudaError, or an error of decoding.
+        Return the seconds until the next check; None if no check is needed. Raises VcudaError, or an error of decoding.
         """
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
@@ -281,8 +281,8 @@ class ViolationWatcher:
             return None
         if limits.mode != Mode.AUDIT:
             self._post_events(namespace, found)
-        # After an eviction the next check follows at once, which the interval of the queue makes a second. Each pod is
-        # judged without the pods evicted before it.
+        # After an eviction, the next check follows as soon as the queue allows: after a second. So each pod is checked
+        # without the pods that were evicted before.
         return 0.0 if self._evict(namespace, ongoing) else self._period
 
     def _announce(
@@ -320,10 +320,10 @@ class ViolationWatcher:
         if self._evictor and violation.evictable:
             return f"this pod will be evicted: {violation.message}"
         what = "pod" if isinstance(violation.holder, StoredPod) else "claim"
-        return f"this {what} stays, and new ones are rejected until the use fits: {violation.message}"
+        return f"this {what} stays, and new ones are rejected until the usage fits the quota: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
-        """Store and return the violations by uid. A violation that the last check found keeps its first time."""
+        """Store and return the violations by uid. A violation that the last check also found keeps its start time."""
         before = self._ongoing.get(namespace, {})
         ongoing = {each.holder.uid: self._since(before.get(each.holder.uid), each) for each in found}
         for uid in before.keys() - ongoing.keys():
@@ -342,7 +342,7 @@ class ViolationWatcher:
         return OngoingViolation(violation, self._clock(), now)
 
     def _post_events(self, namespace: str, found: Iterable[Violation]) -> None:
-        """Write an Event for each new violation. A violation that lasts has only one Event from this leader."""
+        """Write an Event for each new violation. While a violation lasts, this leader writes no second Event."""
         violations = {(each.holder.uid, each.kind): each for each in found}
         reported = self._reported.setdefault(namespace, set())
         reported.intersection_update(violations)
@@ -364,17 +364,17 @@ class ViolationWatcher:
             log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
 
     def _try_to_post(self, holder: Holder, event: objects.Event) -> bool:
-        """Write an Event. Return whether the API server accepted it. Raises Unavailable if there is no answer."""
+        """Write an Event. Return whether the API server accepted the Event. Raises Unavailable without an answer."""
         try:
             objects.post_event(self._kube, event)
         except ApiError as error:
-            # A retry would be refused too.
+            # The API server would refuse a retry too.
             self._log.warning("event refused", namespace=holder.namespace, uid=holder.uid, error=str(error))
             return False
         return True
 
     def _evict(self, namespace: str, ongoing: Mapping[str, OngoingViolation]) -> bool:
-        """Try to evict one pod whose violation has lasted a period, and that was not tried within the last period.
+        """Try to evict one pod whose violation has lasted for a period. A pod is tried at most once in a period.
 
         Return True if an eviction was tried.
         """
@@ -395,7 +395,7 @@ def ends_event(holder: Holder, end: int, message: str) -> objects.Event:
 
 
 def event_of(violation: Violation) -> objects.Event:
-    # The name has a part of the uid, so that a new pod of the same name gets its own Event.
+    # The name of the Event contains a part of the uid, so that a new pod with the same name gets its own Event.
     subject, uid = _involved(violation.holder), violation.holder.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
         in_general = NOT_COUNTED_MESSAGE.format(subject.namespace)

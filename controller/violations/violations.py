@@ -1,7 +1,7 @@
 """Finds stored pods and claims that the current quota of their namespace would not admit.
 
-They exist if the namespace was limited after they were created, if a limit was lowered, or if they were created while
-the webhook was not called.
+Such pods and claims exist if the namespace was limited after their creation, if a limit was lowered, or if they were
+created while the webhook was not called.
 """
 
 import enum
@@ -22,14 +22,13 @@ PricedClaim = tuple[StoredClaim, ClaimCharge]
 
 CLAIM_NOT_COUNTED_MESSAGE = (
     "the GPU quota of namespace {} does not count this claim, because it selects no GPU model and has no device of a "
-    "known one; it was created before the quota was enforced, or while the webhook was not called; recreate it to have "
-    "it counted"
+    "known model; it was created before the quota was enforced, or while the webhook was not called; recreate it to "
+    "have it counted"
 )
 
 
 class ViolationKind(enum.StrEnum):
-    """The kinds of violation: no model to count by, a model that is not allowed, over the limit, a card of another
-    model."""
+    """The kinds of violation: no model, a model that is not allowed, over the limit, a card of another model."""
 
     UNPINNED = "unpinned"
     NOT_ALLOWED = "not-allowed"
@@ -38,9 +37,9 @@ class ViolationKind(enum.StrEnum):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A pod or a claim that the quota would not admit, and why.
+    """A pod or a claim that the quota would not admit. ``message``: the reason.
 
-    ``evictable``: the quota is enforced, and an eviction would lower the usage of the namespace. A mirror pod is not
+    ``evictable``: True if the quota is enforced, and an eviction would lower the usage. A mirror pod is not
     evictable, because kubelet creates it again while its static pod runs. A claim is not evictable either, because
     the deletion of a claim in use releases nothing.
     """
@@ -65,12 +64,12 @@ def find_violations(
     nodes: Nodes,
     claims: Iterable[PricedClaim] = (),
 ) -> Sequence[Violation]:
-    """Return the gravest violation of each pod and claim of a namespace, the newest object first.
+    """Return the most serious violation of each pod and claim of a namespace, the newest object first.
 
-    An object is beyond the limit if it does not fit together with the older objects that fit. So the newest objects are
-    found, the rest is within the limit, and each found object alone would exceed it. Finished pods do not count. A
-    terminating object is never found, and does not count against the others. An object within the limit is found if it
-    was given a card of another model than its charge, or if it is a claim with a request that the webhook rejects.
+    The objects are added up from the oldest to the newest. An object that does not fit is a violation and is not added.
+    So the objects that were added are within the limit. Finished pods and terminating objects are left out. An object
+    within the limit is a violation if it was given a card of another model than its charge, or if it is a claim with a
+    request that the webhook rejects.
 
     ``claims`` must not include claims that are already charged to their pod.
     """
@@ -100,18 +99,18 @@ def _charged(
 
 
 def _age(of: _Charged | Violation) -> tuple[str, str, str]:
-    # The API server writes RFC 3339 in UTC, which sorts as text, to the second. The name decides within a second.
+    # Times in RFC 3339 and UTC sort as text. They have whole seconds, so objects of the same second are sorted by name.
     return of.holder.created, of.holder.name, of.holder.uid
 
 
 def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
-    """Yield the violations of the objects on one model, which must be given oldest first."""
-    # A terminating pod still has its card. If it counted here, each eviction would cause one more.
+    """Yield the violations among the objects of one model. ``held``: these objects, the oldest first."""
+    # A terminating pod still has its card. If the pod were counted here, each eviction would cause another one.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
-        message = f"the GPU quota of namespace {namespace} does not count it, because it has no GPU model"
+        message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"
         yield from (Violation(ViolationKind.UNPINNED, each.holder, message) for each in staying)
         return
     limit = quota.limits.get(model)
@@ -123,7 +122,7 @@ def _violations(
         message = _over(namespace, model, limit, used, each) if limit else not_allowed
         evictable = quota.mode == Mode.ENFORCE and isinstance(each.holder, StoredPod)
         if isinstance(each.holder, StoredPod) and each.holder.mirror:
-            message += f"; it mirrors a static pod: to end that, remove its manifest from node {each.holder.node}"
+            message += f"; this is a mirror pod; to end the static pod, remove its manifest from {each.holder.node}"
             evictable = False
         yield Violation(kind, each.holder, message, evictable)
 
@@ -158,12 +157,12 @@ def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) ->
 def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violation]:
     for claim, taken in claims:
         if taken.other:
-            # Unlike a pod's annotations, the status of a claim is evidence.
-            both = "; it counts for both" if taken.other.models else ""
+            # The status of a claim is reliable, unlike a pod's annotations. So the claim is charged for both models.
+            both = "; it is charged for both" if taken.other.models else ""
             yield Violation(ViolationKind.OTHER_MODEL, claim, f"{taken.other}{both}")
         if taken.uncounted:
             fault = f"; {taken.fault}" if taken.fault else ""
             yield Violation(ViolationKind.UNPINNED, claim, f"{CLAIM_NOT_COUNTED_MESSAGE.format(namespace)}{fault}")
         elif taken.fault:
-            message = f"the GPU quota of namespace {namespace} would not admit it: {taken.fault}"
+            message = f"the GPU quota of namespace {namespace} would not admit this claim: {taken.fault}"
             yield Violation(ViolationKind.NOT_ALLOWED, claim, message)

@@ -76,7 +76,7 @@ def test_one_secret_cannot_be_both(kubeconfig: Path, command: str) -> None:
     """Otherwise the webhook, which mounts this Secret, could read the key of the CA."""
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
-    assert "--ca-secret and --serving-secret are two" in ended.output
+    assert "--ca-secret and --serving-secret must be different" in ended.output
 
 
 @pytest.mark.parametrize("content", [None, "nonsense: [", "[]", "clusters: 7"])
@@ -103,7 +103,7 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
     [problem] = store.read(lambda: NOW + off).problems
-    assert "the clock here says" in problem.text
+    assert "this machine's clock is" in problem.text
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
@@ -162,7 +162,7 @@ def test_a_configuration_that_another_tool_manages_is_still_read(script: Script,
     state = store.read(lambda: datetime.now(UTC))
     assert (state.tool, [one.name for one in state.configurations]) == ("cert-manager", ["vcuda-quota"])
     assert state.problems == ()
-    assert plan(state, NOW, POLICY, SeenFor()) == Done(None, "nothing here is ours")
+    assert plan(state, NOW, POLICY, SeenFor()) == Done(None, "no webhook is declared")
 
 
 class Failing(World):

@@ -114,7 +114,7 @@ def sliced(*mig: bool) -> Nodes:
 
 MODE = "nvidia.com/vgpu-mode"
 BOTH, ALL_MIG = sliced(True, False), sliced(True)
-ANY_SLICE = "a share may get a free slice of any size there; use a model whose cards are not in MIG mode"
+ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards are not in MIG mode"
 
 
 @cases(

@@ -20,15 +20,15 @@ def test_a_span_is_a_number_and_a_unit(text: str, span: timedelta) -> None:
 @pytest.mark.parametrize(
     ("parse", "text", "told"),
     [
-        *((options.parse_span, text, "write a number and one of s, m, h and d") for text in ("90", "-5m")),
-        *((options.parse_span, text, "write 36500d at most") for text in ("9999999999999d", "3000000d")),
-        *((options.parse_life, text, "write 1m to 36500d") for text in ("9999999999999d", "59s", "36501d")),
-        (options.parse_past, "yesterday", "write one such as 2026-01-31T12:00:00Z"),
-        (options.parse_past, "2026-01-31T12:00:00", "has no time zone"),
-        (options.parse_past, "9999-01-31T12:00:00Z", "is in the future"),
-        *((options.parse_host_port, text, "is not HOST:PORT") for text in ("10.0.0.7", ":8443")),
+        *((options.parse_span, text, "must be a number with a unit s, m, h or d") for text in ("90", "-5m")),
+        *((options.parse_span, text, "must be at most 36500d") for text in ("9999999999999d", "3000000d")),
+        *((options.parse_life, text, "must be from 1m to 36500d") for text in ("9999999999999d", "59s", "36501d")),
+        (options.parse_past, "yesterday", "must be a time, for example 2026-01-31T12:00:00Z"),
+        (options.parse_past, "2026-01-31T12:00:00", "must have a time zone"),
+        (options.parse_past, "9999-01-31T12:00:00Z", "must not be in the future"),
+        *((options.parse_host_port, text, "must be HOST:PORT") for text in ("10.0.0.7", ":8443")),
         *(
-            (options.parse_selector, text, "write KEY=VALUE")
+            (options.parse_selector, text, "must be KEY=VALUE")
             for text in ("part-of", "a!=", "a=b,", "a==b", "a in (b)", "a!=b")
         ),
     ],

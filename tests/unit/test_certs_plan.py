@@ -303,7 +303,7 @@ def test_a_problem_stops_every_step() -> None:
 
 
 def test_no_step_is_taken_if_another_tool_manages_the_certificates() -> None:
-    assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None, "nothing here is ours")
+    assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None, "no webhook is declared")
 
 
 def test_new_certificates_have_the_configured_lives() -> None:

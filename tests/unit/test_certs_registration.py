@@ -150,16 +150,19 @@ def test_any_text_is_at_most_an_unusable_declaration(text: object) -> None:
     "there, difference",
     the_same=([webhook("a"), webhook("b")], ""),
     none=([], "no webhook is registered yet"),
-    one_less=([webhook("a")], f"not as its annotation {registration.ANNOTATION} declares: b"),
+    one_less=([webhook("a")], f"the webhooks differ from annotation {registration.ANNOTATION}: b"),
     one_more=(
         [webhook("a"), webhook("b"), webhook("c")],
-        f"not as its annotation {registration.ANNOTATION} declares: c",
+        f"the webhooks differ from annotation {registration.ANNOTATION}: c",
     ),
     changed=(
         [webhook("a"), webhook("b", failurePolicy="Ignore")],
-        f"not as its annotation {registration.ANNOTATION} declares: b",
+        f"the webhooks differ from annotation {registration.ANNOTATION}: b",
     ),
-    another_order=([webhook("b"), webhook("a")], f"not in the order of its annotation {registration.ANNOTATION}"),
+    another_order=(
+        [webhook("b"), webhook("a")],
+        f"the webhooks are not in the order of annotation {registration.ANNOTATION}",
+    ),
 )
 def test_a_difference_names_the_webhooks(there: list[dict[str, Any]], difference: str) -> None:
     assert registration.difference([webhook("a"), webhook("b")], there) == difference

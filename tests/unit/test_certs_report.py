@@ -50,7 +50,7 @@ def unregister(world: World) -> None:
 NOBODY = {
     "no endpoint": (lambda world: world.pods.clear(), "no endpoint is ready", "get pods,endpointslices"),
     "none ready": (unready, "no endpoint is ready", "get pods,endpointslices"),
-    "no configuration": (unregister, "no webhook configuration with our label", "kubectl label"),
+    "no configuration": (unregister, "no webhook configuration with the label", "kubectl label"),
 }
 
 

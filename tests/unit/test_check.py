@@ -265,7 +265,7 @@ def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
     """
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 8}}")
     result = check(directory, deployment(12, ONE_CARD), options=("-o", "json"))
-    only = "the only model it may use"
+    only = "the only possible model"
     nearly = "GPU quota nearly used up: M40 in namespace team-a, 8 cards of 8 cards"
     full = "M40 in namespace team-a, requested: 1 card, used: 8 (8 pending), limited: 8, 1 more needed"
     assert [(row["count"], row["decision"], row["reason"]) for row in rows(result)] == [
@@ -385,7 +385,7 @@ def test_an_annotation_with_models_outside_the_pod_template_gives_a_warning(
 def test_a_quota_that_only_audits_prints_no_warning(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {mode: audit, quota: {M40: 1}}")
     (row,) = rows(check(directory, cards(2), options=("-o", "json")))
-    reason = "over quota on every model, and this quota does not enforce"
+    reason = "over quota on every model, but the quota does not enforce its limits"
     assert (row["decision"], row["model"], row["reason"]) == ("admitted", "M40", reason)
 
 

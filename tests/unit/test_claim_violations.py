@@ -90,14 +90,14 @@ def test_claims_that_the_quota_would_not_admit_are_found(
     another_models_card=(
         [claim("a", given=1, other=OTHER)],
         "OtherModelAllocated",
-        "charged to M40, but given card gpu-0 of node gpu-1, a Tesla P100, of model P100; it counts for both",
+        "charged to M40, but given card gpu-0 of node gpu-1, a Tesla P100, of model P100; it is charged for both",
     ),
     of_no_model=(
         [uncounted("a")],
         "NotCounted",
         "the GPU quota of namespace team-a does not count this claim, because it",
     ),
-    asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not admit it: {FAULT}"),
+    asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not admit this claim: {FAULT}"),
     of_no_model_and_asked_for_so=([uncounted("a", fault=FAULT)], "NotCounted", f"have it counted; {FAULT}"),
 )
 def test_a_claim_is_reported_by_an_event_on_it(holders: list[PricedClaim], reason: str, said: str) -> None:

@@ -189,27 +189,33 @@ INVALID_MIG = (
         [],
         Doubt.DISAGREE,
         (
-            "the sources of the GPU model disagree: the register of hami says A100, GPU feature discovery says T4; "
-            "model A100 counts"
+            "the sources of the GPU model disagree: the register of hami reports A100, GPU feature discovery reports T4"
+            "; model A100 counts"
         ),
     ),
     disagreeing_with_the_operator=(
         node(hami(A100), labelled("T4")),
         [],
         Doubt.DISAGREE,
-        "the sources of the GPU model disagree: the label says T4, the register of hami says A100; model T4 counts",
+        "the sources of the GPU model disagree: the label is T4, the register of hami reports A100; model T4 counts",
     ),
     several_models=(
         node(hami(T4, A100, A100)),
         [],
         Doubt.SEVERAL,
-        "the node has cards of several GPU models by the register of hami: A100 (2), T4 (1); model A100 counts",
+        (
+            "the node has cards of several GPU models according to the register of hami: A100 (2), T4 (1); model A100"
+            " counts"
+        ),
     ),
     as_many_of_each=(
         node(hami(T4, A100)),
         [],
         Doubt.SEVERAL,
-        "the node has cards of several GPU models by the register of hami: A100 (1), T4 (1); model A100 counts",
+        (
+            "the node has cards of several GPU models according to the register of hami: A100 (1), T4 (1); model A100"
+            " counts"
+        ),
     ),
     invalid_mig=(
         node(features(f"{A100_PRODUCT}-MIG-INVALID", count="0", memory="0")),

@@ -154,7 +154,7 @@ def test_most_free_compares_memory_limits_in_cards_of_the_model() -> None:
     assert chosen.model == "T4"
     only = choose([option("A100", A100, Charge(50, 3000))], Rule.DOCUMENT)
     assert isinstance(only, Choice)
-    assert only.reason == "the only model it may use, 160840 of 163840 MiB free"
+    assert only.reason == "the only possible model, 160840 of 163840 MiB free"
 
 
 @given(st.integers(1, 2000), st.integers(0, 200_000), st.integers(0, 100), st.integers(1, 30))

@@ -181,7 +181,7 @@ def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
 
 def test_the_reason_for_the_only_candidate_says_so() -> None:
     candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
-    assert chosen(candidates) == ("P100", f"the only model it may use, {FREE}")
+    assert chosen(candidates) == ("P100", f"the only possible model, {FREE}")
 
 
 def test_the_shortages_of_all_models_are_in_their_order() -> None:
@@ -214,7 +214,7 @@ def test_whole_cards_take_their_share_of_the_memory() -> None:
 @cases(
     "asked, model, reason",
     room=(300, "P100", "the only model with room, 3 cards of 4 cards free"),
-    no_room=(900, "M40", "over quota on every model, and this quota does not enforce"),
+    no_room=(900, "M40", "over quota on every model, but the quota does not enforce its limits"),
 )
 def test_a_quota_that_does_not_enforce_takes_the_first_model_if_none_has_room(
     asked: int, model: str, reason: str

@@ -237,7 +237,8 @@ def test_another_model_is_not_written_while_a_pod_uses_the_node(labeller: Labell
     labeller.api.store(POD, pod)
     labeller.change(node(hami(T4)))
     labeller.look(UNCHANGED_SECONDS)
-    message = f"the register of hami says {T4_PRODUCT}, and label {A100_PRODUCT} stays while pods use GPUs of the node"
+    reported = f"the register of hami reports {T4_PRODUCT}, and label {A100_PRODUCT} stays"
+    message = f"{reported} while pods use GPUs of the node"
     assert (labeller.label, labeller.events()) == (A100_PRODUCT, [f"{message}; drain the node"])
     assert labeller.doubts() == {Doubt.HELD: 1}
     labeller.api.remove(POD)
@@ -253,7 +254,7 @@ def test_a_weaker_source_does_not_replace_a_lost_one(labeller: Labeller) -> None
     labeller.look(UNCHANGED_SECONDS)
     assert labeller.label == A100_PRODUCT
     lost = "the register of hami, the source of the label, is lost; remove the label to have it written again"
-    message = f"GPU feature discovery says {T4_PRODUCT}, and label {A100_PRODUCT} stays: {lost}"
+    message = f"GPU feature discovery reports {T4_PRODUCT}, and label {A100_PRODUCT} stays: {lost}"
     assert message in labeller.events()
     metadata = {**labeller.metadata, "labels": node(features("Tesla-T4"))["metadata"]["labels"]}
     labeller.api.store(PATH, {**labeller.api.objects[PATH], "metadata": metadata})

@@ -74,7 +74,7 @@ def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
     ("spec", "used", "reason"),
     [
         ({}, {"M40": 701}, "the only model with room"),
-        ({"nodeSelector": {MODEL: "P100"}}, {}, "the only model it may use"),
+        ({"nodeSelector": {MODEL: "P100"}}, {}, "the only possible model"),
     ],
 )
 def test_the_last_allowed_model_with_room_is_chosen(spec: Manifest, used: Mapping[str, int], reason: str) -> None:
@@ -169,7 +169,7 @@ def test_a_pod_without_a_possible_model_is_rejected(fields: Manifest, why: str) 
 def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(mode: Mode) -> None:
     answer = mutated(vcuda_pod(), {"M40": 800, "P100": 150}, mode)
     assert (answer.outcome, answer.allowed, answer.model) == ("pinned", True, "M40")
-    assert answer.reason == "over quota on every model, and this quota does not enforce"
+    assert answer.reason == "over quota on every model, but the quota does not enforce its limits"
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
@@ -225,7 +225,7 @@ def test_a_dry_run_leaves_no_choice() -> None:
     assert models_of_a_burst({"M40": Limit(200), "P100": Limit(100)}, dry_run=True) == ["M40"] * 4
 
 
-FORECAST = "would be pinned to M40: the only model it may use, 2 cards of 2 cards free"
+FORECAST = "would be pinned to M40: the only possible model, 2 cards of 2 cards free"
 
 
 @pytest.mark.parametrize(

@@ -140,8 +140,8 @@ def test_doubts_and_models_that_no_node_has_are_shown_as_warnings(cluster: Clust
     warnings = run("nodes").stderr.splitlines()
     assert warnings == [
         (
-            f"Warning: h1: the node has cards of several GPU models by the register of hami: {A100_PRODUCT} (1), "
-            f"{T4_PRODUCT} (1); model {T4_PRODUCT} counts"
+            "Warning: h1: the node has cards of several GPU models according to the register of hami: "
+            f"{A100_PRODUCT} (1), {T4_PRODUCT} (1); model {T4_PRODUCT} counts"
         ),
         f"Warning: no node has GPU model A100; nodes have {T4_PRODUCT}",
     ]

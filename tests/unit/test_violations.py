@@ -123,7 +123,7 @@ MAY_NOT = "namespace team-a may not use GPU model"
         ),
         pytest.param(
             one(pod("a", model=None)),
-            "the GPU quota of namespace team-a does not count it, because it has no GPU model",
+            "the GPU quota of namespace team-a does not count this pod, because it has no GPU model",
             id="unpinned",
         ),
     ],
@@ -151,7 +151,7 @@ def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
     """
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
-    assert finding.message.endswith("; it mirrors a static pod: to end that, remove its manifest from node gpu-1")
+    assert finding.message.endswith("; this is a mirror pod; to end the static pod, remove its manifest from gpu-1")
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:

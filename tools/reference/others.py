@@ -71,7 +71,7 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter(
             "The Event OtherModelAllocated",
             "The Event is on the pod or on the claim. The message for a claim has the name of the device. It ends with"
-            " `; it counts for both`, because the claim is charged for both models.",
+            " `; it is charged for both`, because the claim is charged for both models.",
             (
                 Told(
                     str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),

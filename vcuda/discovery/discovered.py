@@ -1,6 +1,6 @@
-"""Compares the sources of one node's model, and decides about the model label of the node.
+"""Compares the sources that report the GPU model of a node, and decides whether the node's model label is right.
 
-The controller wrote the label if the annotation `DISCOVERED` records its value. Otherwise the operator wrote it.
+The controller wrote the label if the annotation `DISCOVERED` records the label's value. Otherwise a person wrote it.
 """
 
 import enum
@@ -19,13 +19,13 @@ from vcuda.requests.resources import BUILT_IN, CardModels, GpuResources
 _FROM = " from "
 _DISPLAY = {
     sources.OPERATOR: "the label",
-    sources.SLICES: "its ResourceSlices",
+    sources.SLICES: "the DRA driver",
     sources.FEATURES: "GPU feature discovery",
 }
 
 
 class Doubt(enum.StrEnum):
-    """The kinds of doubt about the model of a node."""
+    """The reasons to doubt the GPU model of a node."""
 
     DISAGREE = "sources-disagree"
     SEVERAL = "several-models"
@@ -33,7 +33,7 @@ class Doubt(enum.StrEnum):
     MALFORMED = "malformed-register"
     NAMELESS = "no-product"
     HELD = "change-held"
-    """Another model was found, but is not written while pods use the node, or while the source of the label is lost."""
+    """Another model was found, but is not written while pods use the node, or while the label's source is missing."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -52,29 +52,29 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The position of the source among all sources; 0 is the strongest. An unknown source is the weakest."""
+        """The position of the source in the order of strength; 0 is the strongest. An unknown source is the weakest."""
         return sources.SOURCES.index(self.source) if self.source in sources.SOURCES else len(sources.SOURCES)
 
 
 class Found(msgspec.Struct, frozen=True):
-    """The model of one node, by its label and its sources."""
+    """The GPU model of one node, according to its label and to the sources that report its cards."""
 
     label: str | None
-    """The model label."""
+    """The value of the model label; None if the node has no such label."""
     record: Record | None
-    """The record of the label; None if the operator wrote the label."""
+    """The record of the label; None if a person wrote the label, or if there is no label."""
     wanted: Record | None
-    """The model by the strongest source; None if no source names a model."""
+    """The model that the strongest source reports; None if no source reports a model."""
     seen: tuple[SourceCards, ...] = ()
-    """The cards by each source, the strongest first."""
+    """The cards that each source reports, the strongest source first."""
     models: tuple[str, ...] = ()
-    """The models of the cards by the strongest source. The model with the most cards comes first."""
+    """The models of the cards that the strongest source reports. The model with the most cards comes first."""
     doubts: Mapping[Doubt, str] = {}
     """The doubts about the model, each with a message."""
 
     @property
     def source(self) -> str:
-        """The source of the label. Without a label, the source of the model that was found; empty if there is none."""
+        """The source of the label. Without a label, the source of the model that was found; empty if none was found."""
         if self.label is None:
             return self.wanted.source if self.wanted else ""
         return self.record.source if self.record else sources.OPERATOR
@@ -87,25 +87,23 @@ class Found(msgspec.Struct, frozen=True):
         return self.label is None and self.wanted is not None
 
     def differs(self, named: CardModels) -> bool:
-        """Return whether the label that the controller wrote and the strongest source name different models."""
+        """Return whether the controller wrote the label, and the strongest source reports another model."""
         if self.record is None or self.wanted is None:
             return False
         return named.model_of(self.record.model) != named.model_of(self.wanted.model)
 
     @property
     def confirmed(self) -> Record | None:
-        """The record of the controller's label, with the source that was found now as its source. None if the new
-        source is not stronger than the recorded source."""
+        """The label's new record if a stronger source than the recorded source is found now; otherwise None."""
         if self.record is None or self.wanted is None or self.wanted.rank >= self.record.rank:
             return None
         return Record(self.record.model, self.wanted.source)
 
     def why_held(self, *, in_use: bool) -> str:
-        """Return the reason why a newly found model is not written, for example because pods use the node. The reason
-        is empty if the model may be written."""
+        """Return why a newly found model is not written, for example because pods use the node; empty if it may be."""
         if self.record is None or self.wanted is None:
             return ""
-        other = f"{display(self.wanted.source)} says {self.wanted.model}, and label {self.record.model} stays"
+        other = f"{display(self.wanted.source)} reports {self.wanted.model}, and label {self.record.model} stays"
         if self.wanted.rank > self.record.rank:
             lost = f"{display(self.record.source)}, the source of the label, is lost"
             return f"{other}: {lost}; remove the label to have it written again"
@@ -126,7 +124,7 @@ def find_model(
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None
     models = _models_of(seen[0], named) if seen else {}
-    # If two models have as many cards, the first by name comes first. The order of data has no effect.
+    # If two models have the same number of cards, their names decide, so that the order of the data has no effect.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     counts = label or (wanted.model if wanted and label is None else "")
@@ -162,14 +160,14 @@ def _doubts(
 ) -> Iterator[tuple[Doubt, str]]:
     if len(models) > 1:
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
-        yield Doubt.SEVERAL, f"the node has cards of several GPU models by {display(seen[0].source)}: {cards}"
+        yield Doubt.SEVERAL, f"the node has cards of several GPU models according to {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
-    # By an empty label the operator says that the node must have no model.
+    # An empty label that a person wrote means that the node must have no model. Then no source disagrees.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
-        said = [] if called else [f"{display(sources.OPERATOR)} says {operators}"]
+        said = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]
         by_source = ((each.source, [*_models_of(each, named)]) for each in (*seen[:1], *others))
-        said += [f"{display(source)} says {listed(names, MAX_NAMES)}" for source, names in by_source]
+        said += [f"{display(source)} reports {listed(names, MAX_NAMES)}" for source, names in by_source]
         yield Doubt.DISAGREE, f"the sources of the GPU model disagree: {', '.join(said)}"
 
 

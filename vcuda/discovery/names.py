@@ -1,6 +1,6 @@
-"""Brings the names of products into one form, and finds the model of a product.
+"""Normalises the product names of GPUs, and finds the model of a product.
 
-NVML, and so a ResourceSlice, has the name ``NVIDIA A100-SXM4-40GB``. GPU feature discovery writes ``-`` for each space.
+NVML and ResourceSlices have names such as ``NVIDIA A100-SXM4-40GB``. GPU feature discovery writes ``-`` for each space.
 HAMi up to 2.7 adds ``NVIDIA-`` to every name. Drivers up to 450 leave the vendor out of the name.
 """
 
@@ -20,18 +20,21 @@ _NOT_IN_A_LABEL = re.compile(r"[^-_.A-Za-z0-9]+", re.ASCII)
 _LONGEST_LABEL = 63
 
 MAX_NAMES = 8
-"""The most names in one message."""
+"""Maximum number of names in one message."""
 
 
 def normalise(name: str) -> str:
-    """Return a product with ``-`` for blanks and one leading ``NVIDIA-``; empty if the name has nothing else."""
+    """Return a product name with ``-`` for blanks and one leading ``NVIDIA-``; empty if there is no other part."""
     own = _VENDORS.sub("", f"{_BLANKS.sub('-', name).strip('-')}-").strip("-")
     return f"{_VENDOR}{own}" if own else ""
 
 
 def model_of(product: str, named: CardModels) -> str:
-    """Return the model of a normalised product. It is the model of a row of the quota that matches the product, with or
-    without ``NVIDIA-``, or else the product's name."""
+    """Return the model of a normalised product.
+
+    If a row of the quota document matches the product, with or without ``NVIDIA-``, the model is that of the row.
+    Otherwise the model is the product's name, shortened to a valid label value.
+    """
     for name in (product, product.removeprefix(_VENDOR)):
         model = named.model_of(name)
         if model in named.rows:
@@ -40,7 +43,7 @@ def model_of(product: str, named: CardModels) -> str:
 
 
 def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return warnings about models of a quota that no node has. ``known``: the models of nodes."""
+    """Return warnings about the models of a quota that no node has. ``known``: the models of the nodes."""
     if models and not known:
         return ("no node has a GPU model, so pods that request GPUs stay pending",)
     missing = sorted(set(models).difference(known))

@@ -1,4 +1,4 @@
-"""The sources that report the cards of a node. Each source names products.
+"""The sources that report the GPU cards of a node. Each source reports product names.
 
 The strongest source comes first:
 
@@ -42,21 +42,21 @@ _MIB = 2**20
 _DELETED = "Deleted"
 """The beginning of a handshake annotation if the device plugin did not answer HAMi's scheduler (``CheckHealth``)."""
 MAX_RECORD = 128
-"""The most characters of the annotation `DISCOVERED` that are kept."""
+"""Maximum number of characters of the annotation `DISCOVERED` that are stored."""
 
 WHOLE_TYPES, MIG_TYPE = ("gpu", "hami-gpu", "vgpu"), "mig"
 _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """Facts about the device plugins of a node that are not in its labels and registers."""
+    """Facts about the device plugins of a node that are not in the node's labels and registers."""
 
     offered: Mapping[str, int] = MappingProxyType({})
     """The allocatable amounts of the resources by which a GPU can be requested."""
     absent: tuple[str, ...] = ()
-    """The schemes whose scheduler has found that the device plugin on the node does not answer."""
+    """The vendors' schemes whose scheduler has found that the device plugin on the node does not answer."""
     present: tuple[str, ...] = ()
-    """The schemes whose device plugin on the node answers the scheduler."""
+    """The vendors' schemes whose device plugin on the node answers the scheduler."""
     malformed: tuple[str, ...] = ()
     """The annotations that are registers but cannot be read."""
     record: str = ""
@@ -67,7 +67,7 @@ NO_FACTS = NodeFacts()
 
 
 def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFacts:
-    """Return the facts of a node with these registers."""
+    """Return the facts of a node. ``registers``: the readable registers of the node."""
     annotations, allocatable = node.annotations, (node.status and node.status.allocatable) or {}
     offered = {
         name: count
@@ -94,7 +94,7 @@ def _whole(quantity: object) -> int | None:
 
 
 def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
-    """Return whether the device plugin of a scheme serves the node."""
+    """Return whether the device plugin of a vendor's scheme serves the node now."""
     if scheme.register is None:
         return bool(facts.offered.get(scheme.main_resource))
     # NVIDIA's own plugin may offer the same resource. So only the register shows that HAMi's plugin serves the node.
@@ -106,7 +106,7 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the schemes that have left a register on the node, although another device plugin serves the node now."""
+    """Return the vendors' schemes with a register on the node, although another device plugin serves the node now."""
     silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
@@ -116,7 +116,7 @@ class DriverCards(msgspec.Struct, frozen=True):
 
     driver: str
     offers: tuple[tuple[DeviceOffer, int], ...]
-    """The different devices, each with its number."""
+    """The distinct devices, each with its count."""
 
 
 PublishedCards = Mapping[str, tuple[DriverCards, ...]]
@@ -124,7 +124,7 @@ PublishedCards = Mapping[str, tuple[DriverCards, ...]]
 
 
 def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
-    """Return the devices in these slices by node. Only the newest complete generation of each pool counts."""
+    """Return the devices in ResourceSlices, by node. Only the newest complete generation of each pool is used."""
     pools: dict[tuple[str, str], dict[int, list[PoolSlice]]] = {}
     for each in slices:
         if each.driver in _GPU_DRIVERS:
@@ -136,7 +136,7 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
             if each.node:
                 counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
                 for offer in each.offers:
-                    # Equal offers in a slice are the same object.
+                    # Equal offers in a slice are the same object, so they are compared by identity.
                     counts[offer] += sum(device is offer for device in each.devices.values())
     return {
         node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
@@ -149,9 +149,9 @@ class SourceCards(msgspec.Struct, frozen=True):
 
     source: str
     cards: Mapping[str, int]
-    """The number of cards by normalised product; 0 if the source does not report it."""
+    """The number of cards by normalised product; 0 if the source does not report the number."""
     memory: int = 0
-    """The MiB of the smallest card; 0 if the source does not report it."""
+    """The memory of the smallest card in MiB; 0 if the source does not report it."""
 
 
 def cards_by_source(
@@ -161,7 +161,7 @@ def cards_by_source(
     published: Iterable[DriverCards],
     schemes: Iterable[Scheme],
 ) -> Iterator[SourceCards]:
-    """Yield the cards of a node by each source, the strongest first."""
+    """Yield the cards of a node as each source reports them, the strongest source first."""
     for scheme in schemes:
         if scheme.register and is_alive(scheme, facts, registers):
             found = _by_register(scheme.name, registers[scheme.name])
@@ -170,13 +170,13 @@ def cards_by_source(
     yield from _by_slices(published)
     product = normalise(labels.get(PRODUCT, ""))
     if product and not product.upper().endswith(INVALID):
-        # For such a product the label counts parts of cards, so the number of cards is unknown.
+        # If the product is a MIG slice, the label counts slices, so the number of cards is unknown.
         count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
 
 
 def whole_product(product: str) -> str:
-    """Return the product of the whole card. GPU feature discovery may report the product of a part of the card."""
+    """Return the product of the whole card, from a product that may be a part of a card."""
     return _PART.sub("", product)
 
 
@@ -195,7 +195,7 @@ def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
 def _cards_of(published: DriverCards) -> SourceCards:
     named = [(offer, count) for offer, count in published.offers if offer.product]
     whole = [(offer, count) for offer, count in named if offer.type in WHOLE_TYPES]
-    # If only slices of cards are published, the number of cards is unknown.
+    # If only MIG slices are published, the number of cards is unknown.
     slices = [(offer, 0) for offer, _ in named if offer.type == MIG_TYPE]
     chosen = whole or slices
     memories = [

@@ -4,7 +4,7 @@ The rules are those of Kubernetes (k8s.io/component-helpers ``scheduling/corev1/
 ``labels.Requirement``):
 
 - Terms are ORed and the requirements of a term are ANDed. A term without requirements matches no node.
-- The nodeSelector must match in addition to one term.
+- A node must match the nodeSelector and at least one term.
 - NotIn and DoesNotExist also match a node without the label.
 """
 
@@ -33,7 +33,7 @@ class NodeLabels(msgspec.Struct, frozen=True):
 
 
 class Values(msgspec.Struct, gc=False):
-    """The values of one label that a node may have. All requirements on the label must be met.
+    """The values of one label that a node may have, according to all requirements of one term on this label.
 
     An invalid requirement, which the API server does not store, allows nothing: an unknown operator, ``In`` without
     values, ``Exists`` with values. The scheduler also ignores a term with an invalid requirement.
@@ -53,7 +53,7 @@ class Values(msgspec.Struct, gc=False):
     below: int = 2**63
 
     def require(self, operator: str, values: Collection[str]) -> None:
-        """Add a requirement, in time proportional to the number of its values."""
+        """Add a requirement. The time is proportional to the number of ``values``."""
         match operator:
             case "In":
                 self.absent = False
@@ -81,7 +81,7 @@ class Values(msgspec.Struct, gc=False):
             self.below = min(self.below, bound)
 
     def allow(self, value: str | None) -> bool:
-        """Return whether a node may have this value of the label. None stands for a node without the label."""
+        """Return whether a node with this label value is allowed. ``value``: None for a node without the label."""
         if value is None:
             return self.absent
         if not self.present or (self.excluded and value in self.excluded):
@@ -95,13 +95,13 @@ class Values(msgspec.Struct, gc=False):
         return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
-        """Return whether any node can be allowed, either with some value of the label or without the label."""
+        """Return whether a node can be allowed, with any value of the label or without the label."""
         if self.absent or not self.present:
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
         # A label value cannot be a negative number. The excluded values never exclude all values, because there are
-        # endless texts, and endless ways to write an integer with leading zeros.
+        # very many texts, and very many ways to write one integer with leading zeros.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
@@ -112,7 +112,7 @@ class Values(msgspec.Struct, gc=False):
         return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
     def limit(self) -> Set[str] | None:
-        """Return the allowed values; None if no list limits them."""
+        """Return the allowed values; None if no list limits the values."""
         if self.listed is None or (self.present and not self.excluded and not self.numeric):
             return self.listed
         return set(filter(self.allow, self.listed))
@@ -128,7 +128,7 @@ class Term(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
-    """The nodes on which a pod may be placed. They have the labels of ``selector``, and match at least one term."""
+    """The nodes on which a pod may be placed: nodes with the labels of ``selector`` that match at least one term."""
 
     selector: Mapping[str, str]
     terms: tuple[Term, ...]
@@ -175,7 +175,7 @@ def _selected(value: str | None) -> Values:
 
 
 class _LabelIndex:
-    """The nodes by their value of one label. A set of nodes is an integer with one bit for each node."""
+    """The nodes by their values of one label. A set of nodes is an integer with one bit for each node."""
 
     def __init__(self, by_value: Mapping[str, int]) -> None:
         self.by_value = by_value
@@ -206,8 +206,8 @@ class NodeIndex:
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
-        # Most keys are on every node, so one node is looked up first. To collect the keys of all nodes takes longer,
-        # and must be repeated after each change of a node.
+        # Most label keys are on every node, so the keys of one node are checked first. Collecting the keys of all nodes
+        # takes longer, and would be repeated after each change of a node.
         self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
         self._by_key: dict[str, _LabelIndex] = {}
@@ -237,7 +237,7 @@ class NodeIndex:
         return sum(self._names.by_value.get(name, 0) for name in set(names))
 
     def values_on(self, nodes: int, key: str) -> Set[str | None]:
-        """Return the values of a label on a set of nodes. None stands for a node without the label."""
+        """Return the values of a label on a set of nodes, with None if a node lacks the label."""
         found: set[str | None] = set()
         while nodes:
             lowest = nodes & -nodes
@@ -284,7 +284,7 @@ def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
 
 
 def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether a term is empty. An empty term matches no node, but it would with a requirement added."""
+    """Return whether a term is empty. An empty term matches no node. With an added requirement, it could match."""
     return not term.match_expressions and not term.match_fields
 
 

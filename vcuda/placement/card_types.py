@@ -1,10 +1,10 @@
-"""Finds the types of card on the nodes of each model, and the annotations that limit a pod to types of its model.
+"""Finds the card types on the nodes of each GPU model, and the annotations that limit a pod to types of its model.
 
 HAMi and vgpu-manager choose a card by its registered type. The pod's annotations list wanted and unwanted texts. The
 type must contain a wanted text, and must not contain an unwanted text. Letter case does not matter.
 
-The label of a node names one model, but the node may have cards of several types. On such a node a pod could get a card
-of a model that it is not charged for. This happens without annotations, or if a text is part of two types.
+The label of a node names one model, but the node may have cards of several types. On such a node a pod without
+annotations could get a card of a model for which it is not charged. The same happens if a text is part of two types.
 """
 
 import itertools
@@ -20,26 +20,26 @@ from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
 MAX_TYPES = 32
-"""The most types that are written on one pod. Most models have one or two types."""
+"""Maximum number of types that are written on one pod. Most models have one or two types."""
 
 MAX_CHOICE = 8192
-"""The most characters of an annotation that chooses types. It is read once for each model, and may have megabytes."""
+"""Maximum length of an annotation that chooses types, because a long one would be parsed once for each model."""
 
 MAX_WORDS = 16
-"""The most words of a type or a model that are compared."""
+"""Maximum number of words of a type or model that are compared."""
 
-ANY_SLICE = "a share may get a free slice of any size there; use a model whose cards are not in MIG mode"
+ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards are not in MIG mode"
 """The reason why a share must not use a card in MIG mode. HAMi takes the first free slice with enough memory, or a
 slice that the pod prefers. So the charge of the share would be unknown when the pod is created."""
 
 _MIG = "mig"
-"""The mode of a card in MIG mode. An annotation of the pod lists the modes that it allows."""
+"""The name of MIG mode in the pod annotation that lists the allowed modes of cards."""
 
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
 class CardTypes(msgspec.Struct, frozen=True):
-    """The registered types of all nodes. A key is the name of a scheme (a vendor's way to request shares) and a model.
+    """The card types in the registers of all nodes, by scheme (the name of a vendor's way to request shares) and model.
 
     The operator chooses the name of a model. If the name matches some types on the nodes of this model, the other types
     belong to other models. If the name matches no type, all types belong to the model.
@@ -48,7 +48,7 @@ class CardTypes(msgspec.Struct, frozen=True):
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
     """The types that belong to the model."""
     beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The types on nodes of the model that belong to other models."""
+    """The types that belong to other models although they are on nodes of this model."""
     sliced: frozenset[tuple[str, str]] = frozenset()
     """The models that have cards in MIG mode."""
     whole: frozenset[tuple[str, str]] = frozenset()
@@ -56,7 +56,7 @@ class CardTypes(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
-        """Return the types on ``nodes``, given as models and registers. ``named`` maps products to models."""
+        """Return the types on ``nodes``, pairs of a model and registers. ``named`` maps products to models."""
         found: dict[tuple[str, str], set[str]] = {}
         sliced, whole = set(), set()
         for model, registers in nodes:
@@ -89,7 +89,7 @@ class CardTypes(msgspec.Struct, frozen=True):
 
 
 def is_named(kind: str, model: str) -> bool:
-    """Return whether a model's name fits this type of card. RTX3090 fits GeForce RTX 3090. A10 does not fit A100."""
+    """Return whether a model fits this card type. RTX3090 fits type GeForce RTX 3090. A10 does not fit type A100."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)
     if wanted and all(word in following for word in wanted):
@@ -111,7 +111,7 @@ class Selection(NamedTuple):
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
-    """Return the types of a model that contain a text that the pod wants, and no text that it does not want."""
+    """Return the types of a model that contain a wanted text of the pod's annotations, and no unwanted text."""
     choices = (scheme.wanted_models, scheme.unwanted_models)
     if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
         return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
@@ -167,8 +167,8 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Yield the cards that a pod pinned to ``model`` could get on a node of that model without a charge, as text."""
-    # The schedulers keep blanks in the texts. An empty text is part of every type.
+    """Describe the cards that a pod pinned to ``model`` could get on a node of ``model`` without a charge for them."""
+    # The schedulers do not strip blanks from the texts. An empty text is part of every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
@@ -197,5 +197,5 @@ def _texts(pod: Pod, annotation: str | None) -> list[str]:
 
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    # A blank text is ignored, because its author named nothing.
+    # A blank text is ignored, because it names no type.
     return [text.strip() for text in _texts(pod, annotation) if text.strip()]

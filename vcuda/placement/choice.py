@@ -9,17 +9,17 @@ from vcuda.quota.preference import PLACES, Rule
 from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
-"""The most models that a reason names in addition to the chosen model."""
+"""Maximum number of models that a reason names in addition to the chosen model."""
 
-NOT_ENFORCED = "over quota on every model, and this quota does not enforce"
+NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):
-    """One model that an object (a pod or a claim) may use, at the time of the decision."""
+    """One model that an object (a pod or a claim) may use, as known at the time of the decision."""
 
     model: str
     asked: Charge
-    """The object's charge to this model."""
+    """The charge of the object if it uses this model."""
     limit: Limit
     usage: Usage
     present: bool = True
@@ -27,7 +27,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     fits_a_card: bool = True
     """False if free cards are published, and no card has room for the object's largest container."""
     free_cores: int = 0
-    """The free cores of the model's cards, less the pending charges; 0 if free cards are not published."""
+    """The free cores of the model's cards minus the pending charges; 0 if free cards are not published."""
 
     @property
     def has_room(self) -> bool:
@@ -38,7 +38,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
         return Shortage(self.model, self.asked, self.usage, self.limit)
 
     def obstacle(self, best: "Option") -> str:
-        """Return the reason why ``best`` is chosen although this option comes earlier in the order."""
+        """Return why ``best`` is chosen although this option comes earlier in the order."""
         if not self.has_room:
             return "no room"
         return "no card with room" if self.present == best.present else "no node now"
@@ -53,18 +53,18 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def forecast(self) -> str:
-        """The message for a request that creates nothing. It has the model that would be chosen, and the reason."""
+        """The message for a dry-run request: the model that would be chosen, and the reason."""
         return f"{would_be_pinned(self.model)}: {self.reason}"
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
     """Return the best option with room. If no option has room, return the shortage of each option.
 
-    ``options`` must be in the order of the rule. The best option is the first by these criteria:
+    ``options`` must be in the order of the rule. Options are compared by these criteria, the most important first:
 
     1. A node that can serve the object exists now.
-    2. A card has room for each container, as far as free cards are published.
-    3. Only for `Rule.MOST_FREE`: the most free cards, if these are published, and then the most free quota.
+    2. If free cards are published, a card has room for the largest container.
+    3. Only for `Rule.MOST_FREE`: the most free cores on cards, if published, and then the most free quota.
     4. The position in the order of the rule.
     """
     fitting = [option for option in _ranked(options, rule) if option.has_room]
@@ -75,7 +75,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option even without room, for a quota that does not enforce. ``options`` must not be empty."""
+    """Return the best option, even without room, because the quota does not enforce. ``options`` must not be empty."""
     choice = choose(options, rule)
     return choice if isinstance(choice, Choice) else Choice(_ranked(options, rule)[0].model, NOT_ENFORCED, rule)
 
@@ -93,7 +93,7 @@ def _ranked(options: Sequence[Option], rule: Rule) -> list[Option]:
 def _reason(options: Sequence[Option], fitting: Sequence[Option], rule: Rule) -> str:
     best = fitting[0]
     if len(options) == 1:
-        return "the only model it may use"
+        return "the only possible model"
     if len(fitting) == 1:
         return "the only model with room"
     if rule is Rule.MOST_FREE:

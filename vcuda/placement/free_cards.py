@@ -1,4 +1,4 @@
-"""The free cards of each model and pool, as the scheduler extender publishes them."""
+"""The free cards of each model and pool (group of nodes), as the scheduler extender publishes them."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     fragmented_cores: int = 0
     """The free cores of cards that are in use. A pod that requests whole cards cannot use these cores."""
     largest: int = 0
-    """The free cores of the card that has the most. No container can get a larger share. Old releases publish 0."""
+    """The most free cores on one card. No container can get a larger share. Old releases publish 0."""
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
         *mine, largest = msgspec.structs.astuple(self)
@@ -46,7 +46,7 @@ class _PublishedCards(msgspec.Struct, frozen=True):
 
 
 def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
-    """Return the free cards by model, summed over these pools; over all pools if ``pools`` is empty."""
+    """Return the free cards by model, as the sum of ``pools``. If ``pools`` is empty, all pools are summed."""
     allowed = frozenset(pools)
     found: dict[str, FreeCards] = {}
     for (model, pool), free in published.items():
@@ -56,11 +56,11 @@ def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[s
 
 
 def write_free_cards(by_pool: FreeCardsByPool) -> str:
-    """Return the text that publishes free cards. Its order is fixed."""
+    """Return the free cards as text for the ConfigMap, in a fixed order."""
     rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
     return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
 
 
 def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return the free cards in a published text. Raises ValueError if the text is malformed."""
+    """Return the free cards in the text of the ConfigMap. Raises ValueError if the text is malformed."""
     return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

@@ -30,17 +30,17 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     registers: Mapping[str, Registers] = {}
     """The registers of each node, by the node's name. In a register a device plugin lists the cards of the node."""
     registered: Mapping[str, int] = {}
-    """By the name of a scheme, the nodes that the scheme serves according to its register, as a set of ``index``."""
+    """By the name of a vendor's scheme, the nodes with a current register of the scheme, as a set of ``index``."""
     types: CardTypes = CardTypes()
     """The registered types of card, by model."""
     free: FreeCardsByPool = {}
     """The free cards, as far as they are published."""
     named: CardModels = NO_ROWS
-    """The rows of the quota that assign models to products. Products are values of the model label."""
+    """The rows of the quota document that assign models to products. Products are values of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
-    """By model, the values of the model label that nodes have."""
+    """By model, the values of the model label on nodes of this model."""
     outdated: Mapping[str, frozenset[str]] = {}
-    """By the name of a node, the schemes that left a register on the node but do not serve it any more."""
+    """By the name of a node, the vendors' schemes that left a register on the node but no longer serve the node."""
 
     @classmethod
     def of(
@@ -51,7 +51,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         named: CardModels = NO_ROWS,
         outdated: Mapping[str, frozenset[str]] = MappingProxyType({}),
     ) -> "Nodes":
-        """Return these nodes. Nodes without a model label are not in ``index``."""
+        """Return the nodes with these labels and registers. Nodes without a model label are not in ``index``."""
         index = NodeIndex({name: node for name, node in labels.items() if keys.model in node})
         seen: dict[str, frozenset[str]] = {}
         for value in index.values_of(keys.model):
@@ -69,7 +69,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
-        """Return the same nodes, with models by the rows ``named``."""
+        """Return these nodes, with models according to the rows ``named``."""
         return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named, self.outdated)
 
     @property
@@ -82,12 +82,12 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return None if value is None else self.named.model_of(value)
 
     def having(self, model: str) -> int:
-        """Return the nodes of a model, as a set of ``index``."""
+        """Return the nodes of a model, as a set of ``index``: an integer with one bit for each node."""
         return self.index.having(self.keys.model, self.label_values(model))
 
     @functools.cached_property
     def cards(self) -> Mapping[str, int]:
-        """The number of cards by model. A model is left out if the number is unknown for one of its nodes."""
+        """The number of cards by model. A model is left out if the number of cards of one of its nodes is unknown."""
         found: dict[str, list[int | None]] = {}
         for name, labels in self.labels.items():
             if (model := self.model_of(name)) is not None:
@@ -112,15 +112,15 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         }
 
     def label_values(self, model: str) -> tuple[str, ...]:
-        """Return the known values of the model label for this model, from nodes and from the rows of the quota."""
+        """Return the known values of the model label for this model, from nodes and from the quota document."""
         return self.named.label_values(model, self.seen.get(model, ()))
 
     def allowed(self, values: Values, models: Set[str]) -> Set[str]:
-        """Return the models of ``models`` that a node can have whose model label has one of ``values``."""
+        """Return the models in ``models`` to which a node may belong if its model label has one of ``values``."""
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # Perhaps no node has the value yet.
+            # The values decide and not the nodes, because a node with the value may not exist yet.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 

@@ -16,24 +16,24 @@ from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Sche
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Settings of the whole cluster for these patches."""
+    """Settings for the patches, the same for the whole cluster except ``avoided``."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
     """The scheduler that places GPU pods; None if each pod keeps the scheduler that it names."""
     of_schemes: Mapping[str, str] = {}
-    """The schedulers for pods of one scheme, by its name. Key ``gpu_schemes`` takes precedence."""
+    """By the name of a vendor's scheme, the scheduler of its pods. Key ``gpu_schemes`` of the quota comes first."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
     def of(self, schemes: Collection[Scheme]) -> "Hints":
-        """Return the hints for a pod that requests by these schemes. A scheme's own scheduler takes precedence."""
+        """Return the hints for a pod that requests GPUs by these schemes. A scheme's own scheduler takes precedence."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
 
 class _Wanted:
-    """A node requirement that every term must have. ``allows`` returns True for a value that means the same."""
+    """A node requirement to add to every term. ``allows`` returns True for a value with the same meaning."""
 
     def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
         self.key = key
@@ -47,7 +47,7 @@ class _Wanted:
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # A list in the term may name other label values of the model. Without these, no node would match both lists.
+        # A list in the term may have other label values of the same model. They are added, or no node might match both.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -56,7 +56,7 @@ class _Wanted:
 
 
 class _Avoided(_Wanted):
-    """A requirement that a label must have none of these values."""
+    """A node requirement that a label has none of these values."""
 
     def __init__(self, key: str, values: Iterable[str]) -> None:
         super().__init__(key, values)
@@ -67,7 +67,7 @@ class _Avoided(_Wanted):
         return None if included else self.plain
 
 
-# The patch is minimal. It keeps requirements that a person wrote, and replaces nothing that means the same.
+# The patch is minimal. It keeps requirements that a person wrote, and does not replace equivalent requirements.
 def patch_for(
     pod: Pod,
     model: str,
@@ -94,7 +94,7 @@ def patch_for(
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
     """Return the operations for a pod that is admitted without a model. They set its scheduler."""
-    # Without this scheduler the pod could use a card that the scheduler gives to another pod.
+    # Under another scheduler, the pod could get a card that the GPU scheduler also gives to another pod.
     return [*_schedule(pod, [], hints)]
 
 
@@ -111,7 +111,7 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # A scheduler that the pod names is kept. Kubernetes writes its default scheduler into a pod that names none.
+    # A scheduler that the pod names is kept. If the pod names none, Kubernetes has written its default scheduler.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
     # These keys were copied from a stored pod, or forged by a tenant. gpu-admission never places a pod with them.
@@ -141,7 +141,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 def _require(
     spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
 ) -> Iterator[Operation]:
-    # Terms are ORed, so every term gets the requirements. A missing term is created together with its parents.
+    # Terms are ORed, so every term gets the requirements. A missing term is created together with its parent fields.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"

@@ -19,31 +19,31 @@ from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 
 ChargeOn = Callable[[str], Charge]
-"""Returns the charge to the quota of a model."""
+"""A function that returns what a pod is charged if it uses a model."""
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):
-    """The models that a pod may use."""
+    """The GPU models that a pod may use."""
 
     models: tuple[str, ...]
     """The models in the order in which they are tried."""
     present: frozenset[str]
-    """The models that have an existing node that the pod's own constraints allow."""
+    """The models with an existing node that can serve the pod and that the pod's own constraints allow."""
     excluded: Mapping[str, str]
-    """The other models of the quota, each with the reason that excludes it."""
+    """The other models of the quota, each with the reason why the pod may not use it."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order."""
     free: Mapping[str, FreeCards] = {}
     """The free cards in the namespace's pools; empty if they are not published."""
     no_fitting_card: frozenset[str] = frozenset()
-    """The models of which no published card has room for the pod's largest container."""
+    """The models without a card that has room for the pod's largest container; empty without published cards."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
         """Return the models with their charges and usage. ``asked`` returns the charge to a model."""
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
-            # Pending pods have no cards yet. Without this subtraction, all pods of a burst would get the same model.
+            # Subtract pending pods, which have no cards yet. Otherwise all pods of a burst would get the same model.
             free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
             present, fits_a_card = model in self.present, model not in self.no_fitting_card
             found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
@@ -66,7 +66,7 @@ def find_candidates(
     *,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the scheduler of the pod's schemes."""
+    """Return the models of the quota that a pod may use. ``placing``: the scheduler of the vendors' schemes."""
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
@@ -101,7 +101,7 @@ def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """The models and pools to which the spec of a pod limits the pod's node."""
+    """The models and pools to which the spec of a pod limits the node of the pod."""
 
     models: frozenset[str] | None
     """None if the spec does not limit the model."""
@@ -122,7 +122,7 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
     """Return the models and pools to which a pod's nodeSelector and required node affinity limit its node."""
     # The owner of a pod can edit its annotations, but not this part of the spec. While the pod has a scheduling gate,
-    # the owner can add requirements (KEP-3838). These narrow the pin, and cannot change it to another model.
+    # the owner can add requirements (KEP-3838). They can narrow the pin, but not change it to another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
@@ -138,7 +138,7 @@ class _Reach(NamedTuple):
     present: frozenset[str]
     """The models of existing nodes in the pools of the quota that can serve the pod."""
     unserved: frozenset[str]
-    """The models of the other existing nodes in the pools of the quota. These nodes cannot serve the pod."""
+    """The models in the pools of the quota that have allowed nodes, but no node that can serve the pod."""
 
     def excludes(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -167,10 +167,10 @@ def _reach_of(
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):
-            continue  # no model is missing, and there may be thousands of terms
+            continue  # all models are found, and thousands of terms may follow
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
-            # If all named nodes are known, their labels decide. An unknown node may have any labels.
+            # If all nodes that the term names are known, their labels decide. An unknown node may have any labels.
             named |= found
         elif _could_be_met(term, keys):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
@@ -188,7 +188,7 @@ def _reach_of(
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # Returns whether any node can match. The labels of model and pool are not considered.
+    # Return whether any node can match the term. Requirements on the labels of model and pool are ignored.
     if term.name and not term.name.allow_any():
         return False
     for key, values in term.labels.items():

@@ -1,4 +1,4 @@
-"""Reads registers. A register is a node annotation in which a device plugin of HAMi or vgpu-manager lists the cards.
+"""Parses registers: node annotations in which the device plugin of HAMi or vgpu-manager lists the GPU cards.
 
 vgpu-manager and HAMi from 2.8 on write a JSON list. Older HAMi releases write
 ``uuid,count,memory,cores,type,numa,health`` and a colon for each card. The later ones of these releases add
@@ -15,15 +15,15 @@ from vcuda.k8s_types import UNDECODABLE
 from vcuda.requests.schemes import SCHEMES
 
 MAX_CARDS = 1024
-"""The most cards that one node may register. A larger number is a mistake."""
+"""Maximum number of cards in the register of one node. A larger number is a mistake."""
 MAX_TYPES = 16
-"""The most types of card on one node. The types are written on pods."""
+"""Maximum number of types of card on one node. The types are written into annotations of pods."""
 MAX_TEXT = 128
-"""The most characters in a card's type or uuid. NVML has a bound of 96."""
+"""Maximum number of characters in the type or the uuid of a card. NVML allows 96."""
 MAX_REGISTER = 256 * 1024
-"""The most characters of a register. The API server has the same bound for all annotations of an object."""
+"""Maximum number of characters of a register. The API server limits all annotations of an object together to this."""
 MAX_CARD_MEMORY = 2**24
-"""The most MiB of one card, which HAMi and vgpu-manager may have scaled. A larger figure is ignored."""
+"""Maximum memory of one card in MiB, which HAMi and vgpu-manager may have scaled. A larger figure is ignored."""
 
 _MIG = "mig"
 _FIELDS = (7, 9)
@@ -31,23 +31,23 @@ _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class Card(msgspec.Struct, frozen=True, gc=False):
-    """One card. ``type``: the product as the driver names it. ``mig``: True if the card is in MIG mode."""
+    """One card of a register. ``type``: the driver's product name. ``mig``: True if the card is in MIG mode."""
 
     uuid: str
     type: str
     mig: bool = False
     memory: int = 0
-    """The registered MiB, which HAMi and vgpu-manager may have scaled; 0 if the register has no figure."""
+    """The registered memory in MiB, which HAMi and vgpu-manager may have scaled; 0 if the register has none."""
     healthy: bool = True
-    """False only if the register reports a fault. HAMi's JSON omits it for a faulty card, which counts as healthy."""
+    """False if the register reports a fault. A faulty card in HAMi's JSON lacks the field, and so counts as healthy."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """One device plugin's cards on a node. The types and modes are computed once, because they are read often."""
+    """The cards of one device plugin on a node. Types and modes are computed once, because they are used often."""
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
-    """The different types of the cards."""
+    """The distinct types of the cards."""
     sliced: bool = False
     """True if a card is in MIG mode."""
     whole: bool = False
@@ -63,10 +63,10 @@ class Register(msgspec.Struct, frozen=True, gc=False):
 
 
 Registers = Mapping[str, Register]
-"""The registers of one node, by the name of the scheme."""
+"""The registers of one node, by the name of the vendor's scheme."""
 
 ANNOTATIONS = {scheme.register: scheme.name for scheme in SCHEMES if scheme.register}
-"""The name of the scheme, by the node annotation that is the scheme's register."""
+"""The annotation keys of the registers, each with the name of the vendor's scheme."""
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
@@ -76,8 +76,8 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager name these fields differently. Any value is accepted, so that one wrong field costs no
-    # register.
+    # HAMi and vgpu-manager name these fields differently. Any value is accepted, so that one wrong field does not make
+    # the register malformed.
     devmem: object = 0
     memory: object = 0
     health: object = None
@@ -97,7 +97,7 @@ def read_register(text: str) -> Register:
     except UNDECODABLE as error:
         raise ValueError(str(error)) from error
     if len(register.cards) > MAX_CARDS or len(register.types) > MAX_TYPES:
-        raise ValueError(f"the register has {len(register.cards)} cards of {len(register.types)} types on one node")
+        raise ValueError(f"too many cards or types: {len(register.cards)} cards of {len(register.types)} types")
     return register
 
 
@@ -114,7 +114,7 @@ def _separated(text: str) -> Iterator[Card]:
         if line.strip():
             fields = line.split(",")
             if len(fields) not in _FIELDS:
-                raise ValueError(f"a card has {len(fields)} fields")
+                raise ValueError(f"each card must have 7 or 9 fields; got {len(fields)}")
             memory = int(fields[2]) if _DIGITS.fullmatch(fields[2]) else 0
             mig, faulty = fields[-1].strip() == _MIG, fields[6].strip() == "false"
             yield _card(fields[0].strip(), fields[4], memory, mig=mig, healthy=not faulty)
@@ -126,7 +126,7 @@ def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> 
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value
         if not value or len(value) > MAX_TEXT or not plain:
-            raise ValueError(f"a card has {value[:MAX_TEXT]!r} as its {name}")
+            raise ValueError(f"the {name} of a card is unusable: {value[:MAX_TEXT]!r}")
     # The type is interned, because thousands of nodes have the same few types.
     known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
     return Card(uuid, sys.intern(kind), mig, known, healthy)

@@ -1,8 +1,8 @@
-"""Finds the nodes of a model that can serve a pod, and the scheduler that places the pod there.
+"""Finds the nodes of a GPU model that can serve a pod, and the scheduler that places the pod there.
 
-HAMi and vgpu-manager write a register on each of their nodes, and their schedulers skip all other nodes (HAMi
-``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes ``nvidia.com/gpu`` is a
-whole card of NVIDIA's device plugin, which the pod's own scheduler assigns.
+HAMi and vgpu-manager list the cards of each of their nodes in a node annotation, the register. Their schedulers skip
+all other nodes (HAMi ``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes
+``nvidia.com/gpu`` is a whole card of NVIDIA's device plugin, which the pod's own scheduler assigns.
 """
 
 from collections.abc import Iterable
@@ -15,10 +15,10 @@ from vcuda.placement.nodes import Nodes
 from vcuda.requests.pod_request import PodRequest
 
 HOSTNAME = "kubernetes.io/hostname"
-"""The label by which a pod is kept off nodes."""
+"""The node label by which a pod avoids nodes."""
 
 MOST_AVOIDED = 256
-"""The most nodes that a pod is kept off. The names of these nodes are written into the pod."""
+"""Maximum number of nodes that a pod avoids. The names of these nodes are written into the pod."""
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -40,7 +40,7 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # If no node in the cluster has a register of the scheme, the scheme's nodes are unknown.
+        # If no node in the cluster has a register of the scheme, its nodes are unknown, and every node is kept.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)
@@ -48,7 +48,8 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
 
 
 def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
-    # Nodes with a register and nodes without one can serve a bare count of cards, but by different schedulers.
+    # A bare count of cards can be served by nodes with a register and by nodes without a register. The two kinds of
+    # nodes need different schedulers.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
@@ -73,6 +74,6 @@ def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
 
 
 def unserved(request: PodRequest, nodes: Nodes) -> str:
-    """Return the reason why the existing nodes of a model cannot serve a request."""
+    """Return why the existing nodes of a model cannot serve a request."""
     names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
     return f"its nodes: none that the pod may use has a register of {names}"

@@ -1,4 +1,4 @@
-"""Decides whether a directory is old enough to be removed, although the wall clock may jump."""
+"""Decides whether a directory is old enough to be removed, even if the wall clock jumps."""
 
 import math
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# The most directories that are tracked at once. Further ones wait until some of these are removed.
+# Maximum number of tracked directories. Further directories wait until some of these are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -15,32 +15,32 @@ _MOST_DOUBLINGS = 6
 
 
 class Now(NamedTuple):
-    """A time: Unix seconds, which an operator or NTP may change, and seconds of a monotonic clock."""
+    """A time on two clocks, in seconds. ``wall``: Unix time, which may jump. ``steady``: a monotonic clock."""
 
     wall: float
     steady: float
 
 
 class AgePolicy(Protocol):
-    """Decides whether a directory must wait. Each sweep calls ``begin``, and then ``hold`` once for each name."""
+    """Decides whether a directory must stay longer. Each sweep calls ``begin``, then ``hold`` for each directory."""
 
     def begin(self, now: Now) -> None:
-        """Start a sweep at this time."""
+        """Start a sweep at the time ``now``."""
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why a directory must wait, or None; ``stamp`` is its own time, in Unix seconds."""
+        """Return why the directory must stay; None if it is old enough. ``stamp``: Unix time of its last change."""
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next try after a failure for this reason, longer after each failure in a row."""
+        """Record that a removal failed because of ``keep``. The next attempt is delayed, longer after each failure."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """The sightings of one name.
+    """The record of one directory across sweeps.
 
-    ``since``: when it was seen first, in seconds of the monotonic clock.
-    ``times``: the number of sweeps in a row that saw it.
-    ``failures``, ``failed``: the number of failed removals, and the reason of the last one.
-    ``retry_at``: the earliest time of the next try, in seconds of the monotonic clock.
+    ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
+    ``times``: the number of consecutive sweeps that found it.
+    ``failures``, ``failed``: the number of failed removals, and the reason of the last failure.
+    ``retry_at``: the earliest time of the next attempt to remove it, in seconds of the monotonic clock.
     """
 
     inode: int
@@ -52,10 +52,10 @@ class AgeRecord(msgspec.Struct, frozen=True):
 
 
 class ObservedAge:
-    """The policy of a process that stays: a name must be seen in ``times`` sweeps in a row, and for ``seconds``.
+    """The policy of a running agent: a directory must be found in ``times`` consecutive sweeps, and for ``seconds``.
 
-    The wall clock alone is never enough, because it may have jumped forward. A stamp in the future is ignored, because
-    the clock has jumped back. A name that a sweep does not ask for is forgotten.
+    Its timestamp must be as old too. The timestamp alone is not enough, because the wall clock may have jumped forward.
+    A timestamp in the future is ignored. A directory that a sweep does not pass to ``hold`` is forgotten.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -74,7 +74,7 @@ class ObservedAge:
         if len(self._seen) >= self._most:
             return Keep(KeepReason.TOO_MANY)
         before = self._before.get(name)
-        # A different inode means that this is a new directory of the same name.
+        # A different inode means that this is a new directory with the same name.
         if before is None or before.inode != inode:
             record = AgeRecord(inode, self._now.steady)
         else:
@@ -88,7 +88,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next try by a minute, and by twice as long after each further failure, up to an hour."""
+        """Delay the next attempt by a minute, and twice as long after each further failure, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -97,10 +97,10 @@ class ObservedAge:
 
 
 class ModifiedAge:
-    """The policy of a single sweep: the age is the time from the stamp to the start of the sweep, or to ``as_of``.
+    """The policy of a single sweep: the age is the time from the timestamp to the start of the sweep.
 
-    The earlier of the two counts; ``as_of`` is in Unix seconds. A stamp in the future means too young. This policy
-    trusts the wall clock, so a person must check the clock and the result.
+    If ``as_of`` (Unix seconds) is before the start of the sweep, the age ends there. A timestamp in the future counts
+    as too young. This policy trusts the wall clock, so a person must check the clock and the result.
     """
 
     def __init__(self, seconds: float, as_of: float = math.inf) -> None:
@@ -110,7 +110,7 @@ class ModifiedAge:
     def begin(self, now: Now) -> None:
         self._as_of = min(self._as_of, now.wall)
 
-    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # the stamp alone counts
+    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # only the stamp is used
         return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:

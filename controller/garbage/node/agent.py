@@ -1,4 +1,4 @@
-"""The loop that sweeps each period and after a pod was deleted, and the output, logs and metrics of a sweep."""
+"""The loop that starts a sweep each period and after pods were deleted. Also a sweep's output, logs and metrics."""
 
 import contextlib
 import queue
@@ -14,23 +14,23 @@ from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 from controller.garbage.node import fs, names
 from vcuda.cli import aligned
 
-# The least time between two sweeps, so that a thousand pods that end together do not cause a thousand sweeps.
+# Minimum time between two sweeps. Without it, a thousand pods that end together would cause a thousand sweeps.
 MIN_INTERVAL_SECONDS = 5.0
 
-# The agent is unhealthy if no sweep has ended for so many periods.
+# The agent is unhealthy if no sweep has ended for this many periods.
 MAX_MISSED_PERIODS = 5
 
-# The most kept directories that are logged by name. Further ones are only in the metric.
+# Maximum number of kept directories that are logged by name. The metric counts all of them.
 MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """The action on a directory. The values are part of the output and the log."""
+    """The action of a sweep on one directory. The values are part of the output and the log."""
 
     KEPT = "kept", ""
-    MOVED = "moved", "its pod does not exist"
-    DELETED = "deleted", "its time in the trash is over"
-    RESTORED = "restored", "its pod exists, or its move was interrupted"
+    MOVED = "moved", "the pod does not exist"
+    DELETED = "deleted", "the time in the trash is over"
+    RESTORED = "restored", "the pod exists, or the move to the trash was interrupted"
     WOULD_MOVE = "would move", MOVED[1]
     WOULD_DELETE = "would delete", DELETED[1]
     WOULD_RESTORE = "would restore", RESTORED[1]
@@ -39,11 +39,11 @@ class Action(names.Explained):
 class DirectoryOutcome(msgspec.Struct, frozen=True):
     """The outcome of a sweep for one directory.
 
-    ``path``: relative to the root. It may contain control characters and, from os.fsdecode, bytes that are not UTF-8;
-    see `shown`.
+    ``path``: the path relative to the root. Use `shown` to print it, because it may contain control characters and
+    bytes that are not UTF-8 (from os.fsdecode).
     ``verdict``: the action.
-    ``keep``: the reason if the directory was kept.
-    ``freed``: the freed bytes.
+    ``keep``: why the directory was kept; None if it was not kept.
+    ``freed``: the number of freed bytes.
     """
 
     path: str
@@ -57,11 +57,11 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""Called once per sweep for each entry of the root and of the trash."""
+"""A function that each sweep calls once for each entry of the root and of the trash."""
 
 
 def shown(text: str) -> str:
-    """Return a name from a disk with unprintable characters escaped, for terminals and JSON."""
+    """Return a file name with unprintable characters escaped, for terminals and JSON."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
@@ -90,16 +90,16 @@ _NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, na
 
 
 class SweepMetrics:
-    """Metrics of the sweeps. A gauge has the figure of the last sweep, of the root unless its name says trash."""
+    """Metrics of the sweeps. The gauges describe the last sweep that saw all entries of the root and the trash."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in the root.", registry=registry)
+        self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in --root.", registry=registry)
         self._kept = Gauge(
-            "vcuda_vm_directories_kept", "Entries kept in the root, by reason.", ["reason"], registry=registry
+            "vcuda_vm_directories_kept", "Entries kept in --root, by reason.", ["reason"], registry=registry
         )
         self._trash = Gauge("vcuda_vm_trash_directories", "Directories in the trash.", registry=registry)
         self._removed = PromCounter(
-            "vcuda_vm_directories_removed", "Directories moved from the root to the trash.", registry=registry
+            "vcuda_vm_directories_removed", "Directories moved from --root to its trash.", registry=registry
         )
         self._deleted = PromCounter(
             "vcuda_vm_directories_deleted", "Directories deleted from the trash.", registry=registry
@@ -116,7 +116,7 @@ class SweepMetrics:
             "End of the last complete sweep in Unix seconds; 0 if there was none.",
             registry=registry,
         )
-        # Each series starts at 0. Otherwise rate() would miss its first increase.
+        # Each series starts at 0. Otherwise rate() would miss the first increase.
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
         self.begin()
@@ -126,7 +126,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count one outcome. The counters are published at once, because a later failure does not undo the action."""
+        """Count one outcome. The counters change at once, because a failure later in the sweep does not undo it."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
@@ -139,9 +139,9 @@ class SweepMetrics:
             self._directories += outcome.keep.reason not in _NO_DIRECTORIES
 
     def end(self, result: str, wall: float) -> None:
-        """Publish the figures of the sweep; ``wall`` is when it ended, in Unix seconds."""
+        """Publish the metrics of the sweep. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # An incomplete sweep has not seen everything. Its figures would look as if directories had disappeared.
+        # Such a sweep has not seen all directories. Its figures would look as if directories had disappeared.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -179,8 +179,8 @@ class SweepReporter:
                     self._log.warning("kept", directory=directory, reason=reason.value, why=why)
 
     def end(self, result: str, wall: float) -> None:
-        """End a sweep: complete, blocked, unfinished or failed."""
-        # A sweep that was not complete may have missed directories that are still kept.
+        """End a sweep. ``result``: complete, blocked, unfinished or failed."""
+        # Unless the sweep was complete, it may have missed directories that are still kept. So their records stay.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
@@ -191,18 +191,18 @@ Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | No
 
 @dataclass(frozen=True, slots=True)
 class SweepInterval:
-    """The seconds between sweeps: ``period``, or ``spacing`` if an event has arrived."""
+    """The seconds from one sweep to the next: ``period``, or ``spacing`` if a pod was deleted meanwhile."""
 
     period: float = 60.0
     spacing: float = MIN_INTERVAL_SECONDS
 
 
 class Wakeup:
-    """Ends a wait, from any thread or signal handler."""
+    """Waits between sweeps. Any thread or signal handler can end the wait."""
 
     def __init__(self) -> None:
         self.stopping = False
-        # Of Python's queues only SimpleQueue is safe in a signal handler (see the documentation of module queue).
+        # SimpleQueue is Python's only queue that is safe in a signal handler (see the documentation of module queue).
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -213,7 +213,7 @@ class Wakeup:
         self._queue.put(None)
 
     def wait(self, interval: SweepInterval) -> None:
-        """Return after a period, or after an event and the spacing, or at once when stopping."""
+        """Return after the period. Return after the spacing if `wake` was called, and at once if `stop` was called."""
         began = time.monotonic()
         seconds = interval.period
         with contextlib.suppress(queue.Empty):
@@ -223,7 +223,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps until it is stopped. A sweep ends after a period at the latest, and the next sweep continues its work."""
+    """Sweeps until it is stopped. A sweep takes one period at most, and the next sweep continues its work."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run
@@ -235,14 +235,14 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait until ``wakeup`` stops the loop. A blocked sweep is retried soon."""
+        """Sweep and wait until ``wakeup`` stops the loop. If a sweep can remove nothing, the next one follows soon."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()
             self._wakeup.wait(soon if self._blocked else self._interval)
 
     def sweep(self) -> None:
-        """Make one sweep and report its result; errors are logged."""
+        """Make one sweep and report its result. Errors are logged."""
         deadline = time.monotonic() + self._interval.period
         self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
@@ -251,8 +251,8 @@ class Agent:
             self._ended = time.monotonic()
 
     def unhealthy(self) -> str | None:
-        """Return the fault if no sweep has ended for too long, else None."""
-        # A sweep that was blocked because the API server cannot be reached has ended too. A restart would not help.
+        """Return a message if no sweep has ended for too long; otherwise None."""
+        # A sweep also counts as ended if it could not reach the API server, because a restart would not help.
         silent = time.monotonic() - self._ended
         too_long = silent > MAX_MISSED_PERIODS * self._interval.period
         return f"no sweep has ended for {silent:.0f} s" if too_long else None

@@ -1,4 +1,4 @@
-"""The command ``vcuda-controller node``."""
+"""The command ``vcuda-controller node``, the agent that removes the directories of deleted pods."""
 
 import signal
 import sys
@@ -27,7 +27,7 @@ _directory = click.Path(path_type=Path)
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
-    """The flags of the command, which ``--help`` describes."""
+    """The values of the command's flags. ``--help`` describes the flags."""
 
     scheme: str
     node: str
@@ -74,48 +74,50 @@ class NodeSettings(msgspec.Struct, frozen=True):
 @option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Vendor scheme.")
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
 @option("--root", type=_directory, help="Directory that contains the pods' directories.  [default: by scheme]")
-@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. Pods in it keep theirs.")
+@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. Directories of pods in it are kept.")
 @option("--pod-uid", help="Uid of the agent's own pod. Lists of pods without it are rejected.")
-@option("--host-pid", is_flag=True, help="Require hostPID. Directories that any process has open are kept.")
-@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Least age to be removed.")
-@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time in .trash.")
+@option("--host-pid", is_flag=True, help="Require hostPID: true, to keep directories that any process uses.")
+@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Minimum age of a removed directory.")
+@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time to stay in .trash.")
 @option(
-    "--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Above it .trash is emptied."
+    "--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Disk use that empties .trash."
 )
-@option("--dry-run", is_flag=True, help="Change nothing; only report what would be done.")
+@option("--dry-run", is_flag=True, help="Print or log the actions, and change nothing.")
 @kubeconfig_option
 @option("--period", default=60.0, type=FiniteRange(0.1, 86400), metavar="SECONDS", help="Time between sweeps.")
 @status_address_option
 @log_level_option
 @option("--once", is_flag=True, help="Sweep once, print one line per directory, and exit.")
 @option(
-    "--pods", metavar="FILE|-", help="With --once: output of kubectl get pods -A -o json, to use instead of a cluster."
+    "--pods", metavar="FILE|-", help="With --once: output of kubectl get pods -A -o json, to read instead of the API."
 )
-@option("--complete", is_flag=True, help="With --pods: the file has all pods, even if none is on this node.")
+@option("--complete", is_flag=True, help="With --pods: state that the file has all pods, even if none is on this node.")
 @option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="Output format of --once.")
 def node(**flags: object) -> None:
     """Remove the vendors' directories of deleted pods from this node.
 
-    A directory is removed only if its name has the form of the scheme and its pod does not exist. For two sweeps in a
-    row, and for the grace period, the pod must be missing both in the API and in kubelet's directory. No process may
-    listen on a socket in the directory, have a file of it open or have it mounted. The directory is moved to .trash in
-    the root, and deleted later. Nothing is removed while the API server cannot be reached.
+    A device plugin makes one directory per pod in --root. The agent removes such a directory if the name has the form
+    of the scheme and the pod does not exist. The pod must be missing in the API and in kubelet's directory for --grace
+    and in two consecutive sweeps. A directory is kept if a process listens on a socket in it, has a file in it open, or
+    has it mounted. The agent moves a directory to .trash in --root and deletes it after --trash-retention. If the API
+    server cannot be reached, the agent removes nothing.
 
-    The agent writes to one directory of the host, the root, and reads /var/lib/kubelet/pods. Mount only these two, the
-    second read-only, both with mountPropagation HostToContainer. With hostPID the agent sees the open files of
-    processes. To see them in every process it needs the capability SYS_PTRACE; --host-pid makes it a requirement.
+    The agent writes only to --root, and reads /var/lib/kubelet/pods. Mount only these two directories of the host, both
+    with mountPropagation HostToContainer, and /var/lib/kubelet/pods read-only. The agent sees open files of other
+    processes only with hostPID and the capability SYS_PTRACE. With --host-pid, the agent removes nothing unless it can
+    inspect all processes.
 
-    With --once there is no second sweep. The age of a directory is its modification time, relative to the time of the
-    pods file. A copied or piped file seems newer than it is, so list the pods directly.
+    With --once there is only one sweep. The age of a directory is then the time from its last change to the
+    modification time of the pods file. A copied file seems newer than its pods, so use the output of kubectl directly.
 
     \b
     Examples:
       vcuda-controller node --scheme gpu-manager --node $NODE --pod-uid $UID --kubelet-pods /var/lib/kubelet/pods
-          runs in a DaemonSet
+          the command of the DaemonSet
       kubectl get pods -A -o json | vcuda-controller node --once --scheme hami --node gpu-7 --pods - --dry-run
-          shows which directories would be removed
+          print which directories would be removed
 
-    Exit status: 0 stopped, or swept once; 1 the API server or the root cannot be read, or Kubernetes is too
+    Exit status: 0 stopped, or the single sweep is done; 1 the API server or --root cannot be read, or Kubernetes is too
     old; 2 bad input.
     """
     settings = msgspec.convert(flags, NodeSettings)

@@ -1,7 +1,7 @@
 """Opens, walks, renames and deletes directories by descriptor, never through a symbolic link or across a mount.
 
 Another process can replace a path between two calls, but not a descriptor. ``st_dev`` does not reveal a bind mount of
-the same file system. So the mount id of each directory is compared too; ``/proc/self/fdinfo`` has it
+the same file system. So the mount id of each directory is compared too. It is read from ``/proc/self/fdinfo``
 (proc_pid_fdinfo(5)).
 """
 
@@ -20,8 +20,8 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_OPEN = 64  # the lowest levels of a walk are open; higher ones are closed, and opened again by ".."
-MAX_PARKED = 10_000  # the most unvisited entries of a closed level, which are kept in memory
+_KEPT_OPEN = 64  # directory levels that a walk keeps open; levels above are closed, and later opened again by ".."
+MAX_PARKED = 10_000  # maximum number of unvisited entries that are kept in memory for a closed level
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
@@ -95,7 +95,7 @@ def mount_of(fd: int) -> Mount:
 
 
 def mount_number(info: str) -> int:
-    """Return the mount id in a descriptor's fdinfo file."""
+    """Return the mount id of an open file. ``info``: the path of its fdinfo file in /proc."""
     fd = os.open(info, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 4096)
@@ -113,13 +113,13 @@ def identity_of(fd: int) -> Identity:
 
 
 def identity_at(name: str, parent: int) -> Identity:
-    """Return the current identity of an entry. For a symbolic link it is that of the link, not of the target."""
+    """Return the current identity of an entry. A symbolic link is not followed."""
     found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     return Identity(found.st_dev, found.st_ino)
 
 
 def entries(fd: int) -> Generator[DirectoryEntry]:
-    """Yield the entries of an open directory, unordered; few of them are in memory at once."""
+    """Yield the entries of an open directory in any order. Only a few entries are in memory at once."""
     with os.scandir(fd) as listing:
         for entry in listing:
             try:
@@ -130,8 +130,8 @@ def entries(fd: int) -> Generator[DirectoryEntry]:
 
 
 def _kind(entry: os.DirEntry[str]) -> FileKind:
-    # A directory listing usually includes the type (d_type). On some network file systems it does not. Then each call
-    # below is a stat of the file, which may fail.
+    # A directory listing usually includes the type of each entry (d_type). If it does not, as on some network file
+    # systems, each call below is a stat of the file, which may fail.
     try:
         if entry.is_dir(follow_symlinks=False):
             return FileKind.DIRECTORY
@@ -149,7 +149,7 @@ def _kind(entry: os.DirEntry[str]) -> FileKind:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory on the path from the top of a walk to the current one; ``rest`` has its unvisited entries."""
+    """A directory between the top of a walk and the current directory. ``rest``: its unvisited entries."""
 
     fd: int
     identity: Identity
@@ -162,22 +162,22 @@ class _Level:
         return cls(fd, identity_of(fd), listing, listing)
 
     def park(self) -> None:
-        """Close the directory while the walk is far below, and keep its unvisited entries in memory."""
+        """Close the directory while the walk is far below it. Its unvisited entries are kept in memory."""
         held = list(islice(self.rest, MAX_PARKED + 1))
         if len(held) > MAX_PARKED:
-            raise MustStay(KeepReason.ERROR, f"over {MAX_PARKED} entries above {_KEPT_OPEN} levels of directories")
+            raise MustStay(KeepReason.ERROR, f"a directory above {_KEPT_OPEN} levels has over {MAX_PARKED} entries")
         self.rest = iter(held)
         self.listing.close()
         os.close(self.fd)
         self.fd = _PARKED
 
     def resume(self, child: int) -> None:
-        """Open the directory again, as the parent of ``child``."""
+        """Open the directory again after `park`, by ``..`` in its open subdirectory ``child``."""
         if self.fd != _PARKED:
             return
         self.fd = os.open("..", _FLAGS, dir_fd=child)
         if identity_of(self.fd) != self.identity:
-            raise MustStay(KeepReason.CHANGED, "a subdirectory was moved away")
+            raise MustStay(KeepReason.CHANGED, "a subdirectory was moved")
 
     def close(self) -> None:
         self.listing.close()
@@ -188,8 +188,8 @@ class _Level:
 def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
     """Yield (descriptor of the parent, entry) for every entry below ``top``.
 
-    The number of descriptors and the memory are bounded, however wide or deep the tree is. A symbolic link is yielded
-    but not followed. Raises MustStay if the tree contains a mount point, changes during the walk, or contains an entry
+    The number of open descriptors and the memory are bounded for trees of any size. A symbolic link is yielded and not
+    followed. Raises MustStay if the tree contains a mount point, changes during the walk, or contains an entry
     of unknown type.
     """
     levels = [_Level.of(os.dup(top))]
@@ -215,7 +215,7 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
 
 _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The errors of renameat2(2) from an old kernel, or from a file system without support such as NFS.
+# The errors of renameat2(2) if the kernel is too old, or if the file system (for example NFS) does not support it.
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -223,8 +223,8 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
     """Move an entry from one open directory to another. Raises FileExistsError if the new name is in use."""
     number = renameat2(name, parent, new_name, new_parent)
     if number in _NOT_SUPPORTED:
-        # Another process may create the new name after this check. os.rename then replaces only an empty directory
-        # (rename(2)), so nothing is lost.
+        # Another process may create the new name after this check. Then os.rename replaces it only if it is an empty
+        # directory (rename(2)), so no file is lost.
         try:
             os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -236,7 +236,7 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
 
 
 def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
-    """Return the errno; 0 without an error."""
+    """Rename an entry unless the new name is in use. Return the errno; 0 if there was no error."""
     call = getattr(_LIBC, "renameat2", None)
     if call is None:
         return errno.ENOSYS
@@ -245,26 +245,26 @@ def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     return ctypes.get_errno()
 
 
-# The number of entries that the deletion of one directory always deletes, even if its time is over. Otherwise nothing
-# would ever be deleted if the checks before it take all the time.
+# A deletion of a directory deletes at least this many entries, even if the time of the sweep is over. Otherwise, if the
+# checks before the deletion always take all the time, nothing would ever be deleted.
 BATCH = 10_000
 
 _BLOCK = 512  # bytes; the unit of st_blocks on every file system (stat(2))
 
 
 class OutOfTime(Exception):
-    """The sweep must end. The next sweep does the rest."""
+    """The sweep must end, because its time is over or the process stops. The next sweep continues its work."""
 
 
 class TreeRemoval:
     """Deletes one subdirectory of ``directory`` with its contents. ``freed`` counts the freed bytes.
 
-    ``stopping`` ends the deletion at once, ``give_up`` after a batch. If an entry cannot be deleted, the others still
-    are.
+    If ``stopping`` returns True, the deletion ends at once. If ``give_up`` returns True, the deletion ends after at
+    least `BATCH` entries. If an entry cannot be deleted, the other entries are still deleted.
     """
 
-    # A directory below the first level is moved up to the top, and emptied there. So memory and descriptors do not
-    # depend on the depth. If the process is killed, the tree is only flatter.
+    # Deeper directories are first moved up, directly into the subdirectory that is deleted. So memory and descriptors
+    # do not depend on the depth of the tree. If the process is killed, the remaining tree is only flatter.
 
     def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
@@ -287,7 +287,8 @@ class TreeRemoval:
         self.freed += blocks * _BLOCK
 
     def _empty(self, top: int) -> bool:
-        # Delete the entries of the top. Return whether there were any: entries that moved up need another round.
+        # Delete the entries of the top directory. Return True if it had entries. It may then have new entries that were
+        # moved up, so the caller must repeat the call.
         found = False
         for entry in entries(top):
             found = True
@@ -298,7 +299,7 @@ class TreeRemoval:
         return found
 
     def _dissolve(self, top: int, name: str) -> None:
-        # Delete a subdirectory of the top: delete its files, and move its subdirectories up.
+        # Delete a subdirectory of the top directory. Its own subdirectories are moved up to the top directory.
         with opened(OpenDirectory(top, self._directory.mount), name) as fd:
             for entry in entries(fd):
                 if entry.kind is FileKind.DIRECTORY:
@@ -324,7 +325,7 @@ class TreeRemoval:
             self.freed += found.st_blocks * _BLOCK
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
-        # Run one step, and remember the first failure.
+        # Run one step, and record the first failure.
         if self._stopping() or (next(self._steps) >= BATCH and self._give_up()):
             raise OutOfTime
         try:

@@ -5,7 +5,8 @@ the files of other users' processes only with CAP_SYS_PTRACE (proc(5)). It shows
 with hostPID.
 
 A process may have files open on a server that does not answer (NFS, FUSE). A stat of such a file would hang. So the
-mount of each file is looked up first. Only files on the root's file system, or on an unknown mount, are read.
+mount of each file is looked up first. A stat is made only if the mount is unknown, or has the file system of the root
+(the directory with the pods' directories).
 """
 
 import contextlib
@@ -34,23 +35,23 @@ from controller.garbage.node.fs import (
 )
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
-# kubelet's volumes of a pod. A process that bind-mounts kubelet's directory keeps copies of these mounts long after the
-# pod has ended, so they are ignored. The mount of etc-hosts, in the same directory, still reveals running containers.
+# The paths of a pod's volumes. A process that bind-mounts kubelet's directory keeps copies of these mounts long after
+# the pod has ended, so these mounts are ignored. The mount of the pod's etc-hosts still reveals running containers.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
 _MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
 _PATH = re.compile(rb" (/.*)$", re.MULTILINE)
 _STACKED = ("overlay", "aufs")
 _OWN_MOUNTS = Path("/proc/self/mountinfo")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # errors of /proc for a process that has ended or is ending
-_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # of an ended thread or a dead server
-_HOST_THREAD = "kthreadd"  # process 2 only in the host's PID namespace
+_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # an ended thread or dead server
+_HOST_THREAD = "kthreadd"  # the name of process 2 in the host's PID namespace
 
 Device = tuple[int, int]
-"""Major and minor number."""
+"""The major and minor number of a device."""
 
 
 class _Mounted(NamedTuple):
-    """A line of mountinfo, with paths as escaped there.
+    """One mount, from a line of mountinfo. The paths are escaped as in that file.
 
     ``number``: the mount id.
     ``device``: the device of the file system.
@@ -71,9 +72,9 @@ class InUse:
     """The files and mounts that processes use.
 
     ``files``: open files, and working and root directories.
-    ``mapped``: the inodes of mapped files on the root's file system.
-    ``named``: if that file system is stacked, such as overlay, all parts of the paths of mapped files.
-    ``mounted``: all parts of the paths of mount points and of mounted directories.
+    ``mapped``: the inodes of mapped files on the file system of the root (the directory with the pods' directories).
+    ``named``: all components of the paths of mapped files, if that file system is stacked (for example overlay).
+    ``mounted``: all components of the paths of mount points and of mounted directories.
     ``unseen``: the ids of processes that could not be inspected.
     """
 
@@ -89,19 +90,19 @@ class InUse:
 
 
 def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = lambda: None) -> InUse:
-    """Return the files on the file system of ``root``, an open directory, that other processes use.
+    """Return the files and mounts that other processes use. Files on other file systems than ``root`` are left out.
 
-    ``moved``: called for each process, thread and open file.
+    ``root``: an open directory. ``moved``: called for each process, thread and open file, to report progress.
     """
     scan_run = Scan(_mounted_at(root, mount), moved)
     scan_run.read_mounts(proc / "self")
-    names = os.listdir(proc)  # noqa: PTH208  # names are wanted, by the thousand
+    names = os.listdir(proc)  # noqa: PTH208  # Path objects would be slow
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
-    # All mounts are read before the first file, because the mount decides whether a file may be read. The mount of a
-    # file may be visible only to a later process.
+    # All mounts are read before the first file, because the mount decides whether a stat of the file may be made. The
+    # mount of a file may be visible only to a later process.
     for process in processes:
         moved()
-        with contextlib.suppress(OSError):  # occurs again below
+        with contextlib.suppress(OSError):  # raised again in the next loop
             scan_run.read_mounts(process)
     for process in processes:
         scan_run.at_process(process)
@@ -110,10 +111,10 @@ def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[]
 
 @dataclass
 class Scan:
-    """A scan in progress.
+    """A scan of all processes in progress.
 
-    ``home``: the root's mount.
-    ``moved``: called at each step.
+    ``home``: the mount of the root (the directory with the pods' directories).
+    ``moved``: called at each step, to report progress.
     ``found``: the result so far.
     ``namespaces``: the mount namespaces that were read.
     ``mounts``: the device of each known mount, by mount id.
@@ -126,26 +127,27 @@ class Scan:
     mounts: dict[int, Device] = field(default_factory=dict)
 
     def at_process(self, process: Path) -> None:
-        """Read the first thread of a process, or every thread if the first one has ended.
+        """Record the files of a process by its first thread, or by its other threads if the first thread has ended.
 
-        Such a process still runs (pthread_exit(3), "Notes"), but only its other threads show its files.
+        A process may run on after its first thread (pthread_exit(3), "Notes"). Only the other threads show its files.
         """
         if self._at_thread(process):
             return
         threads: list[str] = []
         with contextlib.suppress(OSError):  # the process has ended
-            threads = os.listdir(process / "task")  # noqa: PTH208  # names are wanted, by the thousand
+            threads = os.listdir(process / "task")  # noqa: PTH208  # Path objects would be slow
         others = [self._at_thread(process / "task" / name) for name in threads if name != process.name]
         if others and not any(others):
             self.found.unseen.append(process.name)
 
     def _at_thread(self, thread: Path) -> bool:
-        # Read the files of a thread; return False if it has ended meanwhile. An ending thread first frees its memory
-        # (do_exit in Linux' kernel/exit.c). So if the maps, read last, are not empty, everything before was complete.
+        # Record the files of a thread. Return False if it has ended meanwhile. An ending thread frees its memory before
+        # it closes its files (do_exit in Linux' kernel/exit.c). So if the maps, which are read last, are not empty, the
+        # files that were read before are complete.
         self.moved()
         try:
             self.read_mounts(thread)
-            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # names are wanted, by the thousand
+            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # Path objects would be slow
                 self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
                 self.moved()
             self._add_directory(f"{thread}/cwd")
@@ -162,21 +164,21 @@ class Scan:
         return bool(maps)
 
     def _add_mapped(self, maps: bytes) -> None:
-        # Record the mapped files on the root's file system. For a file on a stacked one, kernels before 6.8 show the
-        # device and inode of the layer below, so the path is used.
+        # Record the mapped files on the root's file system. On a stacked file system, kernels before 6.8 show the
+        # device and inode of the lower layer, so the path is recorded instead.
         self.found.mapped.update(map(int, re.findall(rb" %02x:%02x (\d+) " % self.home.device, maps)))
         if self.home.kind in _STACKED:
             for path in set(_PATH.findall(maps)):
                 self.found.named.update(os.fsdecode(path).split("/"))
 
     def _add_open(self, link: str, info: str) -> None:
-        # Record an open file, unless it was closed meanwhile. PermissionError: the process cannot be inspected.
+        # Record an open file, unless it was closed meanwhile. Raises PermissionError if access is denied.
         with contextlib.suppress(FileNotFoundError):
             if _has_path(link):
                 self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is twice as fast
 
     def _add_directory(self, link: str) -> None:
-        # Record a working or root directory. /proc does not show its mount, so open it and use our descriptor's.
+        # Record a working or root directory. /proc does not show its mount, so it is opened to find the mount.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -189,8 +191,8 @@ class Scan:
             os.close(fd)
 
     def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
-        # Record a file, unless its mount is known to be of another file system. A stat error is raised if the file
-        # is on the root's file system. On an unknown mount it is ignored, because the server is probably dead.
+        # Record a file, unless its mount has another file system. If the stat of the file fails on the root's file
+        # system, the error is raised. On an unknown mount, the error is ignored, because the server is probably dead.
         known = self.mounts.get(mount)
         if known not in (None, self.home.device):
             return
@@ -218,7 +220,7 @@ class Scan:
 def _has_path(link: str) -> bool:
     # Return whether a link of /proc refers to a file, rather than to a pipe or a socket.
     try:
-        return os.readlink(link).startswith("/")  # noqa: PTH115  # as above
+        return os.readlink(link).startswith("/")  # noqa: PTH115  # os.readlink is faster than pathlib
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
@@ -226,7 +228,7 @@ def _has_path(link: str) -> bool:
 
 
 def _mounted_at(root: int, mount: Mount) -> _Mounted:
-    # Return the root's mount. Its device is the same as in maps; on btrfs st_dev is a different one.
+    # Return the mount of the root. Its device is the one in /proc/PID/maps. On btrfs, st_dev is a different device.
     for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
@@ -239,7 +241,8 @@ def mount_points() -> frozenset[str]:
 
 
 def _mounts_in(path: Path) -> list[_Mounted]:
-    # mountinfo escapes newlines in paths, and no other character ends a line. Lines that do not match are skipped.
+    # Split only at newlines, because mountinfo escapes newlines in paths, and no other line separator. Lines that do
+    # not match are skipped.
     matches = map(_MOUNT.match, os.fsdecode(path.read_bytes()).split("\n"))
     return [_Mounted(int(each[1]), (int(each[2]), int(each[3])), *each.group(4, 5, 6)) for each in matches if each]
 
@@ -255,8 +258,9 @@ def sees_host() -> bool:
 def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool], own_socket: str = "") -> None:
     """Raise MustStay if an open directory, or an entry at any depth, is in use or a mount point.
 
-    A listener on ``own_socket``, in the directory or one level below, is the vendor's device plugin, and no use.
-    Raises OutOfTime if the process is ``stopping``, because the directory may contain millions of files.
+    ``own_socket``: the name of the socket on which the vendor's device plugin listens, in the directory or one level
+    below. This listener does not count as a use. Raises OutOfTime if ``stopping`` returns True, because the check of
+    millions of files takes long.
     """
     if in_use.holds(identity_of(fd)):
         raise MustStay(KeepReason.OPEN, "the directory itself")
@@ -271,12 +275,12 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
 
 
 def _is_near(parent: int, top: int) -> bool:
-    # Whether a directory is the top, or one level below.
+    # Return whether `parent` is the directory `top`, or a directory in it.
     return identity_of(top) in (identity_of(parent), identity_at("..", parent))
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:
-    # Ask the file itself, because a directory listing may show another inode.
+    # Use the inode of the file itself, because a directory listing may show another inode.
     try:
         return in_use.holds(identity_at(name, parent))
     except FileNotFoundError:
@@ -286,9 +290,9 @@ def _is_held(name: str, parent: int, in_use: InUse) -> bool:
 def listens(parent: int, name: str) -> bool:
     """Return whether a process listens on a Unix socket in a directory.
 
-    Only a connection attempt works for listeners in every network namespace, because the kernel finds the listener by
-    inode (unix(7)). /proc/net/unix lists only those of the reader's own namespace, by the path at the time of the bind.
-    A listener sees one connection that ends at once.
+    The function tries to connect, because the kernel then finds a listener in any network namespace, by inode
+    (unix(7)). /proc/net/unix has only listeners in the reader's own namespace, by their path at the time of the bind.
+    The listener gets one connection, which is closed at once.
     """
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
@@ -301,22 +305,22 @@ def listens(parent: int, name: str) -> bool:
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
-        return True  # bound: its queue is full (EAGAIN), or it is not a stream socket (EPROTOTYPE)
+        return True  # the listener's queue is full (EAGAIN), or the socket is not a stream socket (EPROTOTYPE)
     finally:
         os.close(fd)
     return True
 
 
-# The longest time without progress of a scan. The whole scan may take longer: a thousand processes take about a second,
-# but a process can have millions of files open.
+# A scan fails if it makes no progress for this long. The whole scan may take longer: a thousand processes take about a
+# second, but one process can have millions of open files.
 SCAN_TIMEOUT_SECONDS = 120.0
 
-STEP_SECONDS = 0.2  # between two checks whether the process is stopping
-_KEEPS = 2  # a result is used for at most so many times the duration of its scan
+STEP_SECONDS = 0.2  # time between two checks whether the process is stopping
+_KEEPS = 2  # a result is used for at most this many times the duration of its scan
 
 
 class ProcessScanner:
-    """Runs one scan at a time. While a scan hangs no other starts, and every directory must stay."""
+    """Runs one scan at a time. While a scan hangs, no other scan starts, and no directory may be removed."""
 
     def __init__(self) -> None:
         self._running: _ScanRun | None = None
@@ -324,14 +328,14 @@ class ProcessScanner:
     def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
         """Return the files and mounts in use. Raises MustStay if the scan makes no progress for `SCAN_TIMEOUT_SECONDS`.
 
-        Raises OutOfTime if ``stopping`` is true, or if ``give_up`` is true after that time. The scan then continues,
-        and the next call uses it.
+        Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True when the scan has taken that long.
+        The scan then continues in its thread, and the next call uses its result.
         """
         # The scan has its own thread, because reading /proc hangs for a process that waits for a dead server. Such
         # waits are killable, so the thread ends with this process.
         run = self._running
         if run is not None and not run.is_of_use(root.mount):
-            # A second scan would hang too, so that each sweep would add one more hanging thread.
+            # A second scan would hang too. Each sweep would then add one more hanging thread.
             if not run.answer.done():
                 raise MustStay(KeepReason.UNSEEN, "an earlier scan has not ended")
             run = None
@@ -353,7 +357,7 @@ class ProcessScanner:
 
 
 class _ScanRun:
-    """One scan, which starts at once. ``moved``: the time of its last progress; ``hung``: set by a timeout."""
+    """One scan, which starts at once. ``moved``: the time of its last progress; ``hung``: True after a timeout."""
 
     def __init__(self, root: OpenDirectory) -> None:
         self.answer: Future[InUse] = Future()
@@ -363,7 +367,7 @@ class _ScanRun:
         threading.Thread(target=self._run, args=(root,), name="scan", daemon=True).start()
 
     def is_of_use(self, mount: Mount) -> bool:
-        """Return whether the scan can still be used: it is of this mount, and its result is not too old."""
+        """Return whether the scan can still be used: it is for this mount, and its result is not too old."""
         if self.hung or mount != self._mount:
             return False
         return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)

@@ -10,31 +10,31 @@ import msgspec
 from vcuda import errors, k8s_types
 from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
-# The API server makes random UUIDs (k8s.io/apiserver pkg/registry/rest/meta.go). For a static pod kubelet uses the MD5
-# of its manifest (pkg/kubelet/config/common.go). A static pod may also set any text as its uid; its directory is kept.
+# The uid of a pod is a random UUID (k8s.io/apiserver pkg/registry/rest/meta.go). The uid of a static pod is the MD5 of
+# its manifest (pkg/kubelet/config/common.go). A manifest may set another uid. The directory of such a pod is kept.
 _STATIC = "[0-9a-f]{32}"
 _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
-_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, which the API server requires for container names
+_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, as the API server requires for container names
 
 TRASH = ".trash"
-"""The name of the trash, a directory in the root that holds the directories to delete."""
+"""The name of the trash, a directory in the root. It contains the directories to delete."""
 
 MOVING = "moving"
 """The suffix of a directory that was moved into the trash and has not been checked there yet."""
 
 LONGEST_UID = 64
-"""The most characters of a uid that is kept. kubelet's have 32 or 36, and no directory has a longer one in its name."""
+"""Maximum length of a recorded uid. Uids have 32 or 36 characters, and no directory has a longer uid in its name."""
 
 _STATIC_UID = (
     k8s_types.MIRROR_ANNOTATION,
     "kubernetes.io/config.hash",
-)  # pkg/kubelet/types; both have a static pod's uid
+)  # annotations of mirror pods (pkg/kubelet/types). Both contain the uid of the static pod.
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The root directory of one scheme on a node, and the patterns of the names in the root and in the trash.
+    """The root, where one vendor's device plugin keeps directories of pods, and the patterns of names in it.
 
-    ``own_socket``: see `PodDirectory`.
+    ``trashed``: the pattern of names in the trash. ``own_socket``: see `PodDirectory`.
     """
 
     root: str
@@ -43,18 +43,18 @@ class Form(msgspec.Struct, frozen=True):
     own_socket: str = ""
 
     def uid(self, name: str) -> str | None:
-        """Return the pod's uid in a directory's name; None if the name has another form."""
+        """Return the pod's uid in the name of a directory; None if the name does not match."""
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 
     def read_trashed(self, name: str) -> "Trashed | None":
-        """Return the parts of a name in the trash; None if the name has another form."""
+        """Return the parts of a name in the trash; None if the name does not match."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
 
 
 class Trashed(NamedTuple):
-    """A name in the trash: the former name, the pod's uid, and the time of the move in Unix seconds; see `MOVING`."""
+    """A name in the trash: former name, uid of the pod, Unix time of the move. ``moving``: has the suffix `MOVING`."""
 
     name: str
     uid: str
@@ -63,12 +63,12 @@ class Trashed(NamedTuple):
 
 
 def trash_name(name: str, time: int) -> str:
-    """Return the name in the trash for a directory that is moved at ``time`` (Unix seconds)."""
+    """Return the final name in the trash of a directory that is moved at ``time`` (Unix seconds)."""
     return f"{name}.{time}"
 
 
 def moving_name(name: str, time: int) -> str:
-    """Return the name in the trash until the moved directory is verified to be the one that was checked."""
+    """Return the name in the trash until it is verified that the moved directory is the checked directory."""
     return f"{trash_name(name, time)}.{MOVING}"
 
 
@@ -81,7 +81,7 @@ def form_of(directory: PodDirectory) -> Form:
 VM_DIRECTORIES: Mapping[str, Form] = {
     scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
-"""The directories of each scheme, by its name."""
+"""By the name of a vendor's scheme, its directories of pods. Schemes without such directories are left out."""
 
 
 class FileKind(StrEnum):
@@ -96,7 +96,7 @@ class FileKind(StrEnum):
 
     @property
     def may_be_directory(self) -> bool:
-        """Whether the entry is a directory, or of an unknown type, which only opening it shows."""
+        """Whether the entry is a directory or has an unknown type. Opening it shows the type."""
         return self in (FileKind.DIRECTORY, FileKind.UNKNOWN)
 
 
@@ -112,31 +112,31 @@ class Explained(StrEnum):
 
 
 class KeepReason(Explained):
-    """The reason why a directory is kept. The values are label values of a metric."""
+    """Why a directory is kept. The values are label values of a metric."""
 
-    POD = "pod", "its pod exists"
-    KUBELET = "kubelet", "kubelet still keeps its pod"
-    FOREIGN = "foreign-name", "its name is not of this scheme"
-    LINK = "link", "it is a symbolic link"
-    NOT_A_DIRECTORY = "no-directory", "it is not a directory"
-    STATIC = "static-pod", "its pod is static, and --kubelet-pods was not given to check for it"
-    KUBELET_UNKNOWN = "kubelet-unknown", "kubelet's pods are not known"
-    PODS_UNKNOWN = "pods-unknown", "the existing pods are not known"
-    SEEN_ONCE = "seen-once", "only one sweep has found it without its pod so far"
-    YOUNG = "young", "it is too young"
-    RETAINED = "retained", "its time in the trash is not over"
-    TOO_MANY = "too-many", "too many directories; a later sweep handles it"
-    MOUNT = "mount", "it is, contains or backs a mount"
-    LISTENING = "listening", "a process listens on a socket in it"
-    OPEN = "open", "a process holds it, or a file in it, open or mapped"
+    POD = "pod", "the pod exists"
+    KUBELET = "kubelet", "kubelet still has a directory of the pod"
+    FOREIGN = "foreign-name", "the name is not of this scheme"
+    LINK = "link", "the entry is a symbolic link"
+    NOT_A_DIRECTORY = "no-directory", "the entry is not a directory"
+    STATIC = "static-pod", "the pod is static, and can be checked only with --kubelet-pods"
+    KUBELET_UNKNOWN = "kubelet-unknown", "the pods in kubelet's directory are not known"
+    PODS_UNKNOWN = "pods-unknown", "the pods in the API are not known"
+    SEEN_ONCE = "seen-once", "only one sweep has found the directory without a pod so far"
+    YOUNG = "young", "the directory is younger than --grace"
+    RETAINED = "retained", "the time in the trash is not over"
+    TOO_MANY = "too-many", "too many directories for one sweep; a later sweep handles this one"
+    MOUNT = "mount", "the directory is or contains a mount point, or is mounted elsewhere"
+    LISTENING = "listening", "a process listens on a socket in the directory"
+    OPEN = "open", "a process has the directory, or a file in it, open or mapped"
     UNSEEN = "unseen", "the open files of a process could not be read"
-    CHANGED = "changed", "it was replaced during the sweep"
-    INTERRUPTED = "interrupted", "its move was interrupted, and its former name is in use"
+    CHANGED = "changed", "the directory was replaced during the sweep"
+    INTERRUPTED = "interrupted", "the move to the trash was interrupted, and the former name is in use"
     ERROR = "error", "an error occurred"
 
     @property
     def is_expected(self) -> bool:
-        """Whether the reason ends without intervention. Other reasons need a person."""
+        """Whether the reason will pass by itself. For other reasons, a person must act."""
         return self in _EXPECTED
 
 
@@ -146,7 +146,7 @@ _EXPECTED = frozenset(
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """The reason to keep one directory; ``detail`` may be empty."""
+    """Why one directory must be kept. ``detail`` may be empty."""
 
     reason: KeepReason
     detail: str = ""
@@ -156,11 +156,11 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class PodPresence(msgspec.Struct, frozen=True):
-    """The pods of the node.
+    """The pods that exist on the node.
 
-    ``pods``: the uids in the API, in any phase.
-    ``kubelet``: the uids in kubelet's directory; None without ``--kubelet-pods``.
-    ``unknown``: the reason to keep everything if either is not known; None if both are known.
+    ``pods``: the uids of the pods in the API, in any phase.
+    ``kubelet``: the uids in kubelet's directory of pods; None without ``--kubelet-pods``.
+    ``unknown``: why all directories must be kept, because a source of pods could not be read; None if both were read.
     """
 
     pods: frozenset[str] = frozenset()
@@ -169,7 +169,7 @@ class PodPresence(msgspec.Struct, frozen=True):
 
 
 def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -> Keep | None:
-    """Return the reason to keep an entry of the root by its name, type and pod; None if its pod does not exist."""
+    """Return why an entry of the root must be kept; None if it is the directory of a pod that does not exist."""
     uid = form.uid(name)
     if uid is None:
         return Keep(KeepReason.FOREIGN)
@@ -179,12 +179,12 @@ def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -
 
 
 def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
-    """Return the reason to keep a pod's directory; None if the pod does not exist."""
+    """Return why the directory of a pod must be kept; None if the pod does not exist."""
     if uid in presence.pods:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
         return Keep(KeepReason.KUBELET)
-    # A uid without hyphens is from kubelet, for a static pod. Such a pod may run while its mirror pod does not exist.
+    # A uid without hyphens is that of a static pod. A static pod may run while its mirror pod is missing in the API.
     if presence.unknown is None and presence.kubelet is None and "-" not in uid:
         return Keep(KeepReason.STATIC)
     return presence.unknown
@@ -193,15 +193,15 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
     """Yield the uid of a pod in the API and, if it is a mirror pod, the uid of its static pod."""
     yield uid
-    # Any user may set these annotations on a pod, to keep another pod's directory. kubelet at once deletes a pod that
-    # has the mirror annotation but no static pod. So the others count only together with the mirror annotation.
+    # Any user may set these annotations, so that the directory of another pod is kept. The annotations count only if
+    # one of them is the mirror annotation. kubelet at once deletes a pod with that annotation but without a static pod.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
         texts = (annotations.get(key, "") for key in _STATIC_UID)
         yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)
 
 
 class MustStay(errors.VcudaError):
-    """A directory, or for now every directory, must stay; ``keep`` has the reason."""
+    """One directory, or every directory, must be kept for now. ``keep``: the reason."""
 
     def __init__(self, reason: KeepReason, detail: str = "") -> None:
         self.keep = Keep(reason, detail)
@@ -209,7 +209,7 @@ class MustStay(errors.VcudaError):
 
 
 def keep_after(error: errors.VcudaError | OSError) -> Keep:
-    """Return an error as a reason to keep a directory. Any VcudaError but MustStay is an error of the API server."""
+    """Return why a directory must be kept after an error. A VcudaError is MustStay or an error of the API server."""
     if isinstance(error, MustStay):
         return error.keep
     if isinstance(error, OSError):

@@ -16,7 +16,7 @@ from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
 
-# The watch is out of date if no event has arrived for so long. Bookmarks arrive about once a minute (see Reflector).
+# The watch is out of date if no event has arrived for this long. Bookmarks arrive about once a minute (see Reflector).
 FRESH_SECONDS = 120.0
 
 _CONFIRMED_FOR = 5.0  # seconds for which a list is reused, so that a thousand directories do not need a thousand lists
@@ -32,11 +32,11 @@ class PodSource(Protocol):
         """Return the uids of the pods on the node in any phase, and of the static pods of mirror pods."""
 
     def confirmed(self) -> frozenset[str]:
-        """Return the same uids, from a list that is at most a few seconds old."""
+        """Return the uids as `known` does, from a list that is at most a few seconds old."""
 
 
 class _PodMeta(msgspec.Struct, frozen=True, gc=False):
-    uid: str  # required: a pod without a uid is rejected as undecodable
+    uid: str  # without a default, so a pod without a uid is rejected as undecodable
     namespace: str = ""
     annotations: Mapping[str, str] | None = None
 
@@ -80,7 +80,7 @@ def on_node(node: str) -> dict[str, str | int]:
 def list_uids(kube: Kube, node: str) -> frozenset[str]:
     """Return the uids of the node's pods by a consistent LIST. Raises VcudaError if any pod cannot be read."""
     # A LIST without resourceVersion is a quorum read from etcd, and its pages all show one version (Kubernetes API
-    # concepts, "Retrieving large results sets in chunks"). So it has every pod that was bound to the node before it.
+    # concepts, "Retrieving large results sets in chunks"). So it has every pod that was bound to the node by then.
     found: set[str] = set()
     try:
         for page in kube.list_pages(PODS, on_node(node)):
@@ -92,9 +92,9 @@ def list_uids(kube: Kube, node: str) -> frozenset[str]:
 
 
 def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str]:
-    """Return the uids. Raises MustStay if they cannot be all of this node's.
+    """Return ``uids``. Raises MustStay if they cannot be the uids of all pods on this node.
 
-    ``own_uid``: the uid of the agent's pod. A list without it is of another node or cluster, or incomplete.
+    ``own_uid``: the uid of the agent's pod. A list without it is incomplete, or from another node or cluster.
     """
     if own_uid is not None and own_uid not in uids:
         raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods does not include the agent's own pod")
@@ -104,7 +104,7 @@ def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str
 
 
 class RecentPodList:
-    """A LIST of the node's pods that is repeated when it is some seconds old. ``clock`` is monotonic, in seconds."""
+    """Lists the node's pods, and reuses a list for some seconds. ``clock``: a monotonic clock, in seconds."""
 
     def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
@@ -126,7 +126,7 @@ class RecentPodList:
 
 @dataclass(frozen=True, slots=True)
 class FixedPods:
-    """The pods of a file."""
+    """The pods in a file, which is read instead of the API."""
 
     uids: frozenset[str]
 
@@ -137,7 +137,7 @@ class FixedPods:
 
 
 class WatchedPods:
-    """A watch of the node's pods, and a LIST to confirm. ``on_gone`` is called after a pod was deleted."""
+    """Watches the node's pods, and confirms by a LIST. ``on_gone``: called after each deletion of a pod."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
@@ -150,7 +150,7 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return the uids that the watch has. Raises MustStay before the first list or if the watch is out of date."""
+        """Return the uids in the watch. Raises MustStay before the first list, or if the watch is out of date."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())
@@ -162,9 +162,9 @@ class WatchedPods:
         return self._listing.known()
 
     def _with_former_mirrors(self) -> frozenset[str]:
-        # Add the deleted mirror pods whose static pod still runs. kubelet creates another one with a new uid. The
-        # static pod still uses the directory with the uid of its first one. Only mirror pods that the watch saw are
-        # known here. With hostPID, the mounts of the containers keep the directories of the others.
+        # Add the deleted mirror pods whose static pod still runs. kubelet creates a new mirror pod with a new uid. The
+        # static pod still uses the directory with the uid of its first mirror pod. Only mirror pods that this watch has
+        # received are known here. With hostPID, the mounts of the containers protect the directories of other pods.
         uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
         running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
         for mirror, statics in list(self._former.items()):
@@ -185,7 +185,7 @@ class WatchedPods:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPods:
-    """kubelet's directory of pods, by default /var/lib/kubelet/pods.
+    """kubelet's directory with one subdirectory per pod, by default /var/lib/kubelet/pods.
 
     ``own_uid``: the uid of the agent's pod. Both methods raise MustStay if the directory is not reliable.
     """
@@ -194,18 +194,18 @@ class KubeletPods:
     own_uid: str | None = None
 
     def uids(self) -> frozenset[str]:
-        """Return the names in the directory, which are uids of pods."""
+        """Return the names of the subdirectories. Each is the uid of a pod."""
         try:
-            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # names are wanted, not paths
+            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # only names are needed
         except OSError as error:
             raise _unknown(self.path, error) from error
-        # A directory without the agent's own pod is not this node's, for example because of a wrong mount.
+        # A directory without the agent's own pod is not of this node, for example because of a wrong mount.
         if self.own_uid is not None and self.own_uid not in found:
             raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} does not include the agent's own pod")
         return found
 
     def check_gone(self, uid: str) -> None:
-        """Check one pod again. Raises MustStay if kubelet still has its directory."""
+        """Check one pod again. Raises MustStay if kubelet still has a directory of the pod."""
         try:
             (self.path / uid).lstat()
         except OSError as error:
@@ -223,14 +223,14 @@ HOW = "kubectl get pods --all-namespaces -o json"
 
 
 class PodsFile(msgspec.Struct, frozen=True):
-    """The uids of a file's pods, and of mirror pods' static pods. ``warning``: the file may not have all pods."""
+    """The uids of the pods in a file, and of static pods. ``warning``: why the file may lack pods; else None."""
 
     uids: frozenset[str]
     warning: str | None = None
 
 
 def read_pods(text: bytes, node: str | None) -> PodsFile:
-    """Read a list of pods. The pods of all nodes count as present.
+    """Parse a list of pods. Pods of all nodes are included.
 
     ``node``: a pod must be on this node; None if the user has confirmed with --complete that the file has all pods.
 
@@ -248,7 +248,7 @@ def read_pods(text: bytes, node: str | None) -> PodsFile:
     namespace, *others = {pod.metadata.namespace for pod in listed.items}
     if others:
         return PodsFile(uids)
-    warning = f"all pods in the file are in namespace {namespace!r}; the file must have those of all namespaces ({HOW})"
+    warning = f"all pods in the file are in namespace {namespace!r}; the pods of all namespaces are required ({HOW})"
     return PodsFile(uids, warning)
 
 

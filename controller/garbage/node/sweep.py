@@ -1,4 +1,4 @@
-"""One sweep over the directories of a root: decides for each whether it must stay, and removes the others."""
+"""One sweep of the root (the directory with the pods' directories): removes each directory that need not be kept."""
 
 import os
 import time
@@ -18,28 +18,28 @@ from controller.garbage.node.pods import KubeletPods, PodSource
 from controller.garbage.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
-# Reasons that do not depend on the single directory. It is tried again in the next sweep.
+# Reasons that are not faults of the directory. So the next sweep tries the directory again without a delay.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
 def never() -> bool:
-    """Return False, for a sweep that is not interrupted."""
+    """Return False: the sweep is never interrupted."""
     return False
 
 
 @dataclass(frozen=True)
 class NodeSweep:
-    """The settings and the memory of the sweeps.
+    """The settings of all sweeps, and the records that are kept between sweeps.
 
     ``root``, ``form``: the directory to sweep, and the form of the names in it.
     ``pods``, ``kubelet``: the sources of the existing pods.
     ``grace``: decides how long directories stay in the root.
     ``retention``: decides how long directories stay in the trash.
     ``disk_pressure``: the used share (0 to 1) of blocks or inodes above which ``retention`` is ignored.
-    ``dry_run``: write nothing.
-    ``sees_all``: /proc must show all processes of the host. A process that cannot be inspected keeps every directory.
-    ``scanner``: finds the files that processes have in use.
-    ``late``: deletions that timed out. They are retried after all others, the latest one last.
+    ``dry_run``: if True, nothing is written.
+    ``sees_all``: if True, every directory is kept while a process of the host cannot be inspected.
+    ``scanner``: finds the files that processes use.
+    ``late``: deletions that timed out, with the order of the timeouts. They are retried last, in this order.
     """
 
     root: Path
@@ -62,13 +62,12 @@ class NodeSweep:
 
         A root that does not exist counts as empty.
 
-        ``give_up``: returns whether the time is over. The sweep first tries one directory of the root and one of the
-        trash, so that a slow disk cannot stop all progress. A scan of the processes that is not done by then continues
-        in its thread, for a later sweep.
-        ``stopping``: returns whether the process stops; checked at every step.
+        ``give_up``: returns True when the time is over. The sweep tries at least one directory of the root and one of
+        the trash, so that a slow disk cannot stop all progress. If a scan of the processes is not done when the time is
+        over, it continues in its thread for a later sweep.
+        ``stopping``: returns True when the process stops. It is called before every step.
 
-        Raises OSError if the root cannot be read. Raises OutOfTime if the sweep was ended early; a later sweep does
-        the rest.
+        Raises OSError if the root cannot be read. Raises OutOfTime if the sweep ended early. A later sweep continues.
         """
         presence = self._presence()
         with ExitStack() as stack:
@@ -113,7 +112,7 @@ def _but_trash(root: fs.OpenDirectory) -> Iterator[fs.DirectoryEntry]:
 
 @dataclass
 class SweepRun:
-    """One sweep in progress."""
+    """One sweep in progress. For ``give_up`` and ``stopping`` see `NodeSweep.run`."""
 
     sweep: NodeSweep
     root: fs.OpenDirectory
@@ -125,11 +124,11 @@ class SweepRun:
 
     @cached_property
     def in_use(self) -> InUse:
-        """The files and mounts in use by processes; scanned once per sweep, if a directory may be removed."""
+        """The files and mounts that processes use. The scan is made once per sweep, when it is first needed."""
         return self.sweep.scanner.scan(self.root, self.give_up, self.stopping)
 
     def over_all(self) -> None:
-        """Sweep the root, and then the trash, even if the root took all the time."""
+        """Sweep the root, and then the trash. The trash is swept even if the root took all the time."""
         try:
             self.over_root()
         except fs.OutOfTime:
@@ -154,7 +153,7 @@ class SweepRun:
 
     def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
         # Return the entry's identity if it may be removed. All entries are checked before the first is moved, so that
-        # each sweep counts as a sighting for each. A mount point is not touched, because its file system may hang.
+        # every sweep is recorded for every entry. A mount point is not accessed, because its file system may hang.
         if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
@@ -184,9 +183,9 @@ class SweepRun:
             self._put_off(self.sweep.grace, name, name, error)
 
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
-        # Check everything again that may have changed, and move the directory at once.
+        # Check again everything that may have changed. Then move the directory at once.
         uid = self.sweep.form.uid(name) or ""
-        self._check_names({name, uid})  # first, because it may wait for the scan of processes
+        self._check_names({name, uid})  # first, because this may wait for the scan of processes
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:
@@ -198,7 +197,7 @@ class SweepRun:
             return self.trash.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
-        """Report all entries of the trash, and delete those whose time there is over."""
+        """Report all entries of the trash, and delete the entries that have been there long enough."""
         trash = self.trash.directory
         if trash is None:
             return
@@ -213,12 +212,12 @@ class SweepRun:
         late = self.sweep.late
         for gone in late.keys() - {entry.name for _, entry in found}:
             del late[gone]
-        # The oldest are deleted first, but deletions that timed out before come last.
+        # Delete the oldest entries first. Entries whose deletion timed out before are deleted last.
         found.sort(key=lambda each: (late.get(each[1].name, 0), each[0].time))
         self._in_turn([partial(self._delete, trash, *each) for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: fs.DirectoryEntry) -> bool:
-        # Move back an entry whose pod exists or whose move was interrupted. Otherwise ask the retention policy.
+        # Move the entry back if its pod exists or its move was interrupted. Otherwise the retention policy decides.
         path = f"{TRASH}/{entry.name}"
         keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else names.keep_for_pod(trashed.uid, self.presence)
         if keep is not None:

@@ -1,8 +1,8 @@
-"""The trash in the root: directories are moved there first, and deleted after a while.
+"""The trash, a directory in the root. Directories are moved there before they are deleted.
 
-A move is two renames. The first gives the directory a name that ends in ``.moving``. The second gives it the final
-name, if the moved directory is the one that was checked. So a directory with a final name was always checked, even if
-another process replaced it or the agent was killed. A directory with a ``.moving`` name is moved back.
+A move consists of two renames. The first rename gives the directory a name that ends in ``.moving``. The second gives
+it the final name, if the moved directory is the directory that was checked. So a directory with a final name was always
+checked, even if another process replaced it or the agent was killed. A directory with a ``.moving`` name is moved back.
 """
 
 import contextlib
@@ -15,9 +15,9 @@ from controller.garbage.node import agent, fs, names
 
 @dataclass(frozen=True, slots=True)
 class Trash:
-    """The open trash; ``directory`` is None if it does not exist. With ``dry_run`` the methods change nothing.
+    """The trash. ``directory``: None if the trash does not exist. With ``dry_run`` the methods change nothing.
 
-    Each method returns the action. It raises OSError if a step fails, and MustStay if the directory must stay.
+    Each method returns its action. It raises OSError if a step fails, and MustStay if the directory must be kept.
     """
 
     root: fs.OpenDirectory
@@ -25,7 +25,7 @@ class Trash:
     dry_run: bool = False
 
     def take(self, name: str, fd: int, time: int) -> agent.Action:
-        """Move a directory from the root, open as ``fd``, into the trash; ``time`` is in Unix seconds.
+        """Move a directory from the root into the trash. ``fd``: the open directory. ``time``: now, in Unix seconds.
 
         Raises MustStay if the directory was replaced meanwhile. The replacement is moved back.
         """
@@ -56,7 +56,7 @@ class Trash:
 @contextlib.contextmanager
 def open_trash(root: fs.OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
     """Open the trash, and create it if it does not exist and this is not a dry run."""
-    # The trash is created even if nothing is to be moved, because a full disk may have no room for it later.
+    # The trash is created even if no directory is to be moved, because a full disk may have no room for it later.
     with contextlib.suppress(FileExistsError):
         if not dry_run:
             os.mkdir(names.TRASH, 0o700, dir_fd=root.fd)

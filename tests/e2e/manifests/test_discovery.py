@@ -122,7 +122,7 @@ def test_the_register_of_hami_overrides_a_label_and_an_event_reports_the_conflic
     assert labelled["metadata"]["annotations"][DISCOVERED].endswith(" from hami")
     [event] = admin.await_events("default", "involvedObject.name=d-hami")
     assert event["reason"] == "GPUModelInDoubt"
-    assert "GPU feature discovery says NVIDIA-Tesla-T4" in event["message"]
+    assert "GPU feature discovery reports NVIDIA-Tesla-T4" in event["message"]
     described = admin.kubectl("describe", "node", "d-hami").stdout
     assert "GPUModelInDoubt" in described
 

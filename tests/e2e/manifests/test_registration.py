@@ -151,10 +151,10 @@ def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
 
 
 WRONG = {
-    "7": "not a list of webhooks",
-    "[7]": "a webhook has no name",
+    "7": "must be a list of webhooks",
+    "[7]": "each webhook must have a name",
     "a: [": "not YAML",
-    "[{name: validate.quota.vcuda.io, clientConfig: {url: https://example.com}}]": "names no Service",
+    "[{name: validate.quota.vcuda.io, clientConfig: {url: https://example.com}}]": "must name a Service",
     "[{name: validate.quota.vcuda.io, clientConfig: {service: {namespace: vcuda-quota, name: vcuda-webhook}}}]": (
         "webhooks[0].sideEffects"
     ),

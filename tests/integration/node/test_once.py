@@ -111,8 +111,8 @@ def test_the_table_gives_each_directory_its_verdict_and_the_reason(disk: Disk, o
     done = once(listed(pod(1)))
     assert done.stdout.splitlines() == [
         "DIRECTORY                             VERDICT  WHY",
-        f"{uid(1)}  kept     its pod exists",
-        r"\x1b[2J                               kept     its name is not of this scheme",
+        f"{uid(1)}  kept     the pod exists",
+        r"\x1b[2J                               kept     the name is not of this scheme",
     ]
     assert done.stderr == ""
 
