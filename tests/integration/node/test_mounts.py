@@ -1,4 +1,6 @@
-"""Mounts in a root, of a root, and next to it: no mounted directory is removed, and no mount is crossed."""
+"""Mounts in the root of the vm directories, of the root itself, and next to it: the node agent never removes a mounted
+directory, and never enters another file system.
+"""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, bind_mount
 
 @contextmanager
 def mounted_in_a_container(source: Path, target: Path) -> Iterator[None]:
-    """Have another process mount the directory in its own mount namespace."""
+    """Start another process that mounts the directory in its own mount namespace."""
     script = 'mount --bind "$0" "$1" && echo mounted && read line'
     command = ("unshare", "--mount", "sh", "-c", script, source, target)
     pipe = subprocess.PIPE
@@ -53,8 +55,8 @@ def test_a_directory_stays_while_it_is_mounted(
 
 @pytest.mark.parametrize("char", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028", "\udc85"])
 def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, char: str) -> None:
-    """The kernel escapes only newlines, and a user may give such a name to a volume that is mounted into a
-    container.
+    """/proc/PID/mountinfo escapes newlines only. A user may name a volume with other characters that could end a
+    line.
     """
     need_root()
     path = disk.make(uid(1))
@@ -65,7 +67,9 @@ def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, cha
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """The name may be a subPath by the author of a pod. It is listed before a root that is mounted later."""
+    """The author of a pod chooses the name by a subPath. Its mount is listed before the root, which is mounted
+    later.
+    """
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"
     source.mkdir()

@@ -1,4 +1,6 @@
-"""A root on overlayfs, as on nodes that run from an image: the inode of a file is that of its layer."""
+"""The root of the vm directories is on overlayfs, as on nodes that run from an image. There the kernel shows the inode
+of the layer for some files.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +18,9 @@ from tests.integration.node.test_attacks import held
 
 @pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    """A disk on an overlay. If it has several file systems, listings show other inodes than stat."""
+    """A disk on overlayfs. If the layers are on several file systems, a listing of a directory shows other inodes than
+    stat.
+    """
     need_root()
     lower, upper, merged = (tmp_path / name for name in ("lower", "upper", "merged"))
     for path in (lower, upper, merged):
