@@ -1,6 +1,7 @@
-"""Which requests the base's ValidatingAdmissionPolicies reject, evaluated by another implementation of CEL.
+"""Which requests the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python evaluates the
+policies.
 
-tests/e2e/manifests/test_policies.py tests that the API server agrees, and the rights of real accounts.
+tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
 """
 
 import functools
@@ -43,7 +44,9 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """Return CEL's `authorizer` for a user with these rights. It is a text to which each call appends."""
+    """Return a replacement of CEL's `authorizer` for a user with these rights. It is a text to which each call of the
+    expression appends.
+    """
 
     def add(before: str) -> Function:
         return lambda asked, name: celtypes.StringType(f"{asked}{before}{name}" if name else asked)
@@ -62,7 +65,7 @@ def asking(rights: Collection[str]) -> dict[str, Any]:
 
 
 class Evaluation:
-    """The request as input for the expressions of a policy. Raises CELEvalError if one fails."""
+    """Evaluates the expressions of a policy for one request. Raises CELEvalError if an evaluation fails."""
 
     def __init__(self, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> None:
         operation = "DELETE" if found is None else "UPDATE" if old else "CREATE"
@@ -299,8 +302,8 @@ def test_each_account_writes_only_its_own_config_maps(
 
 
 def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
-    """A policy for pod creations, or another condition for ledger writes, would make each about a twentieth more
-    expensive.
+    """Pods are created and ledgers written often. A policy for pod creations, or one more condition for ledger writes,
+    would make each of these requests about 5 % more expensive.
     """
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:
