@@ -126,10 +126,8 @@ def test_a_slow_request_times_out_although_every_byte_is_in_time(running: Serve,
 def test_a_huge_head_or_body_is_rejected_before_the_timeout(running: Serve) -> None:
     server = running(seconds=60, max_body=1000)
     answer = ask(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES)
-    assert answer[:13] in (
-        b"HTTP/1.1 413 ",
-        b"",
-    )  # if the server has not read all input, it may reset the connection, and the answer is lost
+    # If the server has not read all input, it may reset the connection, and the answer is lost.
+    assert answer[:13] in (b"HTTP/1.1 413 ", b"")
     assert ask(server, b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 
 
