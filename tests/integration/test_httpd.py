@@ -237,7 +237,7 @@ def test_a_stop_closes_connections_in_the_middle_of_an_answer(running: Serve) ->
         held.going.set()
 
 
-# The status of the controller and of the node agent
+# Tests of the status server of the controller and of the node agent
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", ""])
@@ -253,7 +253,7 @@ def test_the_status_is_served_over_ipv4_and_ipv6(host: str) -> None:
     server.stop()
 
 
-# The usage page
+# Tests of the usage page on this server
 
 
 Show = Callable[..., tuple[Server, Feed]]

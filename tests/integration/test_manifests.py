@@ -140,7 +140,7 @@ def test_every_object_has_the_label_that_an_uninstall_is_checked_by(tmp_path: Pa
     assert {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()} == set()
 
 
-# The image
+# Tests of the ways to set the image
 
 
 NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"
@@ -177,7 +177,7 @@ def test_everything_runs_an_image_that_is_named_with_the_components(tmp_path: Pa
     assert found == dict.fromkeys(images(rendered(both)), f"{NAME}:{TAG}")
 
 
-# Evictions
+# Tests of the component enforce-audit
 
 
 def flags(controller: Json) -> list[str]:
@@ -204,7 +204,7 @@ def test_the_base_evicts_no_pod_and_has_no_right_to() -> None:
     assert not any("pods/eviction" in rule["resources"] or "*" in rule["resources"] for rule in rules)
 
 
-# Prometheus
+# Tests of the component prometheus
 
 
 PARTS = {"vcuda-webhook": "Deployment", "vcuda-controller": "Deployment", "vcuda-node": "DaemonSet"}

@@ -104,7 +104,7 @@ def test_the_webhook_is_called_only_for_a_pod_that_may_request_a_gpu(condition: 
     assert condition.asks({**ORDINARY, **ASKING}[name]) == (name in ASKING)
 
 
-# Resources
+# Pods with resources for which the webhook is called
 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
@@ -142,7 +142,7 @@ def without_nulls(manifest: Json) -> Json:
     return shown
 
 
-# Annotations
+# Pods with annotations for which the webhook is called
 
 
 @pytest.mark.parametrize("key", sorted(TYPE_ANNOTATIONS))
@@ -166,7 +166,7 @@ def test_no_label_or_annotation_exempts_a_pod(
     assert condition.asks(without_nulls({**manifest, "metadata": metadata}))
 
 
-# Size
+# Pods of unusual size, for which the webhook is called
 
 
 PAGES = {f"hugepages-{number}Mi": "0" for number in range(51)}
@@ -187,7 +187,7 @@ def test_the_webhook_is_called_for_a_pod_of_unusual_size(condition: Condition, m
     assert condition.asks(manifest)
 
 
-# No evaluation fails
+# No pod makes an evaluation fail
 
 
 def optional(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:

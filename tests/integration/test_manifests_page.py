@@ -107,7 +107,7 @@ def test_only_the_pods_of_the_example_s_proxy_reach_the_page(page: list[Json]) -
     assert peer["podSelector"]["matchLabels"] == proxy["spec"]["template"]["metadata"]["labels"]
 
 
-# The examples
+# Tests of the example manifests for a proxy
 
 
 def proxy_flags() -> dict[str, str]:

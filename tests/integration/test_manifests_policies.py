@@ -99,7 +99,7 @@ def test_every_policy_is_in_force_and_fails_closed() -> None:
     assert {spec["failurePolicy"] for spec in found.values()} == {"Fail"}
 
 
-# Allocations
+# The policy that protects allocation annotations and labels of pods
 
 
 def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
@@ -144,7 +144,7 @@ def test_any_user_may_change_other_annotations(old: Json | None) -> None:
     assert change_allocation({"metadata": {}}, old)
 
 
-# Claims
+# The policy that protects the finalizer, the owner and an annotation of ResourceClaims
 
 PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1", "controller": True}
@@ -189,7 +189,7 @@ def test_only_an_account_that_may_write_claim_status_removes_finalizer_pod_or_li
     assert change(MAY_ALLOCATE)
 
 
-# Forced deletions
+# The policy that restricts deletions and evictions with a grace period of 0
 
 USED_BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
 MADE_FOR_THE_POD: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
@@ -241,7 +241,7 @@ def test_only_an_account_that_deletes_pods_everywhere_evicts_by_force(eviction: 
     assert admits("forced-deletions.quota.vcuda.io", found, None, ["delete pods"], namespace="team-a")
 
 
-# Our own accounts
+# The policies that restrict the accounts of vcuda quota: Secrets, ConfigMaps, ledgers and patches
 
 
 @pytest.mark.parametrize(

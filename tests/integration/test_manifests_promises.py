@@ -76,7 +76,7 @@ def test_every_image_of_ours_is_of_this_version(overlay: Path) -> None:
     assert {container(workload)["image"] for workload in ours(rendered(overlay))} == {f"vcuda-quota:{__version__}"}
 
 
-# Pod Security
+# Tests of the Pod Security levels and rights of the pods
 
 
 @every_overlay
@@ -190,7 +190,7 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
     assert all(spec["enableServiceLinks"] is False for _, spec in pod_specs(rendered(overlay)))
 
 
-# Availability
+# Tests of updates, drains and restarts of the webhook's replicas
 
 
 def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
@@ -254,7 +254,7 @@ def test_every_selector_matches_its_pods(base: list[Json]) -> None:
     assert all(selector.items() <= labels[name].items() for name, selector in selectors.items())
 
 
-# Calls of the API server
+# Tests of the webhook registrations and of the certificates
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
@@ -394,7 +394,7 @@ def test_the_webhook_uses_the_cas_that_the_rotation_publishes_and_the_name_that_
     assert f"--client-name={issued['name']}" in args
 
 
-# Overlays
+# Tests of properties of single overlays and components
 
 
 @pytest.mark.parametrize(("overlay", "schedulers"), [("gpu-manager", {}), ("hami", {"hami": "hami-scheduler"})])

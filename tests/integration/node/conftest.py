@@ -12,8 +12,8 @@ from tests.integration.node.steps import Steps
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """The disk of a node. At the end of the test, the files outside the root of the vm directories must be
-    unchanged.
+    """The disk of a node. At the end of the test, all files outside the root (the directory with one directory per pod)
+    must be unchanged.
     """
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))

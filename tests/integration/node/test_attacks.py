@@ -1,4 +1,5 @@
-"""A tenant cannot make the node agent delete files outside the root of the vm directories, or directories in use.
+"""A tenant cannot make the node agent delete files outside its root (the directory with one directory per pod), or
+directories in use.
 
 The fixture `disk` compares a tree outside the root before and after each test.
 """

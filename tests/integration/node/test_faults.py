@@ -1,5 +1,5 @@
-"""At every step of a sweep, the call fails or the agent is killed. No directory of an existing pod is lost, and every
-other directory is finally removed.
+"""At every step of a sweep (a pass of the node agent), the call fails or the agent is killed. No directory of an
+existing pod is lost, and every other directory is finally removed.
 """
 
 import contextlib

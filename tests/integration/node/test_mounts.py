@@ -1,5 +1,5 @@
-"""Mounts in the root of the vm directories, of the root itself, and next to it: the node agent never removes a mounted
-directory, and never enters another file system.
+"""The node agent never removes a mounted directory, and never enters another file system. The mounts of these tests are
+in its root (the directory with one directory per pod), on the root, and next to it.
 """
 
 import subprocess

@@ -1,5 +1,5 @@
-"""The root of the vm directories is on overlayfs, as on nodes that run from an image. There the kernel shows the inode
-of the layer for some files.
+"""The node agent's root (the directory with one directory per pod) is on overlayfs, as on nodes that run from an image.
+There the kernel shows the inode of the layer for some files.
 """
 
 from collections.abc import Iterator

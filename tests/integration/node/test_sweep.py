@@ -1,5 +1,5 @@
-"""Which vm directories a sweep removes and which stay. This depends on the API server, kubelet, the age of the
-directory and earlier sweeps.
+"""Which directories of pods a sweep (a pass of the node agent) removes, and which stay. This depends on the API server,
+kubelet, the age of the directory and earlier sweeps.
 """
 
 import pytest

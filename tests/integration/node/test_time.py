@@ -1,5 +1,5 @@
-"""A sweep has a limited time. If the time is over, or the agent must stop, the next sweep continues. Every directory
-has its turn.
+"""A sweep (a pass of the node agent over all directories) has a limited time. If the time is over, or the agent must
+stop, the next sweep continues. Every directory has its turn.
 """
 
 from functools import partial
