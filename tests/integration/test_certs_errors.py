@@ -72,7 +72,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
-def test_one_secret_cannot_be_both(kubeconfig: Path, command: str) -> None:
+def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: Path, command: str) -> None:
     """If the CA and the serving certificate were in one Secret, the webhook, which mounts it, could read the CA's
     key.
     """

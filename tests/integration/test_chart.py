@@ -213,7 +213,7 @@ def test_a_release_in_a_namespace_that_the_chart_creates_is_rejected() -> None:
     assert "install the release into another one, for example --namespace kube-system" in done.stderr
 
 
-def test_the_account_of_the_uninstall_exists_only_then_and_may_delete_policies_and_webhooks() -> None:
+def test_the_account_of_the_uninstall_exists_only_during_it_and_may_delete_policies_and_webhooks() -> None:
     found = [*whole_chart().values()]
     hooks = [each for each in found if is_of_a_hook(each)]
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"pre-delete"}

@@ -142,7 +142,9 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
     assert (faults.acquire(blocking=False), beginning.serving) == (lost == 3, lost == 2)
 
 
-def test_a_loop_that_ends_is_a_fault(beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_loop_is_reported_as_a_fault(
+    beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The leader must report the end of a loop. Otherwise the work of the loop would stop without any sign."""
 
     def broken(*_: object) -> None:

@@ -71,7 +71,7 @@ def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
     assert max(map(len, lines)) <= 140
 
 
-def test_nothing_is_left_running(output: str) -> None:
+def test_the_demo_leaves_no_server_running(output: str) -> None:
     """The demo has stopped its server: the address of the server refuses connections."""
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]

@@ -95,13 +95,13 @@ def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
         pytest.param(Answer(forever), id="no answer at all"),
     ],
 )
-def test_an_incomplete_or_late_answer_is_no_answer(kube: Kube, script: Script, answer: Answer) -> None:
+def test_an_incomplete_or_late_answer_raises_an_error(kube: Kube, script: Script, answer: Answer) -> None:
     script.answers.append(answer)
     with pytest.raises(Unavailable, match=f"GET {PATH}"):
         kube.get(PATH, timeout=0.4)
 
 
-def test_nothing_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
+def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
     """The client repeats no request, because a write without an answer may have been stored. The caller must read the
     object first.
     """

@@ -197,7 +197,7 @@ def test_the_component_for_evictions_adds_two_flags_and_one_right(tmp_path: Path
     assert after == before
 
 
-def test_the_base_evicts_no_pod_and_has_no_right_to() -> None:
+def test_the_base_evicts_no_pod_and_has_no_right_to_evict() -> None:
     base = rendered(BASE)
     assert "--enforce-audit" not in flags(one(base, "Deployment", "vcuda-controller"))
     rules = [rule for each in base for rule in each.get("rules", []) if "resources" in rule]
@@ -268,7 +268,7 @@ def test_one_annotation_changes_the_page_that_all_alerts_lead_to(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_part_is_scraped_at_a_port_that_it_has(objects: list[Json], name: str) -> None:
+def test_prometheus_scrapes_every_part_at_an_existing_port(objects: list[Json], name: str) -> None:
     monitor, service = one(objects, "ServiceMonitor", name), one(objects, "Service", name)
     workload = workload_of(objects, name)
     namespaces = {each["metadata"]["namespace"] for each in (monitor, service, workload)}

@@ -39,7 +39,7 @@ def run(plugin: Path, tmp_path: Path, *arguments: str, name: str = "kubectl-gpuq
     return done.returncode, done.stdout, done.stderr
 
 
-def test_it_has_the_wheel_and_the_packages_of_the_base_and_nothing_compiled(plugin: Path) -> None:
+def test_the_file_has_the_wheel_and_the_base_packages_and_nothing_compiled(plugin: Path) -> None:
     with zipfile.ZipFile(plugin) as archive:
         names = archive.namelist()
         contents = [archive.read(name)[:4] for name in names]
@@ -51,7 +51,7 @@ def test_it_has_the_wheel_and_the_packages_of_the_base_and_nothing_compiled(plug
     assert os.access(plugin, os.X_OK)
 
 
-def test_it_runs_without_any_other_package(plugin: Path, tmp_path: Path) -> None:
+def test_the_file_runs_without_any_other_package(plugin: Path, tmp_path: Path) -> None:
     assert run(plugin, tmp_path, "--version") == (0, f"kubectl gpuquota {__version__}\n", "")
 
 

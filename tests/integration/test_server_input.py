@@ -71,7 +71,7 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate/", encoded({}), 404, "not found", id="a slash too many"),
     ],
 )
-def test_a_request_that_is_no_review_gets_a_message(
+def test_a_request_that_is_not_a_review_gets_an_error_message(
     server: WebhookProcess, line: str, body: Body, status: int, sentence: str
 ) -> None:
     method, path = line.split()

@@ -143,7 +143,7 @@ def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> Non
         assert server.wait() == 0
 
 
-def test_without_the_api_server_nothing_is_admitted_and_the_caller_retries(
+def test_without_the_api_server_no_pod_is_admitted_and_the_caller_retries(
     tmp_path: Path, certificates: Path, closed_port: str
 ) -> None:
     flags = in_cluster(tmp_path, certificates, closed_port)

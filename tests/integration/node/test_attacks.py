@@ -361,6 +361,6 @@ def test_a_zombie_process_keeps_no_directory(disk: Disk) -> None:
         os.waitpid(child, 0)
 
 
-def test_our_own_descriptors_do_not_count(disk: Disk, agent: Agent) -> None:
+def test_open_files_of_the_agent_itself_keep_no_directory(disk: Disk, agent: Agent) -> None:
     with (disk.make(uid(1)) / "pids.config").open("rb") as ours, mmap.mmap(ours.fileno(), 0, prot=mmap.PROT_READ):
         assert agent.reason(uid(1)) is None

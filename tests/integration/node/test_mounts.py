@@ -54,7 +54,9 @@ def test_a_directory_stays_while_it_is_mounted(
 
 
 @pytest.mark.parametrize("char", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028", "\udc85"])
-def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, char: str) -> None:
+def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
+    disk: Disk, agent: Agent, char: str
+) -> None:
     """/proc/PID/mountinfo escapes newlines only. A user may name a volume with other characters that could end a
     line.
     """

@@ -190,7 +190,7 @@ OF_ONE_NAMESPACE = json.dumps({"kind": "List", "items": [pod(1)]})
         pytest.param(listed(), ["--grace", "-1"], 2, "--grace", id="a negative time"),
     ],
 )
-def test_a_likely_mistake_is_reported_and_nothing_is_removed(
+def test_a_likely_mistake_is_reported_and_no_directory_is_removed(
     disk: Disk, as_root: Once, *, pods: str, flags: list[str], status: int, says: str
 ) -> None:
     disk.make(uid(1))

@@ -43,7 +43,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
             yield disk
 
 
-def test_garbage_is_removed(disk: Disk, agent: Agent) -> None:
+def test_the_directory_of_a_deleted_pod_is_removed(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.uids = {uid(2)}
