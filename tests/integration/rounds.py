@@ -18,7 +18,7 @@ Look = Callable[[Reflector[int]], None]
 
 
 class Thing(msgspec.Struct, frozen=True):
-    """An object that tests decode, with an integer value."""
+    """The part of a test object that is decoded: an integer value."""
 
     value: int = 0
 
@@ -42,7 +42,9 @@ class Rounds:
 
 @dataclass
 class Run:
-    """A reflector that has ended after ``rounds.limit`` attempts, and the events that it reported."""
+    """The result of a test run: a reflector that has ended after ``rounds.limit`` attempts, and the events that it
+    reported.
+    """
 
     reflector: Reflector[int]
     rounds: Rounds

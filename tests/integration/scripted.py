@@ -85,7 +85,7 @@ def serving(script: Script) -> Iterator[str]:
 
     async def serve() -> None:
         async with kmock.RawHandler(strict=False) as handler, kmock.Server(handler) as server:
-            handler << script  # kmock's syntax to add a response
+            handler << script  # in kmock, << adds a response
             started.set_result(str(server.url).rstrip("/"))
             await stop.wait()
 
@@ -175,7 +175,7 @@ def torn(*lines: bytes) -> Answer:
 
 
 async def forever() -> None:
-    """Send nothing more until the client disconnects."""
+    """Keep the answer open, and send nothing more until the client disconnects."""
     await asyncio.Event().wait()
 
 

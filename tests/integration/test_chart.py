@@ -341,7 +341,7 @@ NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
 
 
 def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text of a manifest with the nearest key above it."""
+    """Yield each string in a manifest, together with the mapping key under which it is."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from texts(each, name)
@@ -382,7 +382,7 @@ def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_
 
 
 def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
-    """The comparison with kustomize fails if a template differs."""
+    """Check the comparison itself: it fails if a template of the chart is changed."""
     chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
     file = chart / "templates" / "workloads.yaml"
     file.write_text(file.read_text().replace("--drain-seconds=5", "--drain-seconds=6"))

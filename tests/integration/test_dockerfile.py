@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Instruction(NamedTuple):
-    """One line of a Dockerfile."""
+    """One instruction of a Dockerfile."""
 
     name: str
     text: str
@@ -65,7 +65,7 @@ class Image(NamedTuple):
 
 
 def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> None:
-    """Run a RUN instruction in a shell as an engine does, with the image's directories replaced by those of this
+    """Run the command of a RUN instruction in a shell. The image's directories are replaced by directories of this
     machine.
     """
     for there, here in places.items():
@@ -85,7 +85,9 @@ def stand_in(directory: Path) -> Path:
 
 
 def copied(instructions: list[str], source: Path) -> None:
-    """Copy the files that COPY takes from the build context, without those that .dockerignore excludes."""
+    """Copy the files that a COPY instruction copies from the build context. Files that .dockerignore excludes are left
+    out.
+    """
     for text in instructions:
         *names, target = text.split()
         for name in names:

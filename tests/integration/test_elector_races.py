@@ -87,7 +87,7 @@ class Life(NamedTuple):
 
 
 class Network:
-    """The connection of one candidate to the API server."""
+    """The connection of one candidate to the API server. It delays or loses calls as the test says."""
 
     def __init__(self, world: World, phases: Iterable[Phase]) -> None:
         self._world = world

@@ -84,7 +84,7 @@ class Lists(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Log nothing, since the requests are not under test."""
+        """Log no requests."""
 
 
 def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:

@@ -22,7 +22,7 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
 def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
-    """A module that is None in sys.modules cannot be imported."""
+    """The test makes packages impossible to import, by None in sys.modules."""
     missing = "import sys; sys.modules.update(msgspec=None, kubernetes=None, flask=None, cryptography=None)"
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")

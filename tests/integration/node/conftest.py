@@ -1,4 +1,4 @@
-"""Fixtures for tests of the node agent on real directories."""
+"""Fixtures for tests of the node agent, which removes the directories that vendors keep on a node for deleted pods."""
 
 import tempfile
 from collections.abc import Iterator

@@ -19,7 +19,9 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Counts the steps. ``before`` is called before each step, with the number and the arguments of the step."""
+    """Counts the calls that change the disk (steps). ``before`` is called before each step, with its number and
+    arguments.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken = 0

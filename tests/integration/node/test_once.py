@@ -62,7 +62,7 @@ class Once:
         return done
 
     def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
-        """Return the verdict and the reason for each directory."""
+        """Run the command. For each directory, return what the command has done with it, and the reason."""
         rows = json.loads(self(pods, *flags, "-o", "json").stdout)
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
@@ -75,7 +75,7 @@ def as_plain_user(disk: Disk) -> Once:
 
 @pytest.fixture(params=[0, PLAIN], ids=["as root", "as a plain user"])
 def once(disk: Disk, request: pytest.FixtureRequest) -> Once:
-    """The command, run by the user who owns the disk."""
+    """Runs ``vcuda-controller node --once`` as the user who owns the disk."""
     need_root()
     return as_plain_user(disk) if request.param else Once(disk, 0)
 
@@ -160,7 +160,7 @@ def test_a_pod_of_any_node_keeps_its_directory(disk: Disk, once: Once) -> None:
 
 @pytest.fixture
 def as_root(disk: Disk) -> Once:
-    """The command, run as root, for tests that do not depend on the user."""
+    """Runs ``vcuda-controller node --once`` as root, for tests that do not depend on the user."""
     need_root()
     return Once(disk, 0)
 
