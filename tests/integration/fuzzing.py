@@ -107,7 +107,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
         target.assert_sound()
         yield target
         target.assert_sound()
-        assert server.worker() == target.pid, "the worker was lost, and replaced"
+        assert server.worker() == target.pid, "the worker process has ended and was replaced"
         kept.close()
         assert server.terminate() == 0
         assert "Traceback" not in server.output()

@@ -135,7 +135,11 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
     ("days", "told"),
     [
         pytest.param(91, "has expired", id="expired"),
-        pytest.param(62, "has less than a third of its life left", id="a third left, and a rotation had its chance"),
+        pytest.param(
+            62,
+            "has less than a third of its life left",
+            id="the last third has begun, and a daily rotation has run since",
+        ),
     ],
 )
 def test_a_leaf_that_was_not_renewed_is_reported_once_a_day_on_the_service(
@@ -183,11 +187,11 @@ def test_the_watch_continues_after_a_failed_check_and_logs_each_fault_once(monke
     ("days", "late"),
     [
         pytest.param(31, False, id="not in its last third"),
-        pytest.param(29, False, id="the daily rotation may be imminent"),
-        pytest.param(28, True, id="the daily rotation was missed"),
+        pytest.param(29, False, id="the last third has begun, and no daily rotation has run since"),
+        pytest.param(28, True, id="the last third began more than a day ago"),
         pytest.param(-1, True, id="expired"),
     ],
 )
 def test_a_leaf_is_overdue_when_a_daily_rotation_should_have_renewed_it(days: int, late: bool) -> None:
     assert is_late(ServedCertificate("x", "f", NOW + (days - 90) * DAY, NOW + days * DAY), NOW) is late
-    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint that presents nothing"
+    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint without a certificate is not late"

@@ -173,7 +173,7 @@ def test_every_user_may_read_the_image(image: Image) -> None:
         assert found.is_symlink() or found.stat().st_mode & needed, found
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="takes root, to make a root that is read-only and to be another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make the root read-only and to change the user")
 def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> None:
     """The webhook writes only to /dev/shm. For this test the user gets the right to read this machine's Python."""
     directory = image.environment.parent / "read-only"

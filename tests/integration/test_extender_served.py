@@ -245,7 +245,7 @@ def test_a_renewed_certificate_is_served_only_to_new_connections(
     make_certificates(tmp_path)
     listening.certificate.poll()
     with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as renewed:
-        assert prioritized(renewed), "its CA is new, like the CA that the client trusts"
+        assert prioritized(renewed), "the new certificate has a new CA, which the client trusts"
     scheduler.auto_open = 0
     assert prioritized(scheduler)
 

@@ -140,7 +140,9 @@ def test_a_malformed_review_is_answered_in_json_and_never_exceeds_the_quota(targ
             if path != "/quota" and must_be_refused(body):
                 answered["must be refused"] += 1
                 assert not answer["response"]["allowed"], body
-            assert exchange(connection, "GET", "/healthz").body == b"ok\n", "an answer belongs to another request"
+            assert exchange(connection, "GET", "/healthz").body == b"ok\n", (
+                "the connection has an answer to another request"
+            )
         target.assert_sound()
 
     send()

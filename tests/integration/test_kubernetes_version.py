@@ -47,7 +47,7 @@ class Versioned(Script):
         self.seen.append(request)
         if request.url.path != "/version":
             self.went_on.set()
-            return status(503, "the rest of it is away").render()
+            return status(503, "no other request is served").render()
         return (self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]).render()
 
     def requests(self) -> set[str]:

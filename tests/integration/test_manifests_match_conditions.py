@@ -79,13 +79,15 @@ CHANNEL = exactly("compute-domain-default-channel.nvidia.com")
         pytest.param({"devices": {}}, False, id="no requests"),
         pytest.param({"devices": {"requests": [DOMAIN, CHANNEL]}}, False, id="compute domains"),
         pytest.param({"devices": {"requests": [exactly("gpu.nvidia.com")]}}, True, id="a GPU"),
-        pytest.param({"devices": {"requests": [DOMAIN, exactly("rdma")]}}, True, id="a class that may be any"),
+        pytest.param(
+            {"devices": {"requests": [DOMAIN, exactly("rdma")]}}, True, id="another class, which may be of GPUs"
+        ),
         pytest.param(
             {"devices": {"requests": [{"name": "a", "firstAvailable": [DOMAIN]}]}}, True, id="first available"
         ),
         pytest.param({"devices": {"requests": [{"name": "a", "exactly": {}}]}}, True, id="no class"),
         pytest.param({"devices": {"requests": [{"name": "a"}]}}, True, id="neither"),
-        pytest.param({"devices": {"requests": [DOMAIN] * 33}}, True, id="more than there may be"),
+        pytest.param({"devices": {"requests": [DOMAIN] * 33}}, True, id="more requests than a claim may have"),
         pytest.param({"spec": {"devices": {"requests": [DOMAIN]}}}, True, id="a template"),
     ],
 )

@@ -205,10 +205,12 @@ def running(spec: Json, status: Json) -> Json:
     ("old", "options", "anybody"),
     [
         pytest.param(running(USED_BY_NAME, RUNNING), NOW, False, id="its containers may run"),
-        pytest.param(running(USED_BY_NAME, {}), NOW, False, id="its kubelet has not said anything yet"),
-        pytest.param(running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="its claim goes with it"),
+        pytest.param(running(USED_BY_NAME, {}), NOW, False, id="kubelet has not written a status yet"),
+        pytest.param(
+            running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="the claim is deleted with the pod"
+        ),
         pytest.param(running(USED_BY_NAME, RUNNING), SOON, True, id="kubelet ends it first"),
-        pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="with its own grace period"),
+        pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="deleted with its own grace period"),
         pytest.param(running(USED_BY_NAME, RUNNING), None, True, id="without options"),
         pytest.param(running(USED_BY_NAME, ENDED), NOW, True, id="it has ended"),
         pytest.param(running({**USED_BY_NAME, "nodeName": ""}, {}), NOW, True, id="it was never bound"),
@@ -397,4 +399,4 @@ def test_the_controller_may_change_only_model_record_and_locks_of_a_node(changed
     assert admits(policy, new, old, (), **request | {"userInfo": {"username": "admin"}})
     for each in (DISCOVERED, *OWN_ANNOTATIONS):
         marked = {"metadata": {**OF_A_NODE, "annotations": {"a/b": "1", each: "x"}}, "spec": {}}
-        assert admits(policy, old, marked, (), **request), "removing it is permitted too"
+        assert admits(policy, old, marked, (), **request), "the removal is permitted too"

@@ -227,7 +227,7 @@ def test_a_callback_that_raises_is_counted_and_the_next_event_follows(kube: Kube
     def stumble(_old: int | None, new: int | None) -> None:
         seen.append(new)
         if new == 1:
-            raise RuntimeError("a fault of the callback")
+            raise RuntimeError("the callback failed")
 
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.watches.append(stream(event("MODIFIED", item("a", 11, value=3))))

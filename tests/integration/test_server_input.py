@@ -161,7 +161,7 @@ def test_a_pod_that_cannot_be_decoded_is_rejected(
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK
     assert b"Traceback" not in reply.body
-    assert len(reply.body) < 2000, "an answer has a few sentences for a request of any size"
+    assert len(reply.body) < 2000, "the answer must be short for a request of any size"
     response = reply.decoded()["response"]
     assert not response["allowed"]
     assert response["status"]["code"] == code

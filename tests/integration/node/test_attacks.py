@@ -106,7 +106,7 @@ def test_a_file_with_a_hard_link_outside_keeps_its_other_name(disk: Disk, agent:
     disk.clocks.advance(RETENTION)
     freed = agent.sweep()[f"{TRASH}/{trashed}"].freed
     assert (disk.trash(), outside.stat().st_size) == (set(), 1_000_000)
-    assert freed < 1_000_000, "a file with another name frees no space"
+    assert freed < 1_000_000, "a file with a second hard link frees no space"
 
 
 def listening(path: Path, stack: ExitStack) -> None:

@@ -82,7 +82,7 @@ def test_a_directory_that_cannot_be_moved_delays_no_other_and_is_retried(
     assert disk.names() == {uid(2)}
     taken = steps.taken
     assert agent.sweep()[uid(2)].keep == said[uid(2)].keep
-    assert steps.taken == taken + 1, "only the trash is listed, since the agent waits before it retries"
+    assert steps.taken == taken + 1, "the agent lists only the trash, because it waits before it retries"
     steps.go_on()
     disk.clocks.advance(60)
     assert agent.sweep()[uid(2)].verdict is Action.MOVED
@@ -138,7 +138,7 @@ def test_sockets_that_vanish_while_the_root_is_read_delay_no_directory(disk: Dis
 
     Agent(disk).run(report)
     assert uid(1) in said
-    assert len(said) == 2, "one of the sockets is reported before they vanish"
+    assert len(said) == 2, "one socket is reported before the sockets vanish"
 
 
 class Unlisted:
@@ -177,7 +177,7 @@ def test_an_entry_of_unknown_type_stays_and_delays_no_other(
         assert said[uid(1)].keep == Keep(KeepReason.ERROR, "the type of vcuda.config cannot be read")
         assert disk.names() == {uid(1)}
     else:
-        assert disk.names() == set(), "opening it reported the error"
+        assert disk.names() == set(), "the agent tried to open the entry, and reported the error"
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
@@ -228,9 +228,9 @@ def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
     (disk.root / uid(1)).mkdir()
     inode = (disk.root / uid(1)).stat().st_ino
     agent.sweep()
-    assert len(disk.trash()) == 1, "the name is in use"
+    assert len(disk.trash()) == 1, "the name in the trash is in use"
     assert disk.names() == {uid(1), uid(2)}
-    assert (disk.root / uid(1)).stat().st_ino == inode, "an empty directory must not be replaced either"
+    assert (disk.root / uid(1)).stat().st_ino == inode, "the move must not replace an empty directory"
 
 
 def test_two_directories_of_one_name_are_not_moved_in_the_same_second(disk: Disk, agent: Agent) -> None:

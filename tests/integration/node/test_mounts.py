@@ -37,7 +37,9 @@ POD = f"vm/{uid(1)}"
         pytest.param(bind_mount, "guarded/etc/passwd", f"{POD}/pids.config", id="a file that is a mount point"),
         pytest.param(bind_mount, "guarded", POD, id="itself a mount point"),
         pytest.param(bind_mount, POD, "container", id="mounted elsewhere"),
-        pytest.param(mounted_in_a_container, POD, "container", id="in a container, which may open files at any time"),
+        pytest.param(
+            mounted_in_a_container, POD, "container", id="mounted in a container, which may open files at any time"
+        ),
     ],
 )
 def test_a_directory_stays_while_it_is_mounted(

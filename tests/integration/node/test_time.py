@@ -68,9 +68,9 @@ def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_
         agent.sweep(give_up=lambda: True)
         left.append(files_in_trash(disk))
     [large, small] = [[each.get(uid(number), 0) for each in left] for number in (1, 2)]
-    assert large[0] < 9, "one batch is deleted in any case"
+    assert large[0] < 9, "the first sweep deletes one batch of the larger directory"
     assert small[0] == 5
-    assert small[1] < 5, "then the other tree has its turn"
+    assert small[1] < 5, "the second sweep continues with the other directory"
     assert large[1] == large[0]
     assert (left[-1], disk.trash()) == ({}, set())
 
@@ -100,4 +100,4 @@ def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps:
     assert steps.taken == first + 4
     asked = iter([False, False])  # the checks before the directory and at its first entry
     agent.sweep(stopping=lambda: next(asked, True))
-    assert (steps.taken, next(asked, None)) == (first + 5, None), "only the trash was listed"
+    assert (steps.taken, next(asked, None)) == (first + 5, None), "the sweep listed only the trash"
