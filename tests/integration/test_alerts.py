@@ -52,8 +52,8 @@ Series = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """The test cases of one alert: situations, each a set of metric series, in which the alert fires, and situations in
-    which it does not.
+    """The test cases of one alert. Each case is a set of metric series. The alert must fire with some of the sets, and
+    must be silent with the others.
     """
 
     firing: Sequence[Series]
