@@ -1,4 +1,4 @@
-"""Fixtures for tests with scripted answers."""
+"""Fixtures for tests against servers with scripted answers, and for fuzz tests of the webhook."""
 
 import resource
 from collections.abc import Iterator
@@ -20,8 +20,8 @@ def api() -> ApiDouble:
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A webhook to which tests send arbitrary input. This process may also open many files, which crowds of clients
-    need.
+    """A running webhook to which tests send arbitrary input. The limit of open files of this process is raised, because
+    some tests open thousands of connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -32,13 +32,13 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture
 def script() -> Script:
-    """A script, to which a test adds answers."""
+    """The list of answers that the scripted server gives. A test adds answers to it."""
     return Script()
 
 
 @pytest.fixture
 def server(script: Script) -> Iterator[str]:
-    """The URL at which the script is served."""
+    """The URL of a server that gives the scripted answers."""
     with serving(script) as url:
         yield url
 

@@ -1,4 +1,6 @@
-"""A server that gets arbitrary input. It must always answer in JSON, show no stack trace, and answer good requests."""
+"""Helpers for fuzz tests, which send arbitrary input to a webhook. The webhook must always answer in JSON, must never
+show a stack trace, and must still answer valid requests.
+"""
 
 import json
 import os
@@ -19,7 +21,7 @@ from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import PATIENCE, WebhookProcess, exchange, serving
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
-"""Seconds for all fuzzing together. `make fuzz` sets ten minutes."""
+"""Seconds that all fuzz tests together may take. `make fuzz` sets ten minutes."""
 
 QUOTA = "{steady: {quota: {M40: 8}}, full: {quota: {M40: 0, P100: 0, A100: 0}}, roomy: {quota: {M40: 100000}}}"
 
@@ -31,7 +33,7 @@ _TRACES = (b"Traceback", b'File "', b"<html")
 
 
 class Answer(NamedTuple):
-    """An answer from the wire. Its form has been checked."""
+    """A parsed HTTP answer with a valid form."""
 
     status: int
     head: bytes
@@ -40,14 +42,16 @@ class Answer(NamedTuple):
 
 @dataclass
 class Target:
-    """The attacked server, and a caller that keeps its connection like the API server."""
+    """The attacked server, and a client that keeps its connection open as the API server does."""
 
     server: WebhookProcess
     kept: HTTPSConnection
     pid: int
 
     def assert_sound(self) -> None:
-        """Assert that good requests are answered properly, on the kept connection and on a new one."""
+        """Assert that valid requests get correct answers, on the connection that is kept open and on a new
+        connection.
+        """
         for connection in (self.kept, self.server.connect()):
             response = exchange(connection, "POST", "/mutate", GOOD).decoded()["response"]
             assert response["allowed"], response
@@ -58,7 +62,9 @@ class Target:
                 connection.close()
 
     def assert_kept(self, used: socket.socket | None) -> None:
-        """Assert that the kept connection is the same, because http.client would silently open another."""
+        """Assert that the server has not closed the kept connection. http.client would silently open a new
+        connection.
+        """
         assert used is not None
         assert self.kept.sock is used
 
@@ -73,17 +79,17 @@ class Target:
         return raw
 
     def shake_hands(self, receive_buffer: int | None = None) -> ssl.SSLSocket:
-        """Return a TLS connection."""
+        """Return a new connection to the server after a TLS handshake."""
         return self.server.tls.wrap_socket(self.open(receive_buffer), server_hostname="127.0.0.1")
 
     def note_memory(self, when: str) -> int:
-        """Print and return the resident memory of the worker in MiB."""
+        """Print and return the resident memory of the webhook's worker process in MiB."""
         now = self.memory("VmRSS")
         print(f"resident memory {when}: {now} MiB")
         return now
 
     def memory(self, field: str) -> int:
-        """Return a memory figure of the worker in MiB: VmRSS, or VmHWM for its peak."""
+        """Return the current (VmRSS) or the highest (VmHWM) resident memory of the worker process in MiB."""
         found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
         assert found
         return int(found[1]) // 1024
@@ -91,7 +97,9 @@ class Target:
 
 @contextmanager
 def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
-    """Run a server that must survive the block: the same process, without a stack trace in its log."""
+    """Run a webhook during the ``with`` statement. At the end, assert that its worker process was not replaced, and
+    that its log has no stack trace.
+    """
     quota = directory / "gpuquota.yaml"
     quota.write_text(QUOTA)
     with serving("--standalone", "--quota", quota, *flags) as server, closing(server.connect()) as kept:
@@ -99,7 +107,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
         target.assert_sound()
         yield target
         target.assert_sound()
-        assert server.worker() == target.pid, "the worker was lost, and replaced"
+        assert server.worker() == target.pid, "the worker process has ended and was replaced"
         kept.close()
         assert server.terminate() == 0
         assert "Traceback" not in server.output()
@@ -107,7 +115,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
 
 
 def for_a_while(share: float, test: Callable[[], object]) -> int:
-    """Repeat a test for a part of the time, at least once. Return the number of runs."""
+    """Run a test repeatedly for a part of the fuzzing time, and at least once. Return the number of runs."""
     end, times = time.monotonic() + share * SECONDS, 0
     while times == 0 or time.monotonic() < end:
         test()
@@ -121,7 +129,9 @@ def assert_harmless(reply_body: bytes) -> None:
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return the received bytes, and whether the server has closed the connection. False if it waits for more input."""
+    """Return the received bytes, and True if the server has closed the connection or False if the server waits for
+    input.
+    """
     data = b""
     try:
         while more := connection.recv(2**16):
@@ -134,7 +144,9 @@ def read_all(connection: socket.socket) -> tuple[bytes, bool]:
 
 
 def answers_in(data: bytes) -> list[Answer]:
-    """Return the consecutive answers in these bytes. Each must have a known length, and be JSON or plain words."""
+    """Parse the consecutive HTTP answers in these bytes. Each answer must have a known length, and a body of JSON or
+    plain text.
+    """
     answers = []
     while data:
         head, blank, rest = data.partition(b"\r\n\r\n")

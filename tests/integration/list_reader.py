@@ -1,6 +1,6 @@
-"""Reads a LIST as a part of the system does, in a separate process.
+"""A program that reads one LIST with the code of vcuda quota, so that the memory for the LIST can be measured.
 
-Prints the growth of its peak memory in MiB, and the number of objects.
+It prints the growth of its peak memory in MiB, and the number of objects.
 
 Usage: python -m tests.integration.list_reader KUBECONFIG WHAT
 """
@@ -58,14 +58,14 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 def peak() -> int:
     """Return the peak memory of this process in MiB."""
-    # getrusage's maximum is no use: a new program inherits that of the process that started it.
+    # The maximum of getrusage cannot be used here, because a new program inherits the maximum of its parent process.
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) // 1024
 
 
 def main() -> None:
-    """Read it, and print the figures."""
+    """Read the LIST, and print the figures."""
     kube = Kube.connect(Path(sys.argv[1]))
     before = peak()
     read = READERS[sys.argv[2]](kube)

@@ -1,4 +1,4 @@
-"""Serving certificates of one authority, and the ways in which they are written to files."""
+"""Serving certificates of one CA, and two ways to replace the files of a certificate."""
 
 import shutil
 import ssl
@@ -21,7 +21,7 @@ def new_leaf(days: int = 90) -> Signed:
 
 
 def write_plainly(directory: Path, leaf: Signed) -> None:
-    """Overwrite the two files in place, as an editor or ``cp`` does."""
+    """Overwrite certificate and key in place, as an editor or ``cp`` does."""
     directory.mkdir(exist_ok=True)
     (directory / "tls.crt").write_bytes(leaf.certificate_pem())
     (directory / "tls.key").write_bytes(leaf.key_pem())

@@ -1,4 +1,4 @@
-"""Pods, and AdmissionReviews of them as the API server sends them."""
+"""Pods for tests, and their AdmissionReviews as the API server sends them."""
 
 import base64
 import json
@@ -15,7 +15,9 @@ POD = {"group": "", "version": "v1", "kind": "Pod"}
 
 
 def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json:
-    """Return a pod with one container of these limits, as a person writes it: without uid and status."""
+    """Return the manifest of a pod with one container that has these limits. Like a user's manifest, it has no uid and
+    no status.
+    """
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -35,14 +37,12 @@ def on_m40(pod: Json) -> Json:
 
 
 def pinned(pod: Json) -> Json:
-    """Return the pod with an affinity for M40, as its owner can write it."""
+    """Return the pod with a node affinity for the model M40, as a user can write it."""
     return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
 
 
 def review_of(manifest: object, **fields: object) -> Json:
-    """Return a review of the creation of ``manifest``. ``fields`` replace fields of the request, by their Kubernetes
-    names.
-    """
+    """Return the AdmissionReview for the creation of ``manifest``. ``fields`` replace fields of its request."""
     metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
     named = metadata if isinstance(metadata, dict) else {}
     request = {
@@ -61,7 +61,9 @@ def review_of(manifest: object, **fields: object) -> Json:
 
 
 def patched(pod: Json, response: Json) -> Json:
-    """Return the pod with the patch of an answer, applied by a separate library."""
+    """Return the pod after the patch of the webhook's answer. A library that the webhook does not use applies the
+    patch.
+    """
     if "patch" not in response:
         return pod
     assert response["patchType"] == "JSONPatch"
@@ -70,5 +72,7 @@ def patched(pod: Json, response: Json) -> Json:
 
 
 def with_uid(pod: Json) -> Json:
-    """Return the pod with the uid under which it will be stored, which only validating webhooks see."""
+    """Return the pod with a uid. The API server sets the uid after the mutating webhooks, and before the validating
+    webhooks.
+    """
     return {**pod, "metadata": {**pod["metadata"], "uid": str(uuid.uuid4())}}

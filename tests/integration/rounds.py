@@ -1,4 +1,4 @@
-"""Runs a reflector for a number of attempts instead of an endless thread."""
+"""Runs a reflector (a LIST and watch of one kind of objects) for a number of attempts, instead of an endless thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,19 +18,19 @@ Look = Callable[[Reflector[int]], None]
 
 
 class Thing(msgspec.Struct, frozen=True):
-    """An object that tests decode, with an integer value."""
+    """The part of a test object that is decoded: an integer value."""
 
     value: int = 0
 
 
 def thing(raw: bytes) -> int | None:
-    """Return the value of an object, or None if it is 0, which is not kept."""
+    """Decode an object to its value. The value 0 gives None, so that the reflector does not keep the object."""
     return msgspec.json.decode(raw, type=Thing).value or None
 
 
 @dataclass
 class Rounds:
-    """Replaces sleeping: records each delay, and ends the reflector after ``limit`` delays."""
+    """Replaces the reflector's sleep. It records each delay, and ends the reflector after ``limit`` delays."""
 
     limit: int
     delays: list[float] = field(default_factory=list)
@@ -42,7 +42,9 @@ class Rounds:
 
 @dataclass
 class Run:
-    """A reflector that has ended after ``rounds.limit`` attempts, and the events that it reported."""
+    """The result of a test run: a reflector that has ended after ``rounds.limit`` attempts, and the events that it
+    reported.
+    """
 
     reflector: Reflector[int]
     rounds: Rounds
@@ -53,7 +55,7 @@ class Run:
 
 
 def run(kube: Kube, limit: int, look: Look = lambda _: None, **settings: Any) -> Run:
-    """Run a reflector for ``limit`` attempts, without pauses and jitter. ``look`` is called after each event."""
+    """Run a reflector for ``limit`` attempts, without sleep and without jitter. ``look`` is called after each event."""
     events: list[tuple[int | None, int | None]] = []
     rounds = Rounds(limit)
     reflector: Reflector[int]
@@ -81,7 +83,7 @@ def running(reflector: Reflector[Any]) -> Iterator[None]:
 
 
 def stopped_at_its_first_object(kube: Kube) -> Reflector[int]:
-    """Return a reflector of ``PATH`` that was stopped while it decoded the first object of its list."""
+    """Return a reflector of ``PATH`` that was stopped while it decoded the first object of its LIST."""
     reflector: Reflector[int]
 
     def stop(_raw: bytes) -> int:

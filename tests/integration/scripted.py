@@ -1,4 +1,6 @@
-"""A server with scripted answers, by kmock, for errors that a healthy API server does not make."""
+"""A server that gives scripted answers, for errors that a healthy API server does not make. It uses the package
+kmock.
+"""
 
 import asyncio
 import json
@@ -14,14 +16,16 @@ import kmock
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer: its status, its headers, and the payload from which kmock makes the body."""
+    """A scripted answer: the HTTP status, the headers, and the payload from which kmock makes the body."""
 
     payload: kmock.Payload
     status: int = 200
     headers: Mapping[str, str] | None = None
 
     def render(self) -> kmock.Payload:
-        """Return the answer for kmock. The status is always set, because kmock would repeat that of the last answer."""
+        """Return the answer as kmock's response. The status is always set, because otherwise kmock repeats the status
+        of the previous answer.
+        """
         response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock forgot it in its __all__
             status=self.status, headers=self.headers, payload=self.payload
         )
@@ -30,11 +34,12 @@ class Answer:
 
 @dataclass
 class Script:
-    """Answers requests in order: ``watches`` for those with the parameter watch, ``answers`` for all others.
+    """The answers of the server, in the order in which they are given. ``seen`` has all answered requests.
 
-    ``seen`` has the requests. When ``watches`` is used up, further watches stay open and silent. ``streams`` are the
-    answers to watches that request initial events. When they are used up, such a watch is rejected, as by a server that
-    does not stream lists. It is then not in ``seen``, but counted in ``refused_streams``.
+    ``watches`` are the answers to watch requests. When no such answer is left, a watch stays open and silent.
+    ``streams`` are the answers to watches that request initial events (streamed lists). When no such answer is left,
+    the watch is rejected, as by a server that does not stream lists, and ``refused_streams`` counts it. ``answers`` are
+    the answers to all other requests.
     """
 
     answers: deque[Answer] = field(default_factory=deque)
@@ -56,12 +61,14 @@ class Script:
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Return each request in short: ``LIST``, ``STREAM``, or ``WATCH`` and the version from which it starts."""
+        """Return each request in a short form: ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch
+        starts.
+        """
         return [in_short(request) for request in self.seen]
 
 
 def in_short(request: kmock.Request) -> str:
-    """Return the request in short."""
+    """Return the short form of one request; see ``asked``."""
     if "watch" not in request.params:
         return "LIST"
     return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
@@ -69,7 +76,7 @@ def in_short(request: kmock.Request) -> str:
 
 @contextmanager
 def serving(script: Script) -> Iterator[str]:
-    """Serve the script on a free port, in a separate thread. Yield the URL."""
+    """Run the scripted server on a free port, in a separate thread. Yield the URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kmock")
     thread.start()
@@ -78,7 +85,7 @@ def serving(script: Script) -> Iterator[str]:
 
     async def serve() -> None:
         async with kmock.RawHandler(strict=False) as handler, kmock.Server(handler) as server:
-            handler << script  # kmock's syntax to add a response
+            handler << script  # in kmock, << adds a response
             started.set_result(str(server.url).rstrip("/"))
             await stop.wait()
 
@@ -97,7 +104,9 @@ def serving(script: Script) -> Iterator[str]:
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
-    """Write a kubeconfig, as JSON, with one context. ``way`` has further fields of its cluster."""
+    """Write a kubeconfig, as JSON, with one context. ``way`` has additional fields of the cluster, for example a
+    proxy.
+    """
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -110,12 +119,12 @@ def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapp
 
 
 def status(code: int, message: str) -> Answer:
-    """Return an error answer with a Status, as the API server writes it."""
+    """Return an error answer with an object of kind Status, as the API server writes it."""
     return Answer(status_object(code, message), status=code)
 
 
 def status_object(code: int, message: str) -> dict[str, object]:
-    """Return a Status."""
+    """Return an object of kind Status."""
     return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
 
 
@@ -126,7 +135,7 @@ def page(version: int, *items: Mapping[str, object], token: str = "") -> Answer:
 
 
 def stream(*parts: kmock.Payload) -> Answer:
-    """Return a streamed answer, each part of which is sent separately."""
+    """Return an answer whose parts are sent one after another."""
     return Answer(parts)
 
 
@@ -161,17 +170,17 @@ def tear(request: kmock.Request) -> None:
 
 
 def torn(*lines: bytes) -> Answer:
-    """Return a streamed answer that breaks after ``lines``."""
+    """Return an answer whose connection breaks after ``lines``."""
     return stream(*lines, tear)
 
 
 async def forever() -> None:
-    """Send nothing more until the client disconnects."""
+    """Keep the answer open, and send nothing more until the client disconnects."""
     await asyncio.Event().wait()
 
 
 SILENT: kmock.Payload = (b"\n", forever)
-"""Sends the headers at once, and then nothing."""
+"""An answer with headers and no body. Its connection stays open."""
 
 NOT_STREAMED = status(
     422,

@@ -1,4 +1,4 @@
-"""An API server that hangs: it accepts requests, and answers only the request for its version."""
+"""A test double of an API server that hangs: it answers the request for its version, and no other request."""
 
 import socket
 import threading
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VERSION = b'{"gitVersion": "v1.37.2"}'
-"""A component requests the version first, and waits for the answer."""
+"""The answer to the request for the version, which each of our programs makes first and waits for."""
 
 
 class Silence:
-    """Keeps every other connection open until the test closes it."""
+    """A server that answers the request for the version. It keeps the connections of all other requests open, without
+    an answer, until the test closes them.
+    """
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -21,7 +23,7 @@ class Silence:
 
     @property
     def url(self) -> str:
-        """Return its URL, without TLS."""
+        """Return the URL of the server, which has no TLS."""
         return "http://{}:{}".format(*self._listener.getsockname())
 
     def _accept(self) -> None:
@@ -29,7 +31,7 @@ class Silence:
             near, _ = self._listener.accept()
             with near.makefile("rb") as stream:
                 line = stream.readline().decode()
-            if not line:  # from close()
+            if not line:  # sent by close()
                 near.close()
                 return
             if "/version" in line:
@@ -41,13 +43,13 @@ class Silence:
                 self._changed.notify_all()
 
     def await_request(self, path: str, patience: float) -> None:
-        """Return when a client waits for an answer about ``path``. Raises TimeoutError after ``patience`` seconds."""
+        """Wait until a client has requested ``path``. Raises TimeoutError after ``patience`` seconds."""
         with self._changed:
             if not self._changed.wait_for(lambda: path in self._held, patience):
                 raise TimeoutError(f"no request for {path}, only for {sorted(self._held)}")
 
     def hang_up(self, path: str) -> None:
-        """Close the connections that wait for an answer about ``path``."""
+        """Close the connections of clients that have requested ``path``."""
         with self._changed:
             for near in self._held.pop(path):
                 near.close()

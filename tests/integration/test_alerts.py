@@ -1,4 +1,6 @@
-"""Each alert of the component prometheus fires in its situation, and in no other, as promtool evaluates it."""
+"""Each alert of the component prometheus fires with the metrics of its situation, and is silent with similar metrics.
+promtool evaluates the rules.
+"""
 
 import json
 import shutil
@@ -17,16 +19,16 @@ pytestmark = pytest.mark.slow
 RULES = yaml.safe_load((MANIFESTS / "components" / "prometheus" / "rules.yaml").read_text())["spec"]
 NAMES = tuple(rule["alert"] for group in RULES["groups"] for rule in group["rules"])
 MINUTES = 150
-"""The length of each series, in minutes. Its values are one minute apart."""
+"""The length of each metric series in minutes. A series has one value per minute."""
 
 
 def steady(value: float) -> str:
-    """Return a series with a constant value."""
+    """Return a metric series with a constant value."""
     return f"{value}+0x{MINUTES}"
 
 
 def rising(step: float, start: float = 0) -> str:
-    """Return a counter that rises by so much a minute."""
+    """Return the series of a counter that increases by this amount each minute."""
     return f"{start}+{step}x{MINUTES}"
 
 
@@ -50,7 +52,9 @@ Series = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """The series with which an alert fires, and those with which it does not. Each is one situation."""
+    """The test cases of one alert. Each case is a set of metric series. The alert must fire with some of the sets, and
+    must be silent with the others.
+    """
 
     firing: Sequence[Series]
     silent: Sequence[Series]
@@ -152,7 +156,7 @@ def situations() -> list[object]:
 
 
 def promtool() -> str:
-    """Return promtool. Without it the test is skipped."""
+    """Return the path of promtool. The test is skipped if promtool is not installed."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("no promtool on PATH: install Debian's package prometheus")

@@ -1,4 +1,6 @@
-"""The rotation and the controller's watch read the leaf that an endpoint serves, by real TLS, without trusting it."""
+"""`vcuda-certs` and the controller read, by real TLS, the serving certificate (leaf) that an endpoint presents, whoever
+issued it.
+"""
 
 import socket
 import ssl
@@ -69,7 +71,7 @@ def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch
 
 
 def of_version_6(leaf: Signed) -> bytes:
-    """Return a certificate in PEM with a version that does not exist. OpenSSL serves it nevertheless."""
+    """Return a PEM certificate with a version number that does not exist. OpenSSL still serves such a certificate."""
     content = leaf.certificate.public_bytes(Encoding.DER)
     version_3, version_6 = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
     assert content.count(version_3) == 1
@@ -77,7 +79,7 @@ def of_version_6(leaf: Signed) -> bytes:
 
 
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
-    """It must end neither the rotation nor the leading controller."""
+    """Such a certificate must not stop `vcuda-certs` or the leading controller."""
     (tmp_path / "tls.crt").write_bytes(of_version_6(LEAF))
     (tmp_path / "tls.key").write_bytes(LEAF.key_pem())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -91,7 +93,9 @@ def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_pat
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
-    """Return a watch of a Service with these endpoints, each in its own slice. Another Service also has one."""
+    """Return a certificate watch of a Service with these endpoints, each in its own EndpointSlice. The cluster also has
+    an EndpointSlice of another Service.
+    """
     for number, address in enumerate(addresses):
         store_slice(api, f"vcuda-webhook-{number}", "vcuda-webhook", address)
     store_slice(api, "another", "vcuda-extender", "192.0.2.1:1")
@@ -131,7 +135,11 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
     ("days", "told"),
     [
         pytest.param(91, "has expired", id="expired"),
-        pytest.param(62, "has less than a third of its life left", id="a third left, and a rotation had its chance"),
+        pytest.param(
+            62,
+            "has less than a third of its life left",
+            id="the last third has begun, and a daily rotation has run since",
+        ),
     ],
 )
 def test_a_leaf_that_was_not_renewed_is_reported_once_a_day_on_the_service(
@@ -179,11 +187,11 @@ def test_the_watch_continues_after_a_failed_check_and_logs_each_fault_once(monke
     ("days", "late"),
     [
         pytest.param(31, False, id="not in its last third"),
-        pytest.param(29, False, id="the daily rotation may be imminent"),
-        pytest.param(28, True, id="the daily rotation was missed"),
+        pytest.param(29, False, id="the last third has begun, and no daily rotation has run since"),
+        pytest.param(28, True, id="the last third began more than a day ago"),
         pytest.param(-1, True, id="expired"),
     ],
 )
 def test_a_leaf_is_overdue_when_a_daily_rotation_should_have_renewed_it(days: int, late: bool) -> None:
     assert is_late(ServedCertificate("x", "f", NOW + (days - 90) * DAY, NOW + days * DAY), NOW) is late
-    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint that presents nothing"
+    assert not is_late(ServedCertificate("x", fault="refused"), NOW), "an endpoint without a certificate is not late"

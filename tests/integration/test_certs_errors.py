@@ -22,7 +22,7 @@ from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
-"""The time of collection: minutes before the last test runs. The server's answers carry the true time."""
+"""The time at which pytest collects the tests. The dates in the server's answers may be minutes later."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.37.2"})
@@ -67,13 +67,15 @@ def test_an_unreachable_api_server_is_retried_and_then_reported(tmp_path: Path) 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retry without a pause."""
+    """Removes the pauses between retries."""
     monkeypatch.setattr("certs.rotation.SystemClock.sleep", lambda *_: None)
 
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
-def test_one_secret_cannot_be_both(kubeconfig: Path, command: str) -> None:
-    """Otherwise the webhook, which mounts this Secret, could read the key of the CA."""
+def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: Path, command: str) -> None:
+    """If the CA and the serving certificate were in one Secret, the webhook, which mounts it, could read the CA's
+    key.
+    """
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
     assert "--ca-secret and --serving-secret must be different" in ended.output
@@ -98,7 +100,7 @@ def test_an_answer_that_is_not_json_is_quoted(script: Script, kubeconfig: Path) 
 def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     script: Script, store: ClusterStore, off: timedelta
 ) -> None:
-    """Otherwise valid certificates would seem expired, and the new ones would not be accepted."""
+    """With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet."""
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
@@ -107,7 +109,9 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
-    """An endpoint that was left out would keep a leaf that is no longer trusted."""
+    """If the rotation missed an endpoint, that endpoint could still serve a certificate whose CA is no longer
+    trusted.
+    """
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
     script.answers += [
@@ -137,7 +141,9 @@ def configuration(
 def test_a_configuration_without_our_label_is_never_written_and_is_reported_with_the_command(
     script: Script, store: ClusterStore
 ) -> None:
-    """Otherwise its caBundle would stay unchanged when the CA changes, and its objects could not be created."""
+    """The rotation must notice a webhook configuration of ours without the label. Otherwise its caBundle would stay
+    unchanged when the CA changes, and its calls would fail.
+    """
     items = [
         configuration("vcuda-quota", LABELS),
         configuration("lost", {"app.kubernetes.io/part-of": "another"}),
@@ -155,7 +161,9 @@ def test_a_configuration_without_our_label_is_never_written_and_is_reported_with
 
 
 def test_a_configuration_that_another_tool_manages_is_still_read(script: Script, store: ClusterStore) -> None:
-    """`status` must report whether its caBundles trust the served leaves. The rotation never writes it."""
+    """`status` must report whether the caBundles of this configuration trust the served certificates. The rotation
+    never writes this configuration.
+    """
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     script.answers += [Answer(theirs), NONE, Answer({"items": items}), NO_SLICES]
@@ -166,7 +174,7 @@ def test_a_configuration_that_another_tool_manages_is_still_read(script: Script,
 
 
 class Failing(World):
-    """A store whose next requests fail."""
+    """A store of Secrets and webhook configurations whose next requests fail."""
 
     faults: list[Exception]
 
@@ -184,7 +192,7 @@ def failing(*faults: Exception) -> Failing:
 
 
 def rotate(world: World, policy: RotationPolicy = POLICY, note: Callable[[object], None] = lambda _: None) -> End:
-    """Run a rotation for five minutes at most."""
+    """Run `vcuda-certs rotate` with a time limit of five minutes."""
     return Rotation(world, policy, timedelta(minutes=5), world, note).run()
 
 
@@ -204,7 +212,7 @@ def test_after_many_failures_in_a_row_the_run_ends_with_the_error() -> None:
 def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_reported(
     policy: RotationPolicy,
 ) -> None:
-    """There is something to write, because the caBundle was emptied."""
+    """The caBundle was emptied, so the rotation tries to write the configuration."""
     world = healthy(timedelta())
     world.put_hooks(0, bundle=())
     empty = world.state.configurations[0]
@@ -233,7 +241,7 @@ def test_a_write_that_the_api_server_rejects_is_distinguished(script: Script, st
 def test_a_run_whose_steps_are_always_reverted_ends() -> None:
     class Undone(World):
         def write(self, write: Write) -> None:
-            """Drop the write, as if another client reverted it at once."""
+            """Ignore the write, as if another client reverted it at once."""
 
     world = Undone(State())
     steps: list[object] = []

@@ -1,4 +1,6 @@
-"""The Helm chart gives the same objects as kustomize, and names each wrong value before anything is applied."""
+"""The Helm chart renders the same objects as kustomize. Wrong values are rejected before anything is applied, and the
+message names the value.
+"""
 
 import itertools
 import json
@@ -29,7 +31,7 @@ NEEDS = {
     "delete-beyond-budget": "enforce-audit",
     "node-host-pid": "node-agent-hami",
 }
-"""The components that the chart rejects without another component."""
+"""Components that the chart accepts only together with another component."""
 ROOT = CHART.parents[1]
 EXCLUDED = ({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}, {"hami", "scheduler"})
 
@@ -39,7 +41,9 @@ def setting_of(component: str) -> str:
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return every component alone, every pair, and the two largest sets, as far as the chart permits them."""
+    """Return the combinations of components to test: each single component, each pair, and the two largest sets.
+    Combinations that the chart rejects are left out.
+    """
     fork = "node-agent-nvidia-vcuda"
     largest = (COMPONENTS.keys() - left_out for left_out in ({"hami", fork}, {"scheduler", fork}))
     chosen = [set(), *({each} for each in COMPONENTS), *map(set, itertools.combinations(COMPONENTS, 2)), *largest]
@@ -53,7 +57,7 @@ def objects(text: str) -> dict[Identity, Json]:
 
 
 def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    """Return the objects that helm applies, without those of its hooks."""
+    """Return the objects that helm applies, without the objects of hooks."""
     return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
 
 
@@ -84,7 +88,9 @@ def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str,
 
 
 def test_the_commands_of_the_page_render() -> None:
-    """One of them is the combination that most clusters need: HAMi with cert-manager and Prometheus."""
+    """Every `helm` command of docs/install.md renders, for example the command with HAMi, cert-manager and
+    Prometheus.
+    """
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
     usual = "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
@@ -101,7 +107,7 @@ def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
 
 
 def test_the_templates_are_those_of_the_manifests() -> None:
-    """`make chart` writes the templates."""
+    """If this test fails, run `make chart`, which writes the templates."""
     written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
     generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
     assert generated == templates()
@@ -207,7 +213,7 @@ def test_a_release_in_a_namespace_that_the_chart_creates_is_rejected() -> None:
     assert "install the release into another one, for example --namespace kube-system" in done.stderr
 
 
-def test_the_account_of_the_uninstall_exists_only_then_and_may_delete_policies_and_webhooks() -> None:
+def test_the_account_of_the_uninstall_exists_only_during_it_and_may_delete_policies_and_webhooks() -> None:
     found = [*whole_chart().values()]
     hooks = [each for each in found if is_of_a_hook(each)]
     assert {each["metadata"]["annotations"]["helm.sh/hook"] for each in hooks} == {"pre-delete"}
@@ -329,13 +335,13 @@ OF_OTHERS = re.compile(
     r"|^vcuda-quota(-dashboard|-viewer|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
     r"|the controller of vcuda-quota: |ValidatingWebhookConfiguration vcuda-quota;|kubectl gpuquota"
 )
-"""Texts that name no namespace, and are the same in every installation."""
+"""Texts that contain the name of a namespace by chance, and are the same in every installation."""
 NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
-"""Keys under which the whole text ``vcuda-quota`` is the name of another object than a namespace."""
+"""Keys whose value ``vcuda-quota`` is the name of an object that is not a namespace."""
 
 
 def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each text of a manifest with the nearest key above it."""
+    """Yield each string in a manifest, together with the mapping key under which it is."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from texts(each, name)
@@ -347,7 +353,7 @@ def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, 
 
 
 def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
-    """Return the texts that refer to a namespace, or to the quota, by its usual name."""
+    """Return the texts that contain the default name of a namespace or of the quota ConfigMap."""
     others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
     named = [
         (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))
@@ -376,7 +382,7 @@ def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_
 
 
 def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
-    """The comparison with kustomize fails if a template differs."""
+    """Check the comparison itself: it fails if a template of the chart is changed."""
     chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
     file = chart / "templates" / "workloads.yaml"
     file.write_text(file.read_text().replace("--drain-seconds=5", "--drain-seconds=6"))

@@ -1,4 +1,4 @@
-"""Addresses in the flags of the controller's commands, and an extender that cannot start."""
+"""Invalid flags of the controller's commands, and errors of the scheduler extender at its start."""
 
 import socket
 import subprocess
@@ -50,7 +50,7 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
-        # Between two resyncs the age of a pending charge must not be forgotten.
+        # The controller forgets ages that are older than a resync, and it must not forget a charge before it expires.
         (
             ("--storable-seconds", "301"),
             "--full-pass-seconds: must be at least twice --storable-seconds (301); got 600.",
@@ -89,7 +89,7 @@ def test_bad_flags_are_reported_before_anything_starts(tmp_path: Path, flags: tu
 def test_an_address_that_cannot_be_bound_is_bad_input(
     tmp_path: Path, command: tuple[str, ...], flag: str, address: str, says: str
 ) -> None:
-    """The command fails before it contacts the API server, of which there is none."""
+    """The command fails before it contacts an API server, so the test needs no API server."""
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname()) if address == "taken" else address
@@ -107,13 +107,13 @@ Faults = threading.Semaphore
 
 @pytest.fixture
 def faults() -> Faults:
-    """Return a semaphore that is released for each fault of the extender."""
+    """A semaphore that each reported fault of the extender releases."""
     return threading.Semaphore(0)
 
 
 @pytest.fixture
 def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extender]:
-    """Return an extender that is about to read the journals."""
+    """Return an extender that has not read its journals (the ConfigMaps with the placements of each node) yet."""
     make_certificates(tmp_path)
     pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
     listening, registry = Listening(("127.0.0.1", 0), ServingCertificate(tmp_path)), CollectorRegistry()
@@ -142,8 +142,10 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
     assert (faults.acquire(blocking=False), beginning.serving) == (lost == 3, lost == 2)
 
 
-def test_a_loop_that_ends_is_a_fault(beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its work would stop without any sign."""
+def test_the_end_of_a_loop_is_reported_as_a_fault(
+    beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader must report the end of a loop. Otherwise the work of the loop would stop without any sign."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")

@@ -13,7 +13,7 @@ ROOT = Path(demo.__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    """The output of the command, run as a newcomer does."""
+    """The output of the demo, run with the command of the README."""
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )
@@ -22,7 +22,9 @@ def output() -> str:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """Return the table: the line of each pod or claim, and the unindented lines below it."""
+    """Return the rows of the printed table. A row has the line of a pod or claim, and the lines with details below
+    it.
+    """
     table = output.partition("NAME ")[2].splitlines()[1:]
     found: dict[str, list[str]] = {}
     for line in table[: table.index("")]:
@@ -69,8 +71,8 @@ def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
     assert max(map(len, lines)) <= 140
 
 
-def test_nothing_is_left_running(output: str) -> None:
-    """The server no longer accepts connections at its address."""
+def test_the_demo_leaves_no_server_running(output: str) -> None:
+    """The demo has stopped its server: the address of the server refuses connections."""
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]

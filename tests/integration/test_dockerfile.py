@@ -1,6 +1,7 @@
-"""The image, as far as it can be built without a container engine: its install commands, run in clean directories.
+"""The container image, tested without a container engine: the commands of the Dockerfile run in new directories of this
+machine.
 
-This does not test the content of the base image. Fresh directories replace those of the image.
+The content of the base image is not tested.
 """
 
 import json
@@ -31,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Instruction(NamedTuple):
-    """One line of a Dockerfile."""
+    """One instruction of a Dockerfile."""
 
     name: str
     text: str
@@ -54,7 +55,7 @@ def texts(stage: list[Instruction], name: str) -> list[str]:
 
 
 class Image(NamedTuple):
-    """The places of the image's directories on this machine."""
+    """The directories of this machine that replace the directories of the image."""
 
     environment: Path
     base: Path
@@ -64,7 +65,7 @@ class Image(NamedTuple):
 
 
 def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> None:
-    """Run a RUN instruction in a shell as an engine does, with the image's directories replaced by those of this
+    """Run the command of a RUN instruction in a shell. The image's directories are replaced by directories of this
     machine.
     """
     for there, here in places.items():
@@ -77,14 +78,16 @@ def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> No
 
 
 def stand_in(directory: Path) -> Path:
-    """Return a Python with pip and setuptools, as the base image has one."""
+    """Return a Python with pip and setuptools that replaces the Python of the base image."""
     venv.create(directory, with_pip=True)
     shutil.copytree(Path(sysconfig.get_path("stdlib")) / "ensurepip", directory / "lib" / "python3.11" / "ensurepip")
     return directory
 
 
 def copied(instructions: list[str], source: Path) -> None:
-    """Copy the files that COPY takes from the build context, without those that .dockerignore excludes."""
+    """Copy the files that a COPY instruction copies from the build context. Files that .dockerignore excludes are left
+    out.
+    """
     for text in instructions:
         *names, target = text.split()
         for name in names:
@@ -98,7 +101,7 @@ def copied(instructions: list[str], source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """Create the directories of the image by the commands of the Dockerfile."""
+    """The image, built in directories of this machine by the commands of the Dockerfile."""
     build, final = stages()
     directory = Path(tempfile.mkdtemp(prefix="image-"))
     directory.chmod(0o755)
@@ -125,7 +128,7 @@ def test_hadolint_finds_no_fault() -> None:
 
 
 def test_only_the_environment_is_copied_from_the_build_and_it_runs_as_a_numeric_non_root_user() -> None:
-    """The manifests name the program, so the image needs no ENTRYPOINT."""
+    """The image needs no ENTRYPOINT, because the manifests name the program."""
     build, final = stages()
     assert texts(build, "FROM") == [f"{texts(final, 'FROM')[0]} AS build"]
     assert texts(final, "COPY") == ["--from=build /opt/vcuda /opt/vcuda"]
@@ -142,7 +145,7 @@ def test_every_program_runs(image: Image, name: str) -> None:
 
 
 def test_no_installer_or_build_tool_is_left(image: Image) -> None:
-    """This is true for the environment and for the Python that it is based on."""
+    """Neither the virtual environment nor the Python under it has pip or another build tool."""
     for place in (image.environment, image.base):
         packages = {found.name.partition("-")[0] for found in place.glob("lib/python3*/site-packages/*.dist-info")}
         assert not packages & {"pip", "setuptools", "wheel", "pytest", "ruff", "mypy"}, place
@@ -153,7 +156,9 @@ def test_no_installer_or_build_tool_is_left(image: Image) -> None:
 
 
 def test_every_data_file_of_the_sources_is_in_the_image(image: Image) -> None:
-    """These are templates, styles and py.typed, which `package_data` must name."""
+    """Data files are the templates and styles of the usage page, and py.typed. `package_data` in setup.cfg must name
+    them.
+    """
     [packages] = image.environment.glob("lib/python3*/site-packages")
     there = (found for part in ("vcuda", "webhook", "controller", "certs") for found in (PROJECT / part).rglob("*"))
     wanted = [found.relative_to(PROJECT) for found in there if found.is_file() and "__pycache__" not in found.parts]
@@ -162,15 +167,15 @@ def test_every_data_file_of_the_sources_is_in_the_image(image: Image) -> None:
 
 
 def test_every_user_may_read_the_image(image: Image) -> None:
-    """The files belong to root, and the image does not run as root."""
+    """The files belong to root, but the containers run as another user."""
     for found in image.environment.rglob("*"):
         needed = stat.S_IXOTH if found.is_dir() else stat.S_IROTH
         assert found.is_symlink() or found.stat().st_mode & needed, found
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="takes root, to make a root that is read-only and to be another user")
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to make the root read-only and to change the user")
 def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> None:
-    """Everything is written to /dev/shm. The user may read this machine's Python, which only root could."""
+    """The webhook writes only to /dev/shm. For this test the user gets the right to read this machine's Python."""
     directory = image.environment.parent / "read-only"
     subprocess.run((image.program("vcuda-certs"), "issue", "--dir", directory), check=True, capture_output=True)
     quota = Path(shutil.copy(QUOTA, directory))
@@ -189,7 +194,7 @@ def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> No
 
 
 def test_the_dockerfile_has_only_what_this_test_can_parse_and_the_images_python_version() -> None:
-    """The parser of this test supports neither a heredoc nor a line that begins within a command."""
+    """The parser of Dockerfiles in this test does not support heredocs and instructions inside a command."""
     assert f"python:{sys.version_info.major}.{sys.version_info.minor}-" in texts(stages()[0], "FROM")[0]
     assert "<<" not in DOCKERFILE.read_text()
     names = {each.name for stage in stages() for each in stage}

@@ -1,4 +1,4 @@
-"""The PromQL in the page about other controllers' workloads gives the documented figures, as promtool evaluates it."""
+"""The PromQL queries in docs/workloads.md return the documented figures. promtool evaluates the queries."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ WAITING = 'jobs_waiting{namespace="team-a"}'
 
 
 def value_of(expression: str, series: dict[str, float], expected: float, directory: Path) -> str:
-    """Return promtool's complaint; empty if the expression has the expected value."""
+    """Return the error text of promtool. It is empty if the expression has the expected value."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("no promtool on PATH: install Debian's package prometheus")
@@ -33,7 +33,9 @@ def value_of(expression: str, series: dict[str, float], expected: float, directo
 
 
 def quota(limit: float, used: float) -> dict[str, float]:
-    """The series of the leader, and those that an earlier leader leaves for some minutes."""
+    """Return the metric series of the leading controller, and the series that a former leader still has for some
+    minutes.
+    """
     leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
     names = {"vcuda_quota_limit_cores": limit, "vcuda_quota_used_cores": used}
     return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}

@@ -1,4 +1,6 @@
-"""Two candidates never lead at the same time, for any outcome of their calls, in virtual time."""
+"""Two controllers that compete for the Lease never lead at the same time, whatever the outcomes of their calls. The
+tests run in virtual time.
+"""
 
 import heapq
 import itertools
@@ -17,7 +19,9 @@ from vcuda.errors import Unavailable, VcudaError
 
 
 class World:
-    """Virtual time. One thread runs at a time. A thread that sleeps lets the thread with the earliest time run."""
+    """A virtual clock for several threads, of which one runs at a time. When a thread sleeps, the thread with the
+    earliest wake-up time runs.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -47,7 +51,7 @@ class World:
         self.at(self.now, lambda: self._wait_for(thread.start))
 
     def run(self) -> None:
-        """Run until no thread has work. Raises the error of a thread."""
+        """Run the threads until all have ended. If a thread raised an exception, raise it again."""
         while self._due:
             self.now, _, action = heapq.heappop(self._due)
             action()
@@ -60,18 +64,22 @@ class World:
 
 
 FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
-"""The outcomes of a call. ``late``: it arrives after its sender gave it up. ``write lost``: only reads arrive."""
+"""The possible outcomes of a call. ``late``: the call arrives after its sender has given up. ``write lost``: reads
+arrive, and writes do not.
+"""
 
 
 class Phase(NamedTuple):
-    """A number of consecutive calls with the same outcome."""
+    """A number of consecutive calls that have the same outcome."""
 
     fate: str
     calls: int
 
 
 class Life(NamedTuple):
-    """The life of one candidate: the outcomes of its calls, its start, and its stop, in leases."""
+    """One candidate for the Lease: the outcomes of its calls, and the times of its start and stop, in units of the
+    lease duration.
+    """
 
     phases: tuple[Phase, ...]
     start: float
@@ -79,7 +87,7 @@ class Life(NamedTuple):
 
 
 class Network:
-    """The connection of one candidate to the API server."""
+    """The connection of one candidate to the API server. It delays or loses calls as the test says."""
 
     def __init__(self, world: World, phases: Iterable[Phase]) -> None:
         self._world = world
@@ -119,7 +127,7 @@ def _ignoring_refusal(effect: Effect) -> None:
 
 
 class _Through(ApiDouble):
-    """The shared API server, reached through the network of one candidate."""
+    """A client of the shared API server that uses the connection of one candidate."""
 
     def __init__(self, shared: ApiDouble, network: Network) -> None:
         super().__init__()
@@ -132,7 +140,7 @@ class _Through(ApiDouble):
 
 
 class Election:
-    """Two candidates for one Lease. ``leaders`` are those that believe they lead."""
+    """Two candidates for one Lease. ``leaders`` are the candidates that act as the leader at the moment."""
 
     def __init__(self, timing: LeaseTiming, horizon: float) -> None:
         self.world = World()
@@ -149,7 +157,7 @@ class Election:
         self.world.run()
 
     def _live(self, number: int, life: Life) -> None:
-        """Run candidate after candidate, as the system restarts a process that has ended."""
+        """Run a candidate. When its process has ended, start the next one, as Kubernetes restarts a container."""
         self.world.sleep(life.start * self._timing.lease_duration)
         api = _Through(self._api, Network(self.world, life.phases))
         stops = [life.stops * self._timing.lease_duration] if life.stops is not None else []
@@ -195,7 +203,7 @@ def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: 
 @pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
-    """For a while its calls are rejected at once, and later each of them times out."""
+    """The calls of the leader first fail at once, and later time out."""
     cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))

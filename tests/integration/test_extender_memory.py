@@ -1,5 +1,5 @@
-"""The memory that the extender needs for the largest bodies at once. It runs as a separate process, so that it can be
-measured.
+"""The memory that the scheduler extender needs while it receives several of the largest bodies at once. The extender
+runs as a separate process, so that its memory can be measured.
 """
 
 import itertools
@@ -28,27 +28,27 @@ from vcuda.tls import ServingCertificate
 
 SENDERS = 8
 CAUTIOUS, LARGEST = 128, 640
-"""MiB. The process takes 72 when idle. It holds one of the largest bodies at a time, and an answer that may be as
-large.
+"""The maximum memory in MiB. An idle process takes 72 MiB. The extender keeps one of the largest bodies at a time, and
+an answer that may be as large.
 """
 
 HEAD, END = b'{"Pod":{},"Nodes":{"items":[', b"{}]}}"
 NODE = b'{"metadata":{"annotations":{"about":"' + b"n" * 2**16 + b'"},"name":"node-%08d"}},'
 PRIORITIZE = ("POST", "/scheduler/prioritize")
 FEW, SLOW = {0, 413}, {0, 200, 408, 500}
-"""The permitted answers; 0 if it closes the connection without one. Eight clients on one machine may exceed the time
-limit.
+"""The permitted HTTP statuses. 0 means that the extender closed the connection without an answer, because eight clients
+on one machine may exceed the time limit.
 """
 
 
 class Extender(OwnProcess):
-    """An extender that answers clients with the scheduler's certificate, and has no pods."""
+    """A running extender without pods. It answers only clients with the scheduler's certificate."""
 
     def await_start(self) -> None:
         self.port: int = self.await_log("listening")["port"]
 
     def most_memory(self) -> int:
-        """Return its peak resident memory in MiB."""
+        """Return the highest resident memory of the process in MiB."""
         found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
         assert found
         return int(found[1]) // 1024
@@ -59,11 +59,13 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
     make_certificates(tmp_path)
     with Extender((sys.executable, "-m", __name__, tmp_path), {}) as running:
         yield running
-        running.kill()  # it has no handler for SIGTERM
+        running.kill()  # the process has no handler for SIGTERM
 
 
 def largest(end: bytes) -> Iterator[bytes]:
-    """Yield the largest body, with whole nodes as the scheduler sends them. It is complete if ``end`` is its end."""
+    """Yield the parts of the largest permitted body, with whole nodes as the scheduler sends them. The body is complete
+    only if ``end`` closes its JSON.
+    """
     count, rest = divmod(MAX_BODY - len(HEAD) - len(END), len(NODE % 0))
     yield from itertools.chain([HEAD], (NODE % number for number in range(count)), [b" " * rest, end])
 
@@ -83,7 +85,7 @@ def largest(end: bytes) -> Iterator[bytes]:
         (CLIENT, ("GET", "/version"), b"", False, FEW, CAUTIOUS),
     ],
 )
-def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # the columns of the table
+def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # one per column
     extender: Extender,
     tmp_path: Path,
     shown: str,
@@ -93,7 +95,9 @@ def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_schedu
     answers: set[int],
     most: int,
 ) -> None:
-    """Bodies are complete or incomplete. Without the bound, eight incomplete or chunked ones took 1,278 MiB."""
+    """Eight clients send complete or incomplete bodies at once. Before the extender limited its bodies, eight
+    incomplete or chunked bodies took 1,278 MiB.
+    """
     context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     if shown:
         context.load_cert_chain(tmp_path / shown / "tls.crt", tmp_path / shown / "tls.key")

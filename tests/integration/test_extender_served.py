@@ -1,4 +1,4 @@
-"""The extender over TLS: the scheduler's calls, and calls of other clients."""
+"""The scheduler extender answers the scheduler's calls over TLS, and rejects the calls of other clients."""
 
 import http.client
 import json
@@ -55,13 +55,13 @@ def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) 
 
 
 def prioritized(scheduler: Scheduler) -> bool:
-    """Return whether an ordinary call is answered."""
+    """Return whether the extender answers a valid call on this connection."""
     return post(scheduler, PRIORITIZE, {"Pod": {}})[0] == HTTPStatus.OK
 
 
 @contextmanager
 def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Scheduler]:
-    """Connect with trust in a CA, and present the certificate in a directory, if any."""
+    """Connect with trust in this CA. Present the client certificate of a directory, if one is given."""
     context = ssl.create_default_context(cafile=str(ca))
     if pair:
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
@@ -71,7 +71,7 @@ def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Schedul
 
 @pytest.fixture
 def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
-    """One connection of the scheduler."""
+    """A connection with the scheduler's client certificate."""
     with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as kept:
         yield kept
 
@@ -80,7 +80,7 @@ def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
 def test_only_the_scheduler_is_answered(
     api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
 ) -> None:
-    """Otherwise any client that reaches the port could have any pod bound to any node."""
+    """If other clients were answered, anybody who reaches the port could bind any pod to any node."""
     shown: dict[str, Path | None] = {
         "nobody": None,
         "the extender itself": tmp_path,
@@ -96,14 +96,16 @@ def test_only_the_scheduler_is_answered(
         try:
             status = post(other, PRIORITIZE, {"Pod": {}})[0]
         except (http.client.HTTPException, OSError):
-            return  # the handshake fails
+            return  # the TLS handshake fails
         assert (who, status) == ("another client", HTTPStatus.FORBIDDEN)
 
 
 def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged(
     extender: Server, scheduler: Scheduler
 ) -> None:
-    """The rotation does this to read the certificate. Logging each one with its stack would take a second."""
+    """`vcuda-certs` connects in this way to read the certificate. If the extender logged each such connection with a
+    stack trace, other calls would wait for a second.
+    """
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):
             assert served_leaf(f"127.0.0.1:{extender.port}", "localhost")
@@ -112,7 +114,9 @@ def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged
 
 
 class Body:
-    """A body that arrives when a test says so. ``begun`` is set when it is being read."""
+    """A request body whose rest arrives when the test permits it. ``begun`` is set when the extender starts to read the
+    body.
+    """
 
     def __init__(self) -> None:
         self.begun, self.arrives = threading.Event(), threading.Event()
@@ -126,7 +130,7 @@ class Body:
 
 
 def test_large_bodies_are_read_one_at_a_time_and_small_ones_concurrently() -> None:
-    """Without the bound, eight incomplete bodies took more than a gigabyte."""
+    """When all large bodies were read at once, eight incomplete bodies took more than a gigabyte."""
     application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
 
     def call(body: Body, length: int) -> bytes:
@@ -206,7 +210,9 @@ def test_a_body_with_an_invalid_length_is_not_read(scheduler: Scheduler, length:
     scheduler.endheaders()
     assert scheduler.getresponse().status == status
     scheduler.auto_open = 0
-    with pytest.raises((http.client.HTTPException, OSError)):  # the rest cannot be distinguished from a next request
+    with pytest.raises(
+        (http.client.HTTPException, OSError)
+    ):  # the server cannot distinguish the rest of the body from the next request
         post(scheduler, PRIORITIZE, {"Pod": {}})
 
 
@@ -217,7 +223,7 @@ def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
 
 
 def test_an_internal_error_is_reported_and_the_next_request_is_answered(scheduler: Scheduler) -> None:
-    """The scheduler retries the pod, because an error is never an answer."""
+    """The extender answers with an HTTP error, so the scheduler retries the pod."""
     status, answer = post(scheduler, "/broken", {})
     assert (status, b"internal error" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
     assert prioritized(scheduler)
@@ -239,7 +245,7 @@ def test_a_renewed_certificate_is_served_only_to_new_connections(
     make_certificates(tmp_path)
     listening.certificate.poll()
     with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as renewed:
-        assert prioritized(renewed), "its CA is new, like the CA that the client trusts"
+        assert prioritized(renewed), "the new certificate has a new CA, which the client trusts"
     scheduler.auto_open = 0
     assert prioritized(scheduler)
 

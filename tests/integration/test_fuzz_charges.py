@@ -1,4 +1,6 @@
-"""Pods that were accepted and then changed before they are stored. An admitted pod is charged for its whole request."""
+"""Pods that another webhook changed after /mutate. If /validate admits such a pod, the pod is charged for its whole
+request.
+"""
 
 import asyncio
 import copy
@@ -38,7 +40,7 @@ SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-perc
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
 WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
-"""Nodes with label V100 also have model P100, and one of their devices is a quarter of a card."""
+"""A row of gpu_models: the label value V100 belongs to model P100, and one device of P100 is a quarter of a card."""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
 
@@ -50,7 +52,7 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
-    """Return some limits or requests of the pod."""
+    """Return the limits or the requests of one container of the pod."""
     asking = chance.choice(containers(pod))
     asking["resources"] = resources = asking.get("resources") or {}
     kind = chance.choice(["limits", "limits", "requests"])
@@ -60,7 +62,9 @@ def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
 
 
 def terms(pod: Manifest) -> list[Manifest]:
-    """Return the terms of the required node affinity, or one empty term, which is not part of the pod."""
+    """Return the terms of the pod's required node affinity. Without an affinity, return one empty term that is not part
+    of the pod.
+    """
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
 
@@ -70,7 +74,7 @@ def asks_more(pod: Manifest, chance: random.Random) -> None:
 
 
 def asks_elsewhere(pod: Manifest, chance: random.Random) -> None:
-    """Exchange limits and requests."""
+    """Change a pod: swap the limits and requests of a container."""
     resources = chance.choice(containers(pod)).get("resources") or {}
     resources["limits"], resources["requests"] = resources.get("requests"), resources.get("limits")
 
@@ -93,7 +97,7 @@ def opened(pod: Manifest, chance: random.Random) -> None:
 
 
 def held_otherwise(pod: Manifest, chance: random.Random) -> None:
-    """Drop or change one requirement of a term."""
+    """Change a pod: remove or replace one requirement of a node affinity term."""
     lines = chance.choice(terms(pod)).get("matchExpressions") or [{}]
     line = chance.choice(lines)
     change = chance.choice(["drop", "operator", "values", "key"])
@@ -111,7 +115,7 @@ def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
 
 
 def reaches_beyond(pod: Manifest, chance: random.Random) -> None:
-    """Add something that gives access to a GPU beyond the request, or almost does."""
+    """Change a pod: add a field that gives access to an uncharged GPU, or a field that is similar but harmless."""
     each = chance.choice(containers(pod))
     value = chance.choice(["all", "0", "none", "void", "", None])
     more: list[tuple[Manifest, str, Any]] = [
@@ -130,7 +134,7 @@ def forged(pod: Manifest, chance: random.Random) -> None:
 
 
 def emptied(pod: Manifest, chance: random.Random) -> None:
-    """Set a field to null, or remove it."""
+    """Change a pod: set a field to null, or remove the field."""
     part = chance.choice([pod["spec"], *containers(pod), *terms(pod)])
     key = chance.choice([*part, "none"])
     if chance.random() < 0.5:
@@ -162,7 +166,7 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
             policy = PolicySnapshot(Quota({"team-a": quota}), Nodes().named_by(known.models), resources=known)
             answer = Webhook(policy).mutate(pod)
             assume(answer.outcome == "pinned")
-            accepted, chance = patched(pod, answer.patch), random.Random(number)  # noqa: S311  # to be repeated
+            accepted, chance = patched(pod, answer.patch), random.Random(number)  # noqa: S311  # a fixed seed makes the test repeatable
             for _ in range(VARIANTS):
                 stored = copy.deepcopy(accepted)
                 for _ in range(chance.randint(0, 4)):
@@ -178,7 +182,7 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
 
 
 def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
-    """Return the outcome for a pod that is about to be stored, after checking that it is correct."""
+    """Send the changed pod to /validate. Assert that the answer is correct, and return the outcome."""
     verdict = webhook.validate(stored)
     usage = asyncio.run(webhook.ledgers.usage("team-a"))
     charged = {model: used.used for model, used in usage.items() if used.used.cores or used.used.memory}

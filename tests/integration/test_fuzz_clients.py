@@ -1,6 +1,6 @@
-"""While clients are slow, silent, many or greedy, good requests are still answered.
+"""The webhook still answers valid requests while other clients are slow or silent, are many, or send large bodies.
 
-These clients keep their connections during the good requests. Only tests of a timeout wait for it.
+The other clients keep their connections open during the valid requests.
 """
 
 import json
@@ -26,7 +26,9 @@ IDLE = 10_000
 SHARE = 0.3
 LARGE = 100 * 2**20
 LATER = 12
-"""Half seconds after which another request begins, while the first one still has time."""
+"""The number of half seconds after which the client begins its next request, before the time of the first request is
+over.
+"""
 
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
@@ -34,13 +36,13 @@ ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
 
 @pytest.fixture
 def crowd() -> Iterator[ExitStack]:
-    """A stack of connections, which are closed after the test."""
+    """A stack for the connections of a test. All of them are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def hello() -> bytes:
-    """Return the first message of a handshake."""
+    """Return the first message of a TLS handshake."""
     coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(coming, going, server_hostname="webhook").do_handshake()
@@ -81,7 +83,7 @@ def half_a_chunk(target: Target) -> socket.socket:
 
 
 def no_reader(target: Target) -> socket.socket:
-    """Return a connection that requests more than its buffers can hold, and reads nothing."""
+    """Return a connection of a client that sends many requests and reads no answer, until all buffers are full."""
     connection = target.shake_hands(receive_buffer=2304)
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -106,7 +108,9 @@ def test_a_crowd_does_not_delay_good_requests(
 
 
 def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None:
-    """The time counts from the first byte of a request, which may arrive slowly. Later requests get no shorter time."""
+    """The time limit of a request starts with its first byte. The next request on the same connection gets the full
+    time again.
+    """
     with target.shake_hands() as connection, ExitStack() as crowd:
         connection.sendall(HEAD)
         data, turns = b"", 0
@@ -125,7 +129,7 @@ def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None
 
 
 def trickle(connection: ssl.SSLSocket) -> bytes:
-    """Send a little more, and return the bytes that arrive within half a second."""
+    """Send one more part of a request. Return the bytes that the server sends within half a second."""
     connection.settimeout(0.5)
     try:
         connection.sendall(b"X: a\r\n")
@@ -135,7 +139,9 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
 
 
 def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, crowd: ExitStack) -> None:
-    """The oldest are closed first. A good request is complete as soon as it begins."""
+    """At the bound, the server closes the connections with the oldest incomplete bodies. Valid requests are not
+    affected, because they arrive completely at once.
+    """
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
     held = [crowd.enter_context(half_a_body(target)) for _ in range(many)]
@@ -146,7 +152,7 @@ def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, c
 
 
 def read_beneath(connection: socket.socket) -> None:
-    """Read to the end below TLS, which would hide a reset."""
+    """Read the raw bytes until the end of the connection. A TLS connection would hide a reset."""
     while socket.socket.recv(connection, 2**16):
         pass
 
@@ -156,7 +162,9 @@ def read_beneath(connection: socket.socket) -> None:
 def test_ten_thousand_idle_connections_do_not_block_new_clients(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
-    """Beyond the maximum, the oldest idle connections are reset. A connection in use is not."""
+    """When the maximum of connections is exceeded, the oldest idle connections are reset. A connection in use is not
+    reset.
+    """
     used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
@@ -176,7 +184,9 @@ def test_ten_thousand_idle_connections_do_not_block_new_clients(
 
 
 def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> None:
-    """In one turn of its loop the server gets new connections, and the ends of connections that it closed."""
+    """One pass of the server's event loop has new connections, and also ends of connections that the server is
+    closing.
+    """
     with ExitStack() as crowd:
         held = [crowd.enter_context(silent(target)) for _ in range(MAX_CONNECTIONS)]
         for connection in held:
@@ -188,7 +198,9 @@ def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> N
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
 def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
-    """The server reads a part of the rejected body, so that its answer arrives, and then closes the connection."""
+    """The server reads a part of the rejected body, so that the client gets the answer, and then closes the
+    connection.
+    """
     before = target.note_memory("before large bodies")
     head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
     part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20
@@ -196,7 +208,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
     def send() -> None:
         with target.shake_hands() as connection:
             connection.sendall(HEAD + head)
-            with suppress(OSError):  # it closes a connection that keeps sending
+            with suppress(OSError):  # the server closes the connection while the client still sends
                 for _ in range(LARGE // 2**20):
                     connection.sendall(part)
             statuses = [answer.status for answer in answers_in(read_all(connection)[0])]
@@ -212,7 +224,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
 
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
-    """All kinds come at once. Some of them leave, others send something more first."""
+    """Clients of all kinds connect at once. Some of them disconnect, and others first send more bytes."""
 
     seen: list[int] = []
 
@@ -229,8 +241,8 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
     for_a_while(2 * SHARE, come_and_go)
     quarter = len(seen) // 4
-    # The allocator then has the memory for a crowd. The minimum of several readings is compared, because each may be a
-    # peak.
+    # After the first crowds, the process keeps the memory that a crowd needs. The test compares the minimum of several
+    # readings, because a single reading may be a peak.
     before, after = min(seen[2 * quarter : 3 * quarter]), min(seen[3 * quarter :])
     print(
         f"resident memory after {len(seen)} crowds of {len(KINDS) * FEW}: {after} MiB, a quarter of them ago {before}"
@@ -239,7 +251,7 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
 
 def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target) -> None:
-    """The memory is free before the timeout of the decision."""
+    """The memory of a closed connection is freed at once, before the time limit of its incomplete request is over."""
 
     def come_and_go() -> None:
         with ExitStack() as stack:
@@ -254,7 +266,9 @@ def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target)
 
 
 def slow_large(target: Target) -> socket.socket:
-    """Return a connection that has sent a part of a large body, as much as is accepted at once."""
+    """Return a connection that has sent the part of a large body that the server accepts before it waits for its
+    turn.
+    """
     connection = target.shake_hands()
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -266,8 +280,8 @@ def slow_large(target: Target) -> socket.socket:
 
 @pytest.mark.slow
 def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_200_mib(tmp_path: Path) -> None:
-    """The server accepts a limited part of each at once, and limits the incomplete bodies of all connections
-    together.
+    """The server reads only a limited part of each large body at first. It also limits the bytes of all incomplete
+    bodies together.
     """
     with under_fire(tmp_path) as target, ExitStack() as crowd:
         for _ in range(1000):
@@ -288,7 +302,7 @@ def large_review() -> bytes:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_concurrent_large_reviews_with_silent_and_slow_clients_take_less_than_200_mib(tmp_path: Path) -> None:
-    """All the reviews are answered, and the good requests between them."""
+    """The server answers all large reviews, and the small valid requests that are sent meanwhile."""
     review = large_review()
     with under_fire(tmp_path) as target, ExitStack() as crowd, ThreadPoolExecutor(CROWD) as pool:
         for _ in range(1000):

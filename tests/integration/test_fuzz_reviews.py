@@ -1,4 +1,4 @@
-"""Malformed AdmissionReviews: each gets an answer in JSON, and a pod without a quota is never admitted."""
+"""The webhook answers every malformed AdmissionReview in JSON, and never admits a GPU pod beyond the quota."""
 
 import json
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Place = tuple[str | int, ...]
 
 
 class Token(str):
-    """JSON text that is inserted unchanged, and may be invalid."""
+    """Text that is inserted unchanged into JSON, and may be invalid JSON."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ ODD = [None, True, *NUMBERS, *TEXTS, [], {}, [[]], [None], {"": None}, *DEEP, *N
 
 
 def written(value: object) -> str:
-    """Return the JSON of a value, with its tokens inserted unchanged."""
+    """Return the JSON text of a value. Each `Token` in the value is inserted unchanged."""
     if isinstance(value, Token):
         return value
     if isinstance(value, dict):
@@ -48,7 +48,7 @@ def written(value: object) -> str:
 
 
 def places(value: object, here: Place = ()) -> Iterator[Place]:
-    """Yield every place in a JSON value, except the value itself."""
+    """Yield the path of every nested value in a JSON value."""
     if here:
         yield here
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
@@ -57,7 +57,7 @@ def places(value: object, here: Place = ()) -> Iterator[Place]:
 
 
 def changed(value: Any, place: Place, change: str, odd: Any) -> Any:
-    """Return the value with a change at one place."""
+    """Return a copy of the JSON value with one random change."""
     key, rest = place[0], place[1:]
     if rest:
         inner = changed(value[key], rest, change, odd)
@@ -78,7 +78,7 @@ def without(value: Json, key: str | int) -> Json:
 
 @st.composite
 def spoilt_reviews(draw: st.DrawFn) -> bytes:
-    """A review of a valid pod with up to three changes."""
+    """An AdmissionReview of a valid pod with up to three random changes."""
     pod = draw(strategies.pods())
     if draw(st.booleans()):
         pod = with_uid(pinned(pod))
@@ -93,7 +93,9 @@ def spoilt_reviews(draw: st.DrawFn) -> bytes:
 
 
 def must_be_refused(body: bytes) -> bool:
-    """Return whether, by another JSON parser, this creates a GPU pod in a namespace whose quota is 0."""
+    """Return whether this review would create a GPU pod in a namespace whose quota is 0. A JSON parser that the webhook
+    does not use reads the review.
+    """
     try:
         asked = json.loads(body)["request"]
         pod = asked["object"]
@@ -111,7 +113,7 @@ def must_be_refused(body: bytes) -> bool:
 
 
 def test_the_check_finds_the_reviews_that_must_be_rejected() -> None:
-    """Otherwise the next test would prove nothing."""
+    """Test the function `must_be_refused`, on which the next test relies."""
     pod = vcuda_pod({"nvidia.com/gpu": "1"})
     assert must_be_refused(written(review_of(pod, namespace="full")).encode())
     assert not must_be_refused(written(review_of(pod, namespace="free")).encode())
@@ -138,7 +140,9 @@ def test_a_malformed_review_is_answered_in_json_and_never_exceeds_the_quota(targ
             if path != "/quota" and must_be_refused(body):
                 answered["must be refused"] += 1
                 assert not answer["response"]["allowed"], body
-            assert exchange(connection, "GET", "/healthz").body == b"ok\n", "an answer belongs to another request"
+            assert exchange(connection, "GET", "/healthz").body == b"ok\n", (
+                "the connection has an answer to another request"
+            )
         target.assert_sound()
 
     send()

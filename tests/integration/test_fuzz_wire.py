@@ -1,4 +1,6 @@
-"""Bytes that are not HTTP, or ambiguous HTTP: each request gets one answer in JSON, and then the connection ends."""
+"""Clients send bytes that are not HTTP, or ambiguous HTTP. The server gives each request one answer in JSON, and then
+closes the connection.
+"""
 
 from collections import Counter
 from http import HTTPStatus
@@ -11,7 +13,7 @@ from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless,
 EXAMPLES = 80
 SHARE = 0.3
 AWHILE = 0.25
-"""Seconds that a client waits after half a request, for which the server also waits."""
+"""Seconds for which a client waits for an answer to half a request. The server waits for the other half."""
 
 HOST = b"Host: webhook\r\n"
 JSON_HEADER = b"Content-Type: application/json\r\n"
@@ -30,7 +32,7 @@ def sized(length: int) -> bytes:
 
 
 def upgrade(protocol: bytes) -> bytes:
-    """Return a request that could be answered in another protocol."""
+    """Return a request that asks to switch to another protocol."""
     keys = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHTTP2-Settings: AAMAAABk\r\n"
     asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\n"
     return b"GET /healthz HTTP/1.1\r\n" + HOST + asked + keys + b"\r\n"
@@ -67,12 +69,12 @@ SHAPES = {
     "a huge length": (post(sized(10**30), body=b" " * 2**13), [LARGE]),
     "a negative length": (post(b"Content-Length: -2", body=b"{}"), [BAD]),
     "a length in hex": (post(b"Content-Length: 0x2", body=b"{}"), [BAD]),
-    "a length of other digits": (post("Content-Length: ²".encode("latin-1"), body=b"{}"), [BAD]),
+    "a length with a digit that is not ASCII": (post("Content-Length: ²".encode("latin-1"), body=b"{}"), [BAD]),
     "a torn chunk": (post(CHUNKED, body=b"zz\r\n{}\r\n0\r\n\r\n" + SMUGGLED), [BAD]),
     "a negative chunk": (post(CHUNKED, body=b"-2\r\n{}\r\n0\r\n\r\n" + SMUGGLED), [BAD]),
     "a chunk too short": (post(CHUNKED, body=b"1\r\n{}\r\n0\r\n\r\n" + SMUGGLED), [BAD]),
     "a forbidden trailer": (post(CHUNKED, body=IN_CHUNKS[:-2] + b"Content-Length: 9\r\n\r\n"), [BAD]),
-    "a torn chunk nobody reads": (post(CHUNKED, body=b"zz\r\n", path=b"/healthz") + SMUGGLED, [BAD]),
+    "a malformed chunk in a body that is not read": (post(CHUNKED, body=b"zz\r\n", path=b"/healthz") + SMUGGLED, [BAD]),
     "CONNECT": (b"CONNECT webhook:443 HTTP/1.1\r\nHost: webhook\r\n\r\n" + SMUGGLED, [HTTPStatus.NOT_FOUND]),
     "a forged script name": (b"GET /healthz HTTP/1.1\r\nSCRIPT_NAME: /x\r\n\r\n" + CLOSING, [200, 200]),
     "an absolute target": (b"GET http://a/healthz HTTP/1.1\r\n" + HOST + b"\r\n" + CLOSING, [404, 200]),
@@ -88,7 +90,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("sent", "wanted"), SHAPES.values(), ids=SHAPES.keys())
 def test_each_request_gets_exactly_its_answers(target: Target, sent: bytes, wanted: list[int]) -> None:
-    """Bytes in a body are never parsed as a request, and an error ends the connection."""
+    """The server never parses bytes of a body as a request, and closes the connection after an error."""
     with target.shake_hands() as connection:
         connection.sendall(sent)
         data, closed = read_all(connection)
@@ -130,7 +132,7 @@ NOISE = st.one_of(st.binary(max_size=300), PIECES, LENGTHS, WHOLE)
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Requests that are cut, repeated or extended, or random bytes."""
+    """Random bytes, or valid requests that are cut off, repeated or extended."""
     stream = b"".join(draw(st.lists(NOISE, min_size=1, max_size=4)))
     for _ in range(draw(st.integers(0, 4))):
         at, more = draw(st.integers(0, len(stream))), draw(NOISE)

@@ -1,4 +1,4 @@
-"""Grants in the commands of the webhook: a server follows the clock, and `check` uses the present time."""
+"""Grants (quota for a limited time) in `vcuda-webhook check`, which judges manifests at the current time."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from tests.integration.reviews import card_pod
 def test_check_decides_by_the_present_grants(
     tmp_path: Path, until: str, decision: str, environment: dict[str, str]
 ) -> None:
-    """This also works in an image without a database of time zones."""
+    """The command also works if the image has no time zone database."""
     quota, pod = tmp_path / "gpuquota.yaml", tmp_path / "pod.yaml"
     entry = {"quota": {"M40": 1}, "time_zone": "Europe/Berlin", "grants": [{"M40": 1, "until": until}]}
     quota.write_text(json.dumps({"team-a": entry}))

@@ -1,4 +1,6 @@
-"""The server of the status and of the usage page: no client can block its threads, memory or process."""
+"""The HTTP server of the controller's status and usage page. No client can use up its threads or memory, or stop the
+process.
+"""
 
 import socket
 import threading
@@ -20,7 +22,7 @@ from examples.usage import NOW, Sample, company, model_use, namespace_use
 from tests.waiting import PATIENT
 
 SHORT = 0.3
-"""Seconds that these servers give a request."""
+"""The time limit of a request, in seconds, in these tests."""
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Serve = Callable[..., Server]
@@ -34,7 +36,7 @@ def hello(_: dict[str, Any], start_response: Respond) -> Iterable[bytes]:
 
 
 class Held:
-    """An application that answers when a test says so."""
+    """A WSGI application that waits with its answer until the test permits the answer."""
 
     def __init__(self) -> None:
         self.going = threading.Event()
@@ -48,7 +50,7 @@ class Held:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Return a function that runs a server for an application, with short timeouts."""
+    """A function that runs a server with short timeouts for a WSGI application."""
     with ExitStack() as teardown:
 
         def run(application: Application = hello, threads: int = 8, seconds: float = SHORT, **more: Any) -> Server:
@@ -67,7 +69,7 @@ def connected(server: Server) -> Iterator[socket.socket]:
 
 
 def said(connection: socket.socket) -> bytes:
-    """Return everything until the server closes the connection."""
+    """Read and return all bytes until the server closes the connection."""
     answer = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(65536):
@@ -124,7 +126,8 @@ def test_a_slow_request_times_out_although_every_byte_is_in_time(running: Serve,
 def test_a_huge_head_or_body_is_rejected_before_the_timeout(running: Serve) -> None:
     server = running(seconds=60, max_body=1000)
     answer = ask(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES)
-    assert answer[:13] in (b"HTTP/1.1 413 ", b"")  # unread input may cause a reset, by which the answer is lost
+    # If the server has not read all input, it may reset the connection, and the answer is lost.
+    assert answer[:13] in (b"HTTP/1.1 413 ", b"")
     assert ask(server, b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 
 
@@ -139,7 +142,7 @@ def test_bytes_that_are_no_request_get_no_page(running: Serve, line: bytes) -> N
 
 
 def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
-    """Its thread becomes free."""
+    """The thread that served this client can then serve another connection."""
     closed = threading.Event()
 
     def endless(_: dict[str, Any], start_response: Respond) -> Iterator[bytes]:
@@ -156,7 +159,7 @@ def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
 
 
 def test_one_connection_too_many_gets_503_and_uses_no_thread(running: Serve) -> None:
-    """Two connections are served, and two more wait for a thread."""
+    """Both threads serve a connection, and two more connections wait for a thread. The next connection gets 503."""
     held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:
@@ -186,7 +189,7 @@ def test_silent_connections_use_no_thread_and_are_bounded(running: Serve) -> Non
             if number == MAX_CONNECTIONS - 1:
                 assert ask(server).endswith(b"hello")
             while len(server.open) != number:
-                pass  # the bound counts accepted connections that have not ended
+                pass  # the server limits the number of accepted connections that have not ended
         with connected(server) as too_many:
             assert said(too_many).startswith(b"HTTP/1.1 503 ")
 
@@ -234,7 +237,7 @@ def test_a_stop_closes_connections_in_the_middle_of_an_answer(running: Serve) ->
         held.going.set()
 
 
-# The status of the controller and of the node agent
+# Tests of the status server of the controller and of the node agent
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", ""])
@@ -250,7 +253,7 @@ def test_the_status_is_served_over_ipv4_and_ipv6(host: str) -> None:
     server.stop()
 
 
-# The usage page
+# Tests of the usage page on this server
 
 
 Show = Callable[..., tuple[Server, Feed]]
@@ -258,7 +261,9 @@ Show = Callable[..., tuple[Server, Feed]]
 
 @pytest.fixture
 def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    """Return a function that serves a page with these limits of its feed. It returns the server and the feed."""
+    """A function that serves a usage page whose feed (the live updates) has these limits. It returns the server and the
+    feed.
+    """
     with ExitStack() as teardown:
 
         def show(sample: Sample, **bounds: float) -> tuple[Server, Feed]:
@@ -274,7 +279,7 @@ def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
 
 
 def listen(server: Server, since: str) -> socket.socket:
-    """Return a connection that waits for updates."""
+    """Return a connection that receives the live updates of the page."""
     listener = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
     listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return listener
@@ -314,7 +319,7 @@ def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing
         assert b"<b>3</b> of 8" in stream.readline()
         assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     status = b"HTTP/1.1 503 "
-    while status.startswith(b"HTTP/1.1 503 "):  # until a heartbeat fails to reach the closed listener
+    while status.startswith(b"HTTP/1.1 503 "):  # until the server cannot send a heartbeat to the closed connection
         with listen(server, version) as again, again.makefile("rb") as stream:
             status = stream.readline()
     assert status == b"HTTP/1.1 200 OK\r\n"

@@ -1,4 +1,4 @@
-"""``vcuda-certs issue`` with real files, OpenSSL's own verifier and real TLS connections."""
+"""``vcuda-certs issue`` writes keys and certificates that OpenSSL's own verifier and real TLS connections accept."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return the files of a directory by name, as a reader finds them."""
+    """Return the contents of the files in a directory by name."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
 
@@ -57,7 +57,9 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection with these files. Return what a client that checks ``hostname`` reads."""
+    """Serve one TLS connection with these files to a client that checks ``hostname``. Return the bytes that the client
+    receives.
+    """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     client = ssl.create_default_context(cafile=directory / "ca.crt")
@@ -82,7 +84,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(directory: Path) -> None:
-    """The console script's function runs in a separate process, with a umask that hides nothing."""
+    """The function of the console script runs in a separate process with the umask 0, so only the program restricts the
+    modes.
+    """
     program = "import os; os.umask(0); from certs.cli import main; main()"
     command = (sys.executable, "-c", program, "issue", "--dir", directory, "--ca-key")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -97,7 +101,7 @@ def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(
 
 
 def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise another user could open the file and wait for the key."""
+    """If the file had its final mode only later, another user could open it first and then read the key."""
     opened: dict[str, int] = {}
     real = os.open
 
@@ -130,7 +134,7 @@ def test_openssl_accepts_the_chain_only_for_a_server(directory: Path, purpose: s
 
 @pytest.mark.parametrize("hostname", ["localhost", "127.0.0.1", "::1", "vcuda-webhook.vcuda-system.svc"])
 def test_a_strict_client_completes_a_handshake_with_every_name(directory: Path, hostname: str) -> None:
-    """The last one is the name by which the API server calls the Service."""
+    """The last name is the name by which the API server calls the webhook's Service."""
     run("--dir", directory, *(SERVICE if hostname.endswith("svc") else ()))
     assert handshake(directory, hostname) == "hello"
 
@@ -213,11 +217,11 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
     assert sorted(after) == sorted(SERVING)
     assert all(after[name] != before[name] for name in SERVING)
     assert handshake(directory, "localhost") == "hello"
-    assert len(listing(directory)) == len(SERVING) + 3  # the notes, ..data, and the directory that it links to
+    assert len(listing(directory)) == len(SERVING) + 3  # also notes.txt, ..data, and the target of ..data
 
 
 def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader looks before and after every link is replaced."""
+    """The test reads the files before and after each replacement of a link."""
     write_files(directory, new_set())
     old = contents(directory)
     seen: list[dict[str, bytes]] = []
@@ -239,7 +243,9 @@ def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatc
 def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """Three files and the directory are synced before anything is linked. Each of these steps fails in turn."""
+    """The command syncs three files and a directory before it replaces the links. Each of these steps fails in one run
+    of the test.
+    """
     write_files(directory, new_set())
     old, listed = contents(directory), listing(directory)
     steps = iter(range(4))
@@ -257,7 +263,7 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_the_next_run_removes_the_files_of_a_run_that_was_killed_around_the_swap(directory: Path, moment: str) -> None:
-    """No hidden key of a CA is left."""
+    """The killed run may have left a hidden directory with the CA's key. The next run removes it."""
     write_files(directory, new_set(with_ca_key=True))
     command = (sys.executable, "-c", KILLED, directory, moment)
     killed = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])

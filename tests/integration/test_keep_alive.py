@@ -1,5 +1,5 @@
-"""The webhook keeps connections longer than the API server does, so the API server never calls on one that just
-closes.
+"""The webhook keeps idle connections longer than the API server does. So the API server never uses a connection that
+the webhook is closing.
 """
 
 import ssl
@@ -11,8 +11,8 @@ import pytest
 
 from tests.processes import WebhookProcess, exchange, serving
 
-# Go's http.Transport closes a connection that was idle for 90 s, the default that k8s.io/apimachinery's
-# SetTransportDefaults keeps.
+# The API server's client, Go's http.Transport, closes a connection that was idle for 90 s. This is the default, which
+# SetTransportDefaults of k8s.io/apimachinery does not change.
 API_SERVER_IDLE_SECONDS = 90.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(API_SERVER_IDLE_SECONDS + 120)]
@@ -34,7 +34,7 @@ def test_a_connection_stays_open_longer_than_the_api_servers_idle_timeout(server
             assert isinstance(connection.sock, ssl.SSLSocket)
             kept = connection.sock
             kept.settimeout(seconds)
-            # Only a server that closes would end this wait, because it sends nothing else to an idle connection.
+            # A server sends nothing to an idle connection. So the wait ends only if the server closes the connection.
             with pytest.raises(TimeoutError):
                 kept.recv(1)
             kept.settimeout(10)

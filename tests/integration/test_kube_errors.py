@@ -1,4 +1,6 @@
-"""The error for each kind of failure. Every answer is scripted, because a healthy API server does not give it."""
+"""The exception that the API client raises for each kind of failure. The answers are scripted, because a healthy API
+server does not give them.
+"""
 
 import asyncio
 from pathlib import Path
@@ -31,7 +33,7 @@ PATH = "/api/v1/namespaces/ns/configmaps"
 
 
 async def drip() -> bytes:
-    """Return one byte after a twentieth of a second."""
+    """Wait a twentieth of a second, and return one byte."""
     await asyncio.sleep(0.05)
     return b" "
 
@@ -74,7 +76,7 @@ def test_an_error_of_a_plain_proxy_keeps_its_first_words(kube: Kube, script: Scr
 
 
 def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
-    """Otherwise the token would be sent to another host."""
+    """If the client followed a redirect, it would send its token to another host."""
     script.answers.append(Answer(b"", status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(ApiError, match="HTTP 302"):
         kube.get(PATH)
@@ -93,14 +95,16 @@ def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
         pytest.param(Answer(forever), id="no answer at all"),
     ],
 )
-def test_an_incomplete_or_late_answer_is_no_answer(kube: Kube, script: Script, answer: Answer) -> None:
+def test_an_incomplete_or_late_answer_raises_an_error(kube: Kube, script: Script, answer: Answer) -> None:
     script.answers.append(answer)
     with pytest.raises(Unavailable, match=f"GET {PATH}"):
         kube.get(PATH, timeout=0.4)
 
 
-def test_nothing_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
-    """The caller must find out whether a broken write has landed."""
+def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
+    """The client repeats no request, because a write without an answer may have been stored. The caller must read the
+    object first.
+    """
     script.answers.append(torn(b"{"))
     with pytest.raises(Unavailable):
         kube.post(PATH, b"{}")
@@ -129,7 +133,7 @@ def asked_for(request: kmock.Request) -> str:
 
 
 def test_a_server_below_a_path_is_called_there(server: str, script: Script, tmp_path: Path) -> None:
-    """Rancher serves its clusters like this."""
+    """Rancher serves the API of a cluster below a path."""
     write_kubeconfig(tmp_path / "kubeconfig", f"{server}/k8s/clusters/c-1/", {"token": "t"})
     script.answers.append(Answer({}))
     Kube.connect(tmp_path / "kubeconfig").get(PATH, {"limit": 1})
@@ -145,20 +149,22 @@ def test_a_proxy_is_used_to_reach_the_server(server: str, script: Script, tmp_pa
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """A file with an old token."""
+    """A token file with an expired token."""
     (tmp_path / "token").write_text("old")
     return tmp_path / "token"
 
 
 @pytest.fixture
 def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
-    """A client that has read its token from that file."""
+    """A client that has read its token from the token file."""
     write_kubeconfig(tmp_path / "kubeconfig", server, {"tokenFile": str(token)})
     return Kube.connect(tmp_path / "kubeconfig")
 
 
 def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Script, token: Path, by_file: Kube) -> None:
-    """The official client reads a token file again only after a minute, or never. Our client reads it after a 401."""
+    """Kubernetes' Python client reads a token file again after a minute, or never. Our client reads the file again
+    after a 401.
+    """
     token.write_text("new\n")
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
     assert by_file.put(f"{PATH}/a", b"{}") == b'{"fine": true}'
@@ -209,7 +215,7 @@ def test_pages_are_followed_to_the_end(kube: Kube, script: Script) -> None:
 
 
 def test_an_empty_list_may_have_null_items(kube: Kube, script: Script) -> None:
-    """Go encodes a nil slice like this."""
+    """Go encodes an empty (nil) list as null."""
     script.answers.append(Answer({"metadata": {"resourceVersion": "3"}, "items": None}))
     assert [len(one.items) for one in kube.list_pages(PATH)] == [0]
 
@@ -230,7 +236,7 @@ def test_an_answer_that_is_not_a_list_is_an_error(kube: Kube, script: Script, bo
 
 
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(kube: Kube, script: Script) -> None:
-    """The rest of the page is not read, so its connection is closed."""
+    """The client does not read the rest of the large page, so it closes this connection."""
 
     async def go_on() -> bytes:
         return b"x" * 2**20

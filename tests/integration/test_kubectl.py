@@ -1,4 +1,6 @@
-"""Without a kubectl that can render the manifests, one test fails and says what to install. All others are skipped."""
+"""Without a suitable kubectl, the tests that render manifests are skipped. This test then fails, and says what to
+install.
+"""
 
 import os
 
@@ -6,5 +8,7 @@ from tests.kubectl import find_kubectl
 
 
 def test_there_is_a_kubectl_that_renders_the_manifests() -> None:
-    """Without one the tests of the manifests prove nothing. Install kubectl, or set KUBEBUILDER_ASSETS."""
+    """Install kubectl, or set KUBEBUILDER_ASSETS. Otherwise all tests of the manifests are skipped without a
+    failure.
+    """
     assert find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))

@@ -1,4 +1,6 @@
-"""On an unsupported old Kubernetes every program ends with one error, before it makes any other request."""
+"""If the Kubernetes version is too old, every program ends with one error, and makes no request except the one for the
+version.
+"""
 
 import sysconfig
 import threading
@@ -32,7 +34,9 @@ EVERY = (*CERTS, *LASTING, f"{NODE} --once")
 
 
 class Versioned(Script):
-    """Answers /version with the scripted answers, repeating the last, and everything else with 503."""
+    """An API server that answers /version with the scripted answers in order, repeats the last of them, and answers
+    every other request with 503.
+    """
 
     def __init__(self, *versions: Answer) -> None:
         super().__init__()
@@ -43,11 +47,11 @@ class Versioned(Script):
         self.seen.append(request)
         if request.url.path != "/version":
             self.went_on.set()
-            return status(503, "the rest of it is away").render()
+            return status(503, "no other request is served").render()
         return (self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]).render()
 
     def requests(self) -> set[str]:
-        """Return the method and path of every request."""
+        """Return the method and path of each request so far."""
         return {f"{request.method.value} {request.url.path}" for request in self.seen}
 
 
@@ -56,7 +60,9 @@ Start = Callable[[str, str], AbstractContextManager[OwnProcess]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """Return a function that starts a program with the URL of its API server. It is killed at the end of the block."""
+    """A function that starts one of our programs with the URL of its API server. The program is killed at the end of
+    the test.
+    """
 
     @contextmanager
     def started(command: str, url: str) -> Iterator[OwnProcess]:
@@ -107,7 +113,9 @@ def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_
 def test_any_other_version_is_used_and_an_unknown_one_logs_a_warning(
     start: Start, command: str, version: Answer, warnings: int
 ) -> None:
-    """A version in an unusual form, or no version, may still be supported, so a working installation must not stop."""
+    """A version in an unusual form, or an answer without a version, may belong to a supported Kubernetes. So the
+    programs continue.
+    """
     script = Versioned(version)
     with serving(script) as url, start(command, url) as process:
         assert script.went_on.wait(PATIENCE)

@@ -1,5 +1,5 @@
-"""Large pods, and edits of the quota, are decided in threads: with the same answers, while the event loop serves
-others.
+"""Reviews of large pods, and of edits of the quota, are decided in threads. They get the same answers as small reviews,
+and the event loop serves other reviews meanwhile.
 """
 
 import asyncio
@@ -29,7 +29,9 @@ EDIT = {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "operation"
 
 
 class Ledgers(MemoryLedgers):
-    """Ledgers that record in which thread they are called. ``until`` is awaited before a charge is decided."""
+    """A test double of the ledgers that records the thread of each call. It awaits ``until`` before it decides a
+    charge.
+    """
 
     def __init__(self, until: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -108,7 +110,9 @@ def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
 
 
 def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
-    """A review gives up its turn while it waits, so as many as have a place reach the ledger at once."""
+    """While a review waits for its ledger, another review may compute. So all admitted large reviews can wait for their
+    ledgers at the same time.
+    """
 
     async def create() -> list[bool]:
         together = asyncio.Event()
@@ -128,7 +132,9 @@ def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
 
 
 def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """One large pod is being computed. A second one waits for its turn, and a small one does not."""
+    """While a large pod is being computed, a second large pod waits for its turn, and a small pod is decided at
+    once.
+    """
 
     async def create() -> None:
         webhook = service(MemoryLedgers())
@@ -143,7 +149,7 @@ def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
 
 @asynccontextmanager
 async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a review that computes and keeps its turn during the ``with`` statement."""
+    """Run a large review that computes, and keeps its turn, until the end of the ``with`` statement."""
     held, free = threading.Event(), threading.Event()
 
     async def compute(_ledgers: object) -> None:
@@ -161,7 +167,9 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
 
 
 def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
-    """A thread cannot be interrupted, so its next check ends it."""
+    """A thread cannot be interrupted. The thread itself checks for the end of its caller, and its next check ends
+    it.
+    """
 
     async def create() -> DropReason:
         logged: list[object] = []
@@ -191,9 +199,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_droppe
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
-    """The clock stops just before the deadline at each check in turn. The first check after the deadline ends
-    the work.
-    """
+    """In each run of this test, the deadline passes after another check of the thread. The next check ends the work."""
 
     async def end_of(checks: int) -> DropReason | None:
         ticks = itertools.count(-checks)
@@ -212,7 +218,9 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
 
 
 def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
-    """Otherwise the charge would keep quota until it is proven to have no pod."""
+    """If the review were dropped, its charge could be written without an answer. The charge would then use quota until
+    it expires.
+    """
 
     async def create() -> bool:
         asked = asyncio.Event()

@@ -1,4 +1,6 @@
-"""Every LIST of objects that tenants can make large takes a small, constant amount of memory."""
+"""Tenants can create large objects. Our programs read a LIST of such objects in a small amount of memory that does not
+depend on their number.
+"""
 
 import json
 import subprocess
@@ -23,10 +25,12 @@ from vcuda.quota.model import OVER_QUOTA
 OBJECTS = 80
 LARGE = "x" * 1_200_000
 MOST_MIB = 48
-"""Two pages of 8 MiB while the second is read, the decoded objects of one, and what Python keeps of each."""
+"""The maximum memory in MiB: two pages of 8 MiB, the decoded objects of one page, and the memory that Python keeps for
+each page.
+"""
 
 EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}
-"""The number of objects that are kept of a list, if not all of them are kept."""
+"""How many objects the reader keeps of a LIST, for the readers that do not keep all objects."""
 
 CEL = [f'"{number}" != "{"x" * 10_000}"' for number in range(30)]
 LARGE_CLAIM = [entry(NVIDIA, *CEL)] * 4
@@ -54,11 +58,11 @@ REST = {
     kind: json.dumps({field: value for field, value in sample.items() if field != "metadata"})[1:].encode()
     for kind, sample in SAMPLES.items()
 }
-"""An object without its metadata. It is written once, because it is large."""
+"""The JSON of an object without its metadata. It is made only once, because it is large."""
 
 
 class Lists(BaseHTTPRequestHandler):
-    """Answers each LIST in pages, as the API server does, with the objects of its kind. An unknown kind has none."""
+    """Answers each LIST in pages of large objects, as the API server does. A LIST of any other kind is empty."""
 
     protocol_version = "HTTP/1.1"
 
@@ -76,11 +80,11 @@ class Lists(BaseHTTPRequestHandler):
             for part in _list(head, kind, range(begin, end)):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
             self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the reader has closed the connection
+        except OSError:  # the client has closed the connection
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:
-        """Log nothing, since the requests are not under test."""
+        """Log no requests."""
 
 
 def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
@@ -95,7 +99,7 @@ def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Return the kubeconfig of the server of these lists."""
+    """The kubeconfig of the server that answers these LISTs."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         path = tmp_path_factory.mktemp("lists") / "kubeconfig"

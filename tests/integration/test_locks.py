@@ -1,4 +1,6 @@
-"""The lock files: what setup.cfg allows, nothing else, with hashes, for every platform of the image."""
+"""The lock files have a permitted version of each required package, with hashes, for every platform of the image, and
+no other package.
+"""
 
 import configparser
 import importlib.metadata
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def entries(lock: Path) -> Mapping[str, str]:
-    """The entries of a lock file, by the name of the package."""
+    """Return the entries of a lock file by the name of the package."""
     found = re.findall(r"^(\S+)==(.*?)(?=^\S|\Z)", lock.read_text(), re.MULTILINE | re.DOTALL)
     return {canonicalize_name(name): rest for name, rest in found}
 
@@ -30,7 +32,7 @@ def version_in(entry: str) -> str:
 
 
 def requirements(*options: tuple[str, str]) -> list[Requirement]:
-    """The requirements of these options of setup.cfg."""
+    """Return the requirements in these options of setup.cfg."""
     setup = configparser.ConfigParser()
     setup.read(PROJECT / "setup.cfg")
     lines = (line for section, option in options for line in setup[section][option].splitlines())
@@ -42,7 +44,7 @@ BASE = requirements(("options", "install_requires"))
 
 
 def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires() -> None:
-    """`make lock` writes it anew."""
+    """If this test fails, run `make lock`, which writes the lock files."""
     locked = entries(LOCK)
     assert [str(each) for each in IMAGE if canonicalize_name(each.name) not in locked] == []
     refused = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]
@@ -59,7 +61,7 @@ def test_the_lock_has_nothing_that_setup_cfg_does_not_require_any_more() -> None
 
 
 def required_by(name: str) -> set[str]:
-    """The packages that an installed package requires here."""
+    """Return the packages that an installed package requires on this platform."""
     found = (Requirement(each) for each in importlib.metadata.requires(name) or ())
     return {canonicalize_name(each.name) for each in found if not each.marker or each.marker.evaluate({"extra": ""})}
 

@@ -1,4 +1,4 @@
-"""Log lines are written in batches: no line is lost or repeated, and warnings are written at once."""
+"""Log lines are written in batches. No line is lost or repeated, and a warning is written at once."""
 
 import io
 import threading
@@ -7,7 +7,7 @@ from vcuda.logs import BatchedLines
 
 
 class Stream(io.BytesIO):
-    """A stream that signals when it has been flushed."""
+    """An output stream that signals to the test when it was flushed."""
 
     def __init__(self) -> None:
         super().__init__()

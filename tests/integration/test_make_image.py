@@ -1,4 +1,6 @@
-"""`make image`: by docker or else podman, and one clear line where there is neither."""
+"""`make image` builds the image with docker, or with podman if docker is not installed. If neither is installed, it
+prints one line.
+"""
 
 import os
 import re
@@ -15,9 +17,10 @@ IMAGE = "registry.example/vcuda-quota:1.2.3"
 
 
 def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `make image` where only make, a shell and these engines are installed. An engine logs its arguments.
+    """Run `make image` with a PATH that has only make, a shell and these engines. Each engine is a script that logs its
+    arguments.
 
-    Make sees nothing of the make that runs the tests: with MAKELEVEL its messages begin with `make[1]`.
+    The variable MAKELEVEL is removed, because with it the messages of make begin with `make[1]`.
     """
     for program in ("make", "sh"):
         (directory / program).symlink_to(shutil.which(program) or program)
@@ -55,7 +58,7 @@ def test_the_commands_of_the_page_build_and_push_the_image_that_the_chart_then_n
         assert (f"--set image.repository={repository}\n" in page, tag) == (True, __version__)
 
 
-def test_it_is_pushed_only_on_request(tmp_path: Path) -> None:
+def test_the_image_is_pushed_only_on_request(tmp_path: Path) -> None:
     make(tmp_path, f"IMAGE={IMAGE}", "PUSH=yes", engines=("podman",))
     assert (tmp_path / "log").read_text().splitlines()[1:] == [f"podman push {IMAGE}"]
 

@@ -1,4 +1,4 @@
-"""The health that the leader reports, and its end."""
+"""The health that the leading controller reports, the isolation of its loops from bad objects, and its stop."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ from vcuda.requests.schemes import GPU_MANAGER
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Iterator[Leader]:
-    """A leader of a cluster with one pod that has ended. It is not started yet."""
+    """The leader part of a controller, not started yet. The cluster has one pod, which has ended."""
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
@@ -64,8 +64,8 @@ CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
 
 
 def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiDouble, leader: Leader) -> None:
-    """Meanwhile a namespace is settled and published, a workload is made to retry, and a namespace is labelled as
-    exempt.
+    """Each collection has one object that cannot be decoded. The leader still settles a namespace, publishes its usage,
+    makes a workload retry, and labels a namespace without a quota.
     """
     document = json.dumps({"team-a": {"quota": {"M40": 4}}})
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
@@ -90,7 +90,9 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
 
 
 def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
-    """Otherwise outdated figures would be used to choose models forever."""
+    """The webhook chooses models by the free cards that an extender publishes. Without an extender these figures would
+    never be updated.
+    """
     path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
     api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
@@ -109,7 +111,7 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api:
 def test_a_stop_waits_for_the_removal_in_progress(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The patch has landed, and its Event is still to be written."""
+    """The stop arrives after the patch that removes an allocation, and before its Event is written."""
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 
@@ -125,7 +127,7 @@ def test_a_stop_waits_for_the_removal_in_progress(
     assert patched.wait(PATIENT)
     stopping = threading.Thread(target=leader.stop)
     stopping.start()
-    leader.nodes.reflector.join(PATIENT)  # it is stopped after the loops
+    leader.nodes.reflector.join(PATIENT)  # the writer of Events is stopped after the loops
     goes_on.set()
     stopping.join(PATIENT)
     assert marks_on(api) == {}

@@ -32,13 +32,15 @@ pytestmark = pytest.mark.slow
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
-"""The versions with schemas. The manifests must also be valid on versions after the newest supported one."""
+"""The Kubernetes versions whose schemas the tests use. The manifests must also be valid on versions that are newer than
+the supported versions.
+"""
 
 NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
-"""The API groups of kinds that other projects install, which no release has."""
+"""The API groups of other projects. No Kubernetes release has schemas of their kinds."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
-"""The label by which docs/upgrade.md finds the objects that an uninstall left."""
+"""The label by which docs/upgrade.md checks whether an uninstall has left objects."""
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
@@ -49,12 +51,16 @@ OPTIONS = {
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
-"""The largest sets of components: HAMi has its own scheduler, and two vendors use one directory on nodes."""
+"""The largest sets of components that can be combined. `hami` excludes `scheduler`, and two node agents exclude each
+other.
+"""
 
 
 @functools.cache
 def known(document: str, version: str) -> bool:
-    """Return whether a release has the object's kind. Raises ValidationError if it has the kind, but not a field."""
+    """Return whether a Kubernetes release has the object's kind. Raises ValidationError if the release has the kind,
+    but lacks a field of the object.
+    """
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
     except utils.SchemaNotFoundError:
@@ -63,8 +69,8 @@ def known(document: str, version: str) -> bool:
 
 
 def unknown(objects: Sequence[Json], version: str) -> set[str]:
-    """Return the objects whose kinds a release does not have, except kinds of other projects. All others must
-    be valid.
+    """Return the objects whose kinds a Kubernetes release does not have, except kinds of other projects. Raises
+    ValidationError if another object is invalid.
     """
     own = [each for each in objects if not each["apiVersion"].startswith(NO_SCHEMA)]
     assert len(own) > len(objects) / 2
@@ -72,7 +78,9 @@ def unknown(objects: Sequence[Json], version: str) -> set[str]:
 
 
 def registered(found: Json) -> Json:
-    """Return the object. A webhook configuration gets its declared webhooks, as when they are registered."""
+    """Return the object. If it is a webhook configuration, add the declared webhooks, as `vcuda-certs` registers
+    them.
+    """
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
 
@@ -81,7 +89,7 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """A new release of the package may drop old versions."""
+    """A new release of the package with the schemas may no longer have old Kubernetes versions."""
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
@@ -106,7 +114,9 @@ def test_components_can_be_combined_in_any_order(tmp_path: Path, chosen: tuple[s
 
 @every_choice
 def test_components_in_any_order_give_the_same_objects(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """Only the order of flags may differ. The component node-host-pid follows the node agents that it changes."""
+    """Only the order of flags may differ. The component node-host-pid is always last, because it changes the node
+    agents.
+    """
 
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
         objects = rendered(composed(tmp_path / directory, order))
@@ -130,7 +140,7 @@ def test_every_object_has_the_label_that_an_uninstall_is_checked_by(tmp_path: Pa
     assert {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()} == set()
 
 
-# The image
+# Tests of the ways to set the image
 
 
 NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"
@@ -138,7 +148,7 @@ CHOSEN = [{"name": "vcuda-quota", "newName": NAME, "newTag": TAG}]
 
 
 def with_images(found: Path, chosen: Path, content: Json) -> dict[str, str]:
-    """Return the images of the chosen kustomization after the kustomization ``found`` names an image."""
+    """Return the images of the rendered objects after the image is set in the kustomization ``found``."""
     found.parent.mkdir(exist_ok=True)
     found.write_text(json.dumps({**content, "images": CHOSEN}))
     return images(rendered(chosen))
@@ -167,11 +177,11 @@ def test_everything_runs_an_image_that_is_named_with_the_components(tmp_path: Pa
     assert found == dict.fromkeys(images(rendered(both)), f"{NAME}:{TAG}")
 
 
-# Evictions
+# Tests of the component enforce-audit
 
 
 def flags(controller: Json) -> list[str]:
-    """Return the arguments of its container, and remove them from it."""
+    """Remove the arguments from the container of a Deployment, and return them."""
     args: list[str] = pod_spec(controller)["containers"][0].pop("args")
     return args
 
@@ -187,14 +197,14 @@ def test_the_component_for_evictions_adds_two_flags_and_one_right(tmp_path: Path
     assert after == before
 
 
-def test_the_base_evicts_no_pod_and_has_no_right_to() -> None:
+def test_the_base_evicts_no_pod_and_has_no_right_to_evict() -> None:
     base = rendered(BASE)
     assert "--enforce-audit" not in flags(one(base, "Deployment", "vcuda-controller"))
     rules = [rule for each in base for rule in each.get("rules", []) if "resources" in rule]
     assert not any("pods/eviction" in rule["resources"] or "*" in rule["resources"] for rule in rules)
 
 
-# Prometheus
+# Tests of the component prometheus
 
 
 PARTS = {"vcuda-webhook": "Deployment", "vcuda-controller": "Deployment", "vcuda-node": "DaemonSet"}
@@ -206,7 +216,7 @@ def objects(tmp_path: Path) -> list[Json]:
 
 
 def workload_of(objects: Sequence[Json], name: str) -> Json:
-    """Return the workload whose pods have this name as their label."""
+    """Return the workload whose pods have this value in the label app.kubernetes.io/name."""
     [found] = [
         each
         for each in objects
@@ -227,14 +237,14 @@ def test_every_alert_has_a_line_with_the_problem_and_one_with_the_remedy(objects
 
 
 def sections(page: Path) -> dict[str, str]:
-    """The text of each section of a page, by the anchor of its heading."""
+    """Return the text of each section of a page by the anchor of its heading."""
     _, *parts = re.split(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in parts[::2]]
     return dict(zip(anchors, parts[1::2], strict=True))
 
 
 def runbooks(objects: Sequence[Json]) -> dict[str, tuple[str, str]]:
-    """The page and the section that each alert leads to."""
+    """Return the page and the section to which the runbook_url of each alert leads."""
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     found = ((rule["alert"], rule["annotations"]["runbook_url"].partition("#")) for rule in group["rules"])
     return {alert: (page, section) for alert, (page, _, section) in found}
@@ -258,7 +268,7 @@ def test_one_annotation_changes_the_page_that_all_alerts_lead_to(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_every_part_is_scraped_at_a_port_that_it_has(objects: list[Json], name: str) -> None:
+def test_prometheus_scrapes_every_part_at_an_existing_port(objects: list[Json], name: str) -> None:
     monitor, service = one(objects, "ServiceMonitor", name), one(objects, "Service", name)
     workload = workload_of(objects, name)
     namespaces = {each["metadata"]["namespace"] for each in (monitor, service, workload)}
@@ -304,8 +314,8 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
-    """The API server orders webhooks by the names of the configurations. HAMi's rejects a pod whose nodeName ours would
-    move.
+    """The API server calls mutating webhooks in the order of their configurations' names. Our webhook must be first,
+    because HAMi's webhook rejects a pod with a nodeName, which our webhook replaces.
     """
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]

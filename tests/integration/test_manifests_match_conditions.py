@@ -1,8 +1,8 @@
-"""The condition by which the API server calls the webhook only for pods that may request GPUs. It is never too narrow,
-and never fails.
+"""The matchConditions of the registration: the API server calls the webhook for every pod that may request a GPU. The
+evaluation of the condition never fails.
 
-Another implementation of CEL evaluates it here, on more pods than an API server could be sent.
-tests/e2e/test_match_conditions.py tests that the API server agrees.
+A CEL implementation in Python evaluates the condition, because an API server would be too slow for so many pods.
+tests/e2e/test_match_conditions.py compares both implementations.
 """
 
 import json
@@ -57,7 +57,7 @@ def condition() -> Condition:
 
 @pytest.mark.parametrize("hooks", [HOOKS, CLAIM_HOOKS], ids=["pods", "claims"])
 def test_both_webhooks_have_the_same_condition_and_no_other_has_one(hooks: tuple[str, str]) -> None:
-    """YAML's anchors end with a document, so the condition is written twice."""
+    """The condition is written twice in the manifest, because a YAML anchor is only valid within one document."""
     first, second = map(conditions, hooks)
     assert first == second
     with_one = {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook}
@@ -79,13 +79,15 @@ CHANNEL = exactly("compute-domain-default-channel.nvidia.com")
         pytest.param({"devices": {}}, False, id="no requests"),
         pytest.param({"devices": {"requests": [DOMAIN, CHANNEL]}}, False, id="compute domains"),
         pytest.param({"devices": {"requests": [exactly("gpu.nvidia.com")]}}, True, id="a GPU"),
-        pytest.param({"devices": {"requests": [DOMAIN, exactly("rdma")]}}, True, id="a class that may be any"),
+        pytest.param(
+            {"devices": {"requests": [DOMAIN, exactly("rdma")]}}, True, id="another class, which may be of GPUs"
+        ),
         pytest.param(
             {"devices": {"requests": [{"name": "a", "firstAvailable": [DOMAIN]}]}}, True, id="first available"
         ),
         pytest.param({"devices": {"requests": [{"name": "a", "exactly": {}}]}}, True, id="no class"),
         pytest.param({"devices": {"requests": [{"name": "a"}]}}, True, id="neither"),
-        pytest.param({"devices": {"requests": [DOMAIN] * 33}}, True, id="more than there may be"),
+        pytest.param({"devices": {"requests": [DOMAIN] * 33}}, True, id="more requests than a claim may have"),
         pytest.param({"spec": {"devices": {"requests": [DOMAIN]}}}, True, id="a template"),
     ],
 )
@@ -104,7 +106,7 @@ def test_the_webhook_is_called_only_for_a_pod_that_may_request_a_gpu(condition: 
     assert condition.asks({**ORDINARY, **ASKING}[name]) == (name in ASKING)
 
 
-# Resources
+# Pods with resources for which the webhook is called
 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
@@ -142,7 +144,7 @@ def without_nulls(manifest: Json) -> Json:
     return shown
 
 
-# Annotations
+# Pods with annotations for which the webhook is called
 
 
 @pytest.mark.parametrize("key", sorted(TYPE_ANNOTATIONS))
@@ -150,7 +152,7 @@ def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(cond
     assert condition.asks(pod(container(), annotations={"note": "x", key: "M40"}))
 
 
-# Nothing exempts
+# No pod is exempt
 
 
 @settings(deadline=None)
@@ -166,7 +168,7 @@ def test_no_label_or_annotation_exempts_a_pod(
     assert condition.asks(without_nulls({**manifest, "metadata": metadata}))
 
 
-# Size
+# Pods of unusual size, for which the webhook is called
 
 
 PAGES = {f"hugepages-{number}Mi": "0" for number in range(51)}
@@ -187,7 +189,7 @@ def test_the_webhook_is_called_for_a_pod_of_unusual_size(condition: Condition, m
     assert condition.asks(manifest)
 
 
-# Never failing
+# No pod makes an evaluation fail
 
 
 def optional(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:
@@ -200,7 +202,7 @@ def resources() -> st.SearchStrategy[Json]:
 
 
 def containers() -> st.SearchStrategy[list[Json]]:
-    """Containers with any of the fields that the condition reads, which may be empty."""
+    """Containers with any of the fields that the condition reads. Each field may be empty."""
     names = ["", "A", "CUDA_VISIBLE_DEVICES", *sorted(GIVING_VARIABLES)]
     variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(names)}), max_size=2)
     context = optional(privileged=st.booleans(), runAsUser=st.just(0))
@@ -228,7 +230,9 @@ def odd_pods() -> st.SearchStrategy[Json]:
 @settings(deadline=None)
 @given(manifest=odd_pods())
 def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
-    """Any field may be left out, null or empty. The API server omits null fields, except lists of containers."""
+    """Each field of the pod may be missing or empty. The API server sends no null fields, except null lists of
+    containers.
+    """
     assert condition.asks(manifest) in (True, False)
 
 

@@ -1,4 +1,6 @@
-"""The usage page for teams: only the proxy reaches it, by the Service whose EndpointSlice the leader writes."""
+"""The component `page`: the usage page has a Service, whose EndpointSlice the leader writes, and a network policy
+admits only the proxy.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,12 +31,12 @@ def example(name: str) -> list[Json]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> list[Json]:
-    """The base with the component."""
+    """The rendered base with the component `page`."""
     return rendered(composed(tmp_path, ["page"]))
 
 
 def flags(objects: Sequence[Json]) -> Json:
-    """The values of the controller's flags."""
+    """Return the values of the controller's flags by name."""
     _, command, *rest = container(one(objects, "Deployment", "vcuda-controller"))["args"]
     given = [each.replace("$(POD_IP)", "192.0.2.1") for each in rest]
     return dict(controller_cli.commands[command].make_context(command, given).params)
@@ -105,7 +107,7 @@ def test_only_the_pods_of_the_example_s_proxy_reach_the_page(page: list[Json]) -
     assert peer["podSelector"]["matchLabels"] == proxy["spec"]["template"]["metadata"]["labels"]
 
 
-# The examples
+# Tests of the example manifests for a proxy
 
 
 def proxy_flags() -> dict[str, str]:
@@ -140,7 +142,7 @@ def test_the_proxy_is_restricted() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_examples_are_valid(name: str, version: str) -> None:
-    """The kinds of the Gateway API are in no release of Kubernetes; the next test compares their references."""
+    """No Kubernetes release has schemas of the Gateway API. The next test checks the references of these objects."""
     for each in example(name):
         if each["apiVersion"] != GATEWAY_API:
             kubernetes_validate.validate(each, version, strict=True)

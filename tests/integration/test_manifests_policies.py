@@ -1,6 +1,7 @@
-"""Which requests the base's ValidatingAdmissionPolicies reject, evaluated by another implementation of CEL.
+"""Which requests the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python evaluates the
+policies.
 
-tests/e2e/manifests/test_policies.py tests that the API server agrees, and the rights of real accounts.
+tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
 """
 
 import functools
@@ -43,7 +44,9 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """Return CEL's `authorizer` for a user with these rights. It is a text to which each call appends."""
+    """Return a replacement of CEL's `authorizer` for a user with these rights. It is a text to which each call of the
+    expression appends.
+    """
 
     def add(before: str) -> Function:
         return lambda asked, name: celtypes.StringType(f"{asked}{before}{name}" if name else asked)
@@ -62,7 +65,7 @@ def asking(rights: Collection[str]) -> dict[str, Any]:
 
 
 class Evaluation:
-    """The request as input for the expressions of a policy. Raises CELEvalError if one fails."""
+    """Evaluates the expressions of a policy for one request. Raises CELEvalError if an evaluation fails."""
 
     def __init__(self, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> None:
         operation = "DELETE" if found is None else "UPDATE" if old else "CREATE"
@@ -96,7 +99,7 @@ def test_every_policy_is_in_force_and_fails_closed() -> None:
     assert {spec["failurePolicy"] for spec in found.values()} == {"Fail"}
 
 
-# Allocations
+# The policy that protects allocation annotations and labels of pods
 
 
 def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
@@ -141,7 +144,7 @@ def test_any_user_may_change_other_annotations(old: Json | None) -> None:
     assert change_allocation({"metadata": {}}, old)
 
 
-# Claims
+# The policy that protects the finalizer, the owner and an annotation of ResourceClaims
 
 PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1", "controller": True}
@@ -186,7 +189,7 @@ def test_only_an_account_that_may_write_claim_status_removes_finalizer_pod_or_li
     assert change(MAY_ALLOCATE)
 
 
-# Forced deletions
+# The policy that restricts deletions and evictions with a grace period of 0
 
 USED_BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
 MADE_FOR_THE_POD: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
@@ -202,10 +205,12 @@ def running(spec: Json, status: Json) -> Json:
     ("old", "options", "anybody"),
     [
         pytest.param(running(USED_BY_NAME, RUNNING), NOW, False, id="its containers may run"),
-        pytest.param(running(USED_BY_NAME, {}), NOW, False, id="its kubelet has not said anything yet"),
-        pytest.param(running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="its claim goes with it"),
+        pytest.param(running(USED_BY_NAME, {}), NOW, False, id="kubelet has not written a status yet"),
+        pytest.param(
+            running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="the claim is deleted with the pod"
+        ),
         pytest.param(running(USED_BY_NAME, RUNNING), SOON, True, id="kubelet ends it first"),
-        pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="with its own grace period"),
+        pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="deleted with its own grace period"),
         pytest.param(running(USED_BY_NAME, RUNNING), None, True, id="without options"),
         pytest.param(running(USED_BY_NAME, ENDED), NOW, True, id="it has ended"),
         pytest.param(running({**USED_BY_NAME, "nodeName": ""}, {}), NOW, True, id="it was never bound"),
@@ -238,7 +243,7 @@ def test_only_an_account_that_deletes_pods_everywhere_evicts_by_force(eviction: 
     assert admits("forced-deletions.quota.vcuda.io", found, None, ["delete pods"], namespace="team-a")
 
 
-# Our own accounts
+# The policies that restrict the accounts of vcuda quota: Secrets, ConfigMaps, ledgers and patches
 
 
 @pytest.mark.parametrize(
@@ -299,8 +304,8 @@ def test_each_account_writes_only_its_own_config_maps(
 
 
 def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
-    """A policy for pod creations, or another condition for ledger writes, would make each about a twentieth more
-    expensive.
+    """Pods are created and ledgers written often. A policy for pod creations, or one more condition for ledger writes,
+    would make each of these requests about 5 % more expensive.
     """
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:
@@ -394,4 +399,4 @@ def test_the_controller_may_change_only_model_record_and_locks_of_a_node(changed
     assert admits(policy, new, old, (), **request | {"userInfo": {"username": "admin"}})
     for each in (DISCOVERED, *OWN_ANNOTATIONS):
         marked = {"metadata": {**OF_A_NODE, "annotations": {"a/b": "1", each: "x"}}, "spec": {}}
-        assert admits(policy, old, marked, (), **request), "removing it is permitted too"
+        assert admits(policy, old, marked, (), **request), "the removal is permitted too"

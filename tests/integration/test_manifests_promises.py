@@ -1,5 +1,5 @@
-"""The promises of the manifests to a platform team: rights, limits, consistent timeouts, and no effect on unlimited
-namespaces.
+"""Properties of the manifests on which a platform team relies: few rights, memory limits, consistent timeouts, and no
+effect on namespaces without a quota.
 """
 
 import subprocess
@@ -41,7 +41,7 @@ from webhook.cli import main as webhook_cli
 
 PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}
 GUNICORN_GRACE = 10
-"""Seconds that the server gives requests in progress, in addition to --drain-seconds; see `webhook.server.server`."""
+"""Seconds for which the server waits for requests in progress after --drain-seconds; see `webhook.server.server`."""
 
 every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 
@@ -52,8 +52,8 @@ def base() -> list[Json]:
 
 
 def flags(workload: Json) -> dict[str, object]:
-    """Return a container's args as our command line parses them. An unknown flag is a usage error."""
-    # kubelet replaces the variables of the downward API.
+    """Parse the arguments of a container with our command line. Raises UsageError if a flag is unknown."""
+    # kubelet would replace the variables of the downward API, so the test replaces them.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
     assert isinstance(group, click.Group)
@@ -76,7 +76,7 @@ def test_every_image_of_ours_is_of_this_version(overlay: Path) -> None:
     assert {container(workload)["image"] for workload in ours(rendered(overlay))} == {f"vcuda-quota:{__version__}"}
 
 
-# Pod Security
+# Tests of the Pod Security levels and rights of the pods
 
 
 @every_overlay
@@ -100,7 +100,9 @@ AGENTS = {
     "hami": ("vcuda-node-hami", {"gpu": "on"}),
     "vgpu-manager": ("vcuda-node-vgpu-manager", {"vgpu-manager-enable": "enable"}),
 }
-"""The DaemonSet of each scheme, and the label by which its vendor selects its nodes."""
+"""For each vendor (scheme), its node agent's DaemonSet and the node label by which the vendor's own DaemonSet selects
+nodes.
+"""
 
 every_agent = pytest.mark.parametrize("scheme", AGENTS)
 
@@ -188,13 +190,14 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
     assert all(spec["enableServiceLinks"] is False for _, spec in pod_specs(rendered(overlay)))
 
 
-# Availability
+# Tests of updates, drains and restarts of the webhook's replicas
 
 
 def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
-    """PreStop, draining and the requests in progress all end before kubelet kills the container.
+    """The preStop hook, the drain and the requests in progress all end before kubelet kills the container.
 
-    The server drains longer than its probe needs to fail, so every load balancer that uses readiness has removed it.
+    The drain lasts longer than the readiness probe needs to fail. So every load balancer that uses readiness has
+    removed the replica by then.
     """
     webhook = one(base, "Deployment", "vcuda-webhook")
     program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
@@ -220,8 +223,8 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
 
 @every_overlay
 def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(overlay: Path) -> None:
-    """In a cluster that limits the system's priority classes to namespaces with a quota for them, they are permitted
-    too.
+    """A cluster may permit the system's priority classes only in namespaces with a ResourceQuota for them. The
+    manifests contain these ResourceQuotas.
     """
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
@@ -251,11 +254,13 @@ def test_every_selector_matches_its_pods(base: list[Json]) -> None:
     assert all(selector.items() <= labels[name].items() for name, selector in selectors.items())
 
 
-# Calls of the API server
+# Tests of the webhook registrations and of the certificates
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
-    """The policy that shows the controller when a quota is in effect has the same selector."""
+    """The policy in-effect.quota.vcuda.io must select the same namespaces as the webhooks, because the controller uses
+    it to find out whether a quota is in effect.
+    """
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
     selector = {"matchExpressions": [{"key": k, "operator": "NotIn", "values": v} for k, v in left_out.items()]}
@@ -301,7 +306,9 @@ def test_an_apply_does_not_change_the_ca_bundles(overlay: Path) -> None:
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """The names and the label are those of its flags. The first Job waits longer for a replica."""
+    """The flags of the CronJob and of the first Job have the names and the label of the manifests. The first Job waits
+    longer for a replica.
+    """
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     waits = container(job)["args"].pop()
     assert waits == "--timeout=25m"
@@ -332,7 +339,7 @@ GITOPS = {
 
 
 def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_image_changes(tmp_path: Path) -> None:
-    """The Jobs are deleted when they are done. A change of their image would fail."""
+    """Kubernetes deletes these Jobs when they are done, and permits no change of their image."""
     components = ["scheduler", "client-certificates"]
     jobs = [each for each in rendered(composed(tmp_path, components)) if each["kind"] == "Job"]
     assert len(jobs) == 4
@@ -341,7 +348,9 @@ def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_ima
 
 
 def test_the_extenders_rotation_requires_no_configuration() -> None:
-    """The scheduler has the CA from a file. So the rotation must not require a webhook configuration."""
+    """The scheduler reads the CA of the extender from a file. So the rotation of this certificate must not require a
+    webhook configuration.
+    """
     objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
@@ -353,8 +362,8 @@ def test_the_extenders_rotation_requires_no_configuration() -> None:
 
 
 def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_path: Path) -> None:
-    """The CronJob and the first Job use the same names. Their objects exist and are empty, so they need no right to
-    create.
+    """The CronJob and the first Job use the same names. The manifests contain the Secrets and the ConfigMap without
+    data, so the account needs no right to create objects.
     """
     objects = rendered(composed(tmp_path, ["client-certificates"]))
     job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")
@@ -385,7 +394,7 @@ def test_the_webhook_uses_the_cas_that_the_rotation_publishes_and_the_name_that_
     assert f"--client-name={issued['name']}" in args
 
 
-# Overlays
+# Tests of properties of single overlays and components
 
 
 @pytest.mark.parametrize(("overlay", "schedulers"), [("gpu-manager", {}), ("hami", {"hami": "hami-scheduler"})])
@@ -404,7 +413,9 @@ def scheduler_config(objects: Sequence[Json]) -> Json:
 
 
 MARGIN = 60
-"""Maximum seconds from a placement to the wait for volumes, and from the end of that wait to the binding."""
+"""The maximum seconds from the placement of a pod until the scheduler waits for its volumes, plus the seconds from the
+end of this wait until the binding.
+"""
 
 
 def test_the_cards_of_a_pod_stay_allocated_while_the_scheduler_waits_for_its_volumes() -> None:
@@ -432,7 +443,9 @@ def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> 
 
 
 def test_the_second_scheduler_has_the_right_to_its_configured_lease() -> None:
-    """If a generated ConfigMap had the same name, kustomize would add its hash to the name in the rule."""
+    """No generated ConfigMap may have the name of the Lease. Otherwise kustomize would add the hash of the ConfigMap to
+    the name of the Lease in the RBAC rule.
+    """
     objects = overlay_of("scheduler")
     election = scheduler_config(objects)["leaderElection"]
     role = one(objects, "Role", "vcuda-scheduler")

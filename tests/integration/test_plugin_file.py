@@ -1,4 +1,6 @@
-"""`kubectl gpuquota` as one file: pure Python, at the locked versions, with its manifest for krew and completion."""
+"""The single file of the plugin `kubectl gpuquota`: it has only Python code, packages at the locked versions, a
+manifest for krew, and shell completion.
+"""
 
 import hashlib
 import os
@@ -28,7 +30,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(plugin: Path, tmp_path: Path, *arguments: str, name: str = "kubectl-gpuquota") -> tuple[int, str, str]:
-    """Run the file under a name, by a Python without other packages and without kubectl."""
+    """Run the file under this name, with a Python that has no packages, and without kubectl."""
     write_python(tmp_path)
     named = tmp_path / name
     named.symlink_to(plugin)
@@ -37,7 +39,7 @@ def run(plugin: Path, tmp_path: Path, *arguments: str, name: str = "kubectl-gpuq
     return done.returncode, done.stdout, done.stderr
 
 
-def test_it_has_the_wheel_and_the_packages_of_the_base_and_nothing_compiled(plugin: Path) -> None:
+def test_the_file_has_the_wheel_and_the_base_packages_and_nothing_compiled(plugin: Path) -> None:
     with zipfile.ZipFile(plugin) as archive:
         names = archive.namelist()
         contents = [archive.read(name)[:4] for name in names]
@@ -49,7 +51,7 @@ def test_it_has_the_wheel_and_the_packages_of_the_base_and_nothing_compiled(plug
     assert os.access(plugin, os.X_OK)
 
 
-def test_it_runs_without_any_other_package(plugin: Path, tmp_path: Path) -> None:
+def test_the_file_runs_without_any_other_package(plugin: Path, tmp_path: Path) -> None:
     assert run(plugin, tmp_path, "--version") == (0, f"kubectl gpuquota {__version__}\n", "")
 
 
@@ -66,7 +68,7 @@ def test_under_the_name_that_kubectl_looks_for_it_completes_words(plugin: Path, 
 
 
 def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
-    """Only the first file is compiled there, so it must not need the syntax of later versions."""
+    """An older Python compiles only the first file, so this file must not use newer syntax."""
     with zipfile.ZipFile(plugin) as archive:
         text = archive.read("__main__.py").decode()
     checked, _, _ = text.partition("if sys.argv")
@@ -76,7 +78,7 @@ def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
 
 
 class OldPython:
-    """The module sys of Python 3.9, as far as it is read."""
+    """A replacement of the module sys with the version 3.9."""
 
     version_info = (3, 9, 6)
 
@@ -93,7 +95,9 @@ def manifest_of(plugin: Path, tmp_path: Path) -> Mapping[str, Any]:
 
 
 def test_krew_finds_what_its_manifest_promises(plugin: Path, tmp_path: Path) -> None:
-    """The checksum is that of the archive, and each file and the program are in it."""
+    """The manifest has the checksum of the archive. The archive has the program and each file that the manifest
+    names.
+    """
     [platform] = manifest_of(plugin, tmp_path)["spec"]["platforms"]
     file = tmp_path / platform["uri"].rpartition("/")[2]
     assert platform["uri"] == f"{REPOSITORY}/releases/download/v{__version__}/{file.name}"
@@ -106,11 +110,13 @@ def test_krew_finds_what_its_manifest_promises(plugin: Path, tmp_path: Path) -> 
 
 
 def test_the_manifest_has_the_fields_that_krew_documents(plugin: Path, tmp_path: Path) -> None:
-    """As krew validates them (krew.sigs.k8s.io/docs/developer-guide/plugin-manifest)."""
+    """The test checks the fields in the way that krew documents
+    (krew.sigs.k8s.io/docs/developer-guide/plugin-manifest).
+    """
     manifest = manifest_of(plugin, tmp_path)
     assert {*manifest} == {"apiVersion", "kind", "metadata", "spec"}
     assert (manifest["apiVersion"], manifest["kind"]) == ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")
-    # The name is that of the file, and of the command behind `kubectl`.
+    # The name of the plugin must be the name of the manifest file, and the name of the command after `kubectl`.
     assert manifest["metadata"] == {"name": "gpuquota"}
     spec = manifest["spec"]
     assert {*spec} == {"version", "homepage", "shortDescription", "description", "caveats", "platforms"}

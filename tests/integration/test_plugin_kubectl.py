@@ -1,4 +1,4 @@
-"""`kubectl gpuquota` and a real kubectl: its kubeconfigs, contexts and namespaces, and what it cannot reach."""
+"""`kubectl gpuquota` with a real kubectl: kubeconfigs, contexts and namespaces, and clusters that cannot be reached."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without a kubeconfig, with the real kubectl on PATH."""
+    """A home directory without a kubeconfig. The real kubectl is on PATH."""
     monkeypatch.setenv("PATH", f"{Path(kubectl()).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kubeconfig(path: Path, current: str | None, **namespaces: str | None) -> Path:
-    """Write a kubeconfig with a context for each namespace."""
+    """Write a kubeconfig that has a context for each namespace."""
     about = {"apiVersion": "v1", "kind": "Config", **({"current-context": current} if current else {})}
     given = {name: {"cluster": "c", "user": "u", "namespace": namespace} for name, namespace in namespaces.items()}
     contexts = [{"name": name, "context": context} for name, context in given.items()]
@@ -90,7 +90,7 @@ def test_an_answer_without_end_is_not_read_to_the_end(home: Path, monkeypatch: p
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stand-in answers with as many bytes as objects are requested."""
+    """A script replaces kubectl. The size of its answer in bytes is the number of requested objects."""
     program = home / "kubectl"
     program.write_text(
         """#!/bin/sh

@@ -1,4 +1,6 @@
-"""The console scripts: with the base package alone they name the extra, and each completes words in three shells."""
+"""The console scripts. If packages are missing, a script names the extra to install. Each script has completion for
+three shells.
+"""
 
 import os
 import subprocess
@@ -11,7 +13,7 @@ import pytest
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
 PURE = {"click", "yaml", "_yaml"}
-"""The packages of others that the plugin may import."""
+"""The third-party packages that the plugin may import."""
 
 
 def python(text: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +22,7 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
 def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
-    """None in sys.modules is how Python marks a module that cannot be imported."""
+    """The test makes packages impossible to import, by None in sys.modules."""
     missing = "import sys; sys.modules.update(msgspec=None, kubernetes=None, flask=None, cryptography=None)"
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")
@@ -36,7 +38,7 @@ def test_a_missing_module_of_our_own_is_not_mistaken_for_a_missing_package() -> 
 
 @pytest.mark.parametrize("module", ["controller.plugin.cli", "controller.plugin.complete"])
 def test_the_plugin_imports_nothing_that_is_compiled(module: str) -> None:
-    """The single file of a release has no other package, and the base package requires none."""
+    """The plugin's single file contains no other packages, and the base package requires no other."""
     done = python(
         f"import sys; before = {{*sys.modules}}; import {module}\n"
         "loaded = [each for name, each in sys.modules.items() if name not in before]\n"
@@ -76,6 +78,8 @@ def complete(*words: str) -> list[str]:
     ],
 )
 def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggested: list[str], directive: str) -> None:
-    """The last line is cobra's directive: 4 for no files, 0 where a file is meant."""
+    """kubectl reads completions in cobra's format. The last line is a number: 4 if no file names may follow, and 0 if
+    file names may follow.
+    """
     *lines, last = complete(*words)
     assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)

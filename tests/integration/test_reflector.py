@@ -1,5 +1,5 @@
-"""A reflector with a server that fails, ends watches, stays silent, or sends invalid data; and how often it calls the
-server.
+"""A reflector keeps a view of all objects of one kind by a LIST and a watch. In these tests its server fails, ends
+watches, stays silent, or sends invalid data.
 """
 
 import itertools
@@ -72,7 +72,9 @@ def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: S
 
 
 def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Script) -> None:
-    """The old pod's charge must be released and the new pod must be charged. A change would confuse the two."""
+    """The charge of the old pod must be released, and the new pod must be charged. A single change event would mix up
+    the two pods.
+    """
     script.answers.append(page(10, item("a", 3, uid="first", value=1)))
     script.answers.append(page(30, item("a", 20, uid="second", value=2)))
     script.watches.extend([GONE, stream(event("MODIFIED", item("a", 31, uid="third", value=3)))])
@@ -80,7 +82,9 @@ def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Scr
 
 
 def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
-    """The first callback and other threads see only the complete new list. Old snapshots do not change."""
+    """After a new LIST, the first callback and other threads get the complete new view. Earlier snapshots do not
+    change.
+    """
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.answers.append(page(30, item("c", 21, value=3), token="t"))
     script.answers.append(page(30, item("d", 22, value=4)))
@@ -91,7 +95,9 @@ def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
 
 
 def test_new_decoding_rules_cause_a_new_list_of_unchanged_objects(kube: Kube, script: Script) -> None:
-    """An open watch ends for that. It counts as no failure, and objects that were dropped may be kept now."""
+    """The reflector ends its open watch, which does not count as a failure, and lists again. The new rules may keep
+    objects that the old rules dropped.
+    """
     listed = [item("a", 1, value=1), item("b", 2, value=-1)]
     script.answers += [page(10, *listed), page(30, *listed)]
     script.watches += [stream(event("ADDED", item("c", 11, value=3)), forever), stream(bookmark(31))]
@@ -183,7 +189,9 @@ def test_an_event_without_an_identifiable_object_causes_a_new_list(kube: Kube, s
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """In a LIST it is left out. After an event the object keeps its last valid value. All other objects are updated."""
+    """If an object of a LIST cannot be decoded, the view leaves out that object. If an object of an event cannot be
+    decoded, the object keeps its last valid value. All other objects are updated.
+    """
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
     turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
     other = event("ADDED", item("other", 12, value=3))
@@ -219,7 +227,7 @@ def test_a_callback_that_raises_is_counted_and_the_next_event_follows(kube: Kube
     def stumble(_old: int | None, new: int | None) -> None:
         seen.append(new)
         if new == 1:
-            raise RuntimeError("a fault of the callback")
+            raise RuntimeError("the callback failed")
 
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.watches.append(stream(event("MODIFIED", item("a", 11, value=3))))
@@ -288,7 +296,7 @@ def test_a_watch_that_lasted_resets_the_delays(kube: Kube, script: Script) -> No
     now = [0.0]
 
     def let_pass(_old: int | None, seconds: int | None) -> None:
-        """Advance the clock by the seconds in the object of the event."""
+        """Advance the clock by the seconds that the object of the event has as its value."""
         now[0] += seconds or 0
 
     script.answers.append(page(10))
@@ -303,8 +311,8 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
     stamps: list[float] = []
 
     def tick() -> float:
-        """Advance the clock by a second for each reading: after a LIST, at both ends of a watch, and after each
-        line.
+        """Advance the clock by a second for each reading. The reflector reads the clock after a LIST, at both ends of a
+        watch, and after each line.
         """
         now[0] += 1
         return now[0]
@@ -324,7 +332,9 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
 def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A silent watch would last for minutes, and this wait for an hour."""
+    """The reflector stops at once, although a silent watch would last for minutes, and its wait between attempts for an
+    hour.
+    """
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
     waiting = Backoff(first=3600, ceiling=3600)
@@ -337,7 +347,7 @@ def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pyt
 
 
 class Signal:
-    """A logger that signals a LIST or a failure."""
+    """A logger that signals to the test when the reflector logs a LIST or a failure."""
 
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached
@@ -388,7 +398,9 @@ def test_stop_from_a_callback_ends_the_watch(kube: Kube, script: Script) -> None
 
 
 def large(name: str, version: int) -> dict[str, object]:
-    """Return an object larger than the limit, with its metadata in the order of the API server."""
+    """Return an object that is larger than the limit. Its fields are in the order in which the API server writes
+    them.
+    """
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}
 

@@ -1,4 +1,6 @@
-"""A reflector with a streamed list: the initial events of a watch become the view, and the watch continues."""
+"""A reflector with a streamed list: one watch request first sends all objects as initial events, which become the view,
+and then sends changes.
+"""
 
 import threading
 
@@ -26,7 +28,7 @@ EXPIRED = event("ERROR", status_object(410, "too old resource version"))
 
 
 def listed(version: int, *items: dict[str, object]) -> bytes:
-    """Return a streamed list at this version."""
+    """Return the answer of a streamed list at this resourceVersion."""
     return b"".join(event("ADDED", one) for one in items) + initial_events_end(version)
 
 
@@ -54,7 +56,7 @@ def test_after_a_stream_that_ends_with_the_list_a_watch_starts_from_its_version(
 
 
 def test_changes_before_the_list_is_complete_are_included(kube: Kube, script: Script) -> None:
-    """Bookmarks without the annotation only report progress, and do not end the list."""
+    """A bookmark without the annotation k8s.io/initial-events-end only reports progress, and does not end the list."""
     early = event("ADDED", item("a", 3, value=1)) + event("ADDED", item("b", 4, value=2)) + bookmark(5)
     changes = event("MODIFIED", item("a", 11, value=5)) + event("DELETED", item("b", 12, value=2))
     unkept = event("ADDED", item("c", 6, value=3)) + event("MODIFIED", item("c", 13, value=0))
@@ -89,7 +91,7 @@ def test_a_server_that_does_not_stream_is_tried_once_and_then_lists_in_pages(
 
 
 def test_any_other_error_is_reported_by_the_list_and_the_next_one_is_streamed(kube: Kube, script: Script) -> None:
-    """A right that is missing now may be granted later."""
+    """An error such as a missing right may be temporary, so the reflector tries a streamed list again."""
     script.streams.append(status(403, "cannot watch"))
     script.answers.append(status(403, "cannot list"))
     script.streams.append(stream(listed(10, item("a", 3, value=1))))
@@ -100,7 +102,7 @@ def test_any_other_error_is_reported_by_the_list_and_the_next_one_is_streamed(ku
 
 
 def test_an_unavailable_server_is_asked_for_a_stream_again(kube: Kube, script: Script) -> None:
-    """Paged lists for all clients at once would overload a server that has just started."""
+    """If all clients changed to paged LISTs, they would overload an API server that has just started."""
     script.streams.extend([status(503, "not ready"), status(429, "too many"), stream(listed(10))])
     done = run(kube, 3)
     assert script.asked() == ["STREAM"] * 3
@@ -111,7 +113,7 @@ CUT_SHORT = [
     pytest.param((), id="ended by the server"),
     pytest.param((tear,), id="torn between lines"),
     pytest.param((b'{"type": "ADDED", "object": {"metad', tear), id="torn inside a line"),
-    pytest.param((bookmark(10),), id="ended by a bookmark that ends nothing"),
+    pytest.param((bookmark(10),), id="ends after a bookmark without the annotation"),
     pytest.param((event("ERROR", status_object(500, "cannot decode")),), id="an ERROR event"),
     pytest.param((EXPIRED,), id="expired"),
     pytest.param((b"<html>\n", listed(10)), id="a line that cannot be read"),
@@ -122,7 +124,7 @@ CUT_SHORT = [
 def test_a_streamed_list_that_breaks_shows_no_partial_result_and_is_read_in_pages(
     kube: Kube, script: Script, end: tuple[bytes, ...]
 ) -> None:
-    """The list is read in pages after any break of the stream. The next list is streamed again."""
+    """After a broken stream, the reflector reads this list in pages. It streams the next list again."""
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), *end))
     script.answers.append(page(10, item("a", 3, value=1)))
     script.watches.append(GONE)
@@ -142,7 +144,9 @@ def test_a_synced_view_survives_a_list_that_breaks(kube: Kube, script: Script) -
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """Its last valid value stays, also across and within lists, as long as the object has the same uid."""
+    """An object that cannot be decoded keeps its last valid value, even if the object is in a new list, while its uid
+    is the same.
+    """
     good = listed(10, item("good", 1, value=1), item("bad", 2, value="x"))
     script.streams.append(stream(good, EXPIRED))
     turned_bad = event("ADDED", item("other", 12, value=3)) + event("MODIFIED", item("other", 13, value="z"))
@@ -170,7 +174,7 @@ def test_an_object_with_an_unchanged_version_is_not_decoded_again(kube: Kube, sc
 def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_result(
     kube: Kube, script: Script
 ) -> None:
-    """The rest is already on its way, and the stream would last for minutes."""
+    """More objects are already in the buffers, and the stream would last for minutes."""
     script.streams.append(stream(listed(10, item("a", 1, value=1)), b"\n"))
     reflector = stopped_at_its_first_object(kube)
     assert not reflector.alive
@@ -182,7 +186,9 @@ def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_r
 def test_a_stream_that_becomes_silent_during_the_list_is_ended(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This also applies to a watch. Otherwise a connection that died silently would block the first list forever."""
+    """The reflector ends a silent stream during the list and during the watch. Without that, a dead connection would
+    block the first list forever.
+    """
     monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), forever))
     script.answers.append(page(10, item("a", 3, value=1)))

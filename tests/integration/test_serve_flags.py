@@ -1,4 +1,6 @@
-"""The flags of ``vcuda-webhook serve``: errors are reported, and each flag is also an environment variable."""
+"""The flags of ``vcuda-webhook serve``: invalid values are reported, and each flag can be set by an environment
+variable.
+"""
 
 import os
 import subprocess
@@ -32,7 +34,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
-    """Run ``serve`` with flags that prevent it from serving."""
+    """Run ``vcuda-webhook serve`` with flags with which it exits before it serves."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("VCUDA_", "KUBE"))}
     command = [str(SCRIPTS / "vcuda-webhook"), "serve", *flags.split()]
     return subprocess.run(
@@ -119,13 +121,13 @@ def test_only_claims_of_the_schedulers_that_a_flag_names_are_admitted(files: Pat
             assert answer["allowed"] is (user in named)
 
 
-def test_a_flag_wins_over_its_variable(files: Path) -> None:
+def test_a_flag_has_priority_over_its_environment_variable(files: Path) -> None:
     env = {"VCUDA_QUOTA": str(files / "faults.yaml")}
     with serving("--standalone", "--quota", files / "good.yaml", env=env) as server:
         assert server.admit(card_pod("pod", "team-a"))["allowed"]
 
 
-def test_the_help_shows_how_it_is_used() -> None:
+def test_the_help_has_an_example_command() -> None:
     shown = CliRunner().invoke(main, ["serve", "--help"]).stdout
     assert shown.count("vcuda-webhook serve --") >= 3
     assert "vcuda-webhook serve --standalone --quota gpuquota.yaml" in shown

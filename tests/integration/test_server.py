@@ -1,4 +1,6 @@
-"""A standalone server over TLS: its verdicts, metrics and log lines. No crowd gets more than the quota."""
+"""``vcuda-webhook serve --standalone`` over TLS: its answers, metrics and log lines. Many concurrent callers never get
+more than the quota.
+"""
 
 import json
 import os
@@ -50,7 +52,7 @@ def test_a_pod_within_its_quota_is_pinned_to_a_model_and_then_charged(server: We
 
 
 def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> None:
-    """Each caller is like a separate API server request. All of them reach /validate together."""
+    """Many callers, each with its own connection, call /validate for different pods at the same moment."""
     together = Barrier(CALLERS, timeout=PATIENCE)
 
     def create(number: int) -> int:
@@ -67,7 +69,9 @@ def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> No
 
 
 def test_connections_are_kept_and_speak_http_1_1(server: WebhookProcess) -> None:
-    """A connection may stay unused at first, because Go's transport opens some in advance."""
+    """A connection may be unused at first, because the HTTP client of the API server opens some connections in
+    advance.
+    """
     asked = json.dumps(review_of(card_pod("kept", "unlimited")))
     with closing(server.connect()) as connection:
         connection.connect()
@@ -121,7 +125,7 @@ def test_metrics_report_whether_the_quota_is_valid_and_when_the_certificate_expi
 
 
 def test_the_lines_of_gunicorn_are_structured_too(quota: Path) -> None:
-    """gunicorn logs a worker that is killed."""
+    """The log has a line by gunicorn, because the test kills a worker."""
     with serving("--standalone", "--quota", quota) as server:
         os.kill(server.worker(), signal.SIGKILL)
         told = server.await_log("gunicorn")

@@ -1,4 +1,6 @@
-"""Which callers the webhook answers with ``--client-ca``, by real TLS: API servers, probes and strangers."""
+"""With ``--client-ca`` the webhook answers API servers and probes, and rejects other callers. The tests use real
+TLS.
+"""
 
 import json
 import ssl
@@ -22,7 +24,8 @@ NOW = datetime.now(UTC)
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 GUARDED = ["POST /mutate", "POST /validate", "POST /quota", "GET /mutate", "GET /nowhere"]
 REFUSED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
-"""The errors after a certificate of another CA. With TLS 1.3 a client gets them only when it reads."""
+"""The errors that a client with a certificate of another CA gets. With TLS 1.3 they occur only when the client reads.
+"""
 
 EXPIRY = "vcuda_client_certificate_expiry_seconds"
 NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stranger", "next"
@@ -30,7 +33,7 @@ NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stran
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Client certificates by name, two of them of one CA, each with the certificate of its CA."""
+    """Client certificates by name, each with the certificate of its CA. Two of them have the same CA."""
     base, known = tmp_path_factory.mktemp("pairs"), make_authority(NOW)
 
     def make(name: str, authority: Signed, common_name: str = "apiserver") -> None:
@@ -67,7 +70,7 @@ def trust(directory: Path, pairs: Path, *names: str) -> None:
 
 
 def ask(server: WebhookProcess, pairs: Path, line: str, pair: str | None) -> Reply:
-    """Make a request on a new connection that presents this certificate, or none."""
+    """Make a request on a new connection with this client certificate, or without a certificate."""
     made = server.await_log("certificate made for this run")["ca"]
     server.tls = ssl.create_default_context(cafile=made)
     if pair:

@@ -1,4 +1,6 @@
-"""The certificate that the webhook process serves when the files change, or when its worker is replaced."""
+"""Which certificate the webhook process serves after the files have changed, or after its worker process was
+replaced.
+"""
 
 import os
 import signal
@@ -22,7 +24,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
-    """The webhook as a process, which reads its first certificate from the directory."""
+    """A running webhook process that reads its certificate from the directory."""
     write_as_kubelet(directory, new_leaf())
     (directory / "ca.crt").write_bytes(AUTHORITY.certificate_pem())
     quota = tmp_path / "gpuquota.yaml"
@@ -32,7 +34,7 @@ def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
 
 
 def presented_by(server: WebhookProcess) -> bytes | None:
-    """Return the leaf that the webhook presents to a new connection, in DER, after a request on it."""
+    """Open a new connection, make a request, and return the server's certificate in DER."""
     with closing(server.connect()) as connection:
         assert exchange(connection, "GET", "/healthz").status == HTTPStatus.OK
         assert connection.sock is not None
@@ -58,7 +60,7 @@ def test_the_webhook_serves_a_new_certificate_without_a_lost_request_and_never_a
 
 
 def replace_worker(server: WebhookProcess) -> None:
-    """Kill the only worker, and return when gunicorn has forked another."""
+    """Kill the only worker process, and wait until gunicorn has forked a new worker process."""
     killed, pid = server.worker(), server.process.pid
     os.kill(killed, signal.SIGKILL)
     children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -68,7 +70,9 @@ def replace_worker(server: WebhookProcess) -> None:
 def test_a_new_worker_serves_the_certificate_of_the_files_from_its_first_connection(
     directory: Path, server: WebhookProcess
 ) -> None:
-    """The new worker is forked from a process with the old leaf, which may have expired or be no longer trusted."""
+    """The parent process, from which gunicorn forks the new worker, still has the old certificate in memory. This
+    certificate may have expired, so the new worker must read the files.
+    """
     authority = make_authority(NOW)
     write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))
     replace_worker(server)

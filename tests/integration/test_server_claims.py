@@ -1,4 +1,4 @@
-"""The standalone server over TLS reviews ResourceClaims: it pins them, and charges them together with pods and stored
+"""``vcuda-webhook serve --standalone`` pins ResourceClaims, and charges them to the same quota as pods and stored
 claims.
 """
 
@@ -33,7 +33,9 @@ def held(count: int = 1) -> Manifest:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
-    """A server with the devices of three drivers, a template, and a stored claim in namespace full."""
+    """A standalone server that knows the devices of three drivers, a ResourceClaimTemplate, and a stored claim in
+    namespace full.
+    """
     directory = tmp_path_factory.mktemp("cluster")
     quota, nodes = directory / "gpuquota.yaml", directory / "cluster.yaml"
     quota.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": CONFIG}))
@@ -47,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]
 
 
 def review(server: WebhookProcess, manifest: Manifest, **fields: object) -> Json:
-    """Send a manifest through both calls as the API server does."""
+    """Send a manifest to /mutate, apply the patch, and send the result to /validate, as the API server does."""
     kind = {"group": GROUP, "version": VERSION, "kind": manifest["kind"]}
     return server.admit(manifest, kind=kind, **fields)
 

@@ -1,4 +1,4 @@
-"""Every input gets an answer in JSON that names the error, and never a stack trace or an admission."""
+"""The webhook answers every malformed request in JSON with the error. No answer has a stack trace or admits a pod."""
 
 import json
 from contextlib import closing
@@ -17,12 +17,12 @@ DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
 
 @pytest.fixture(scope="module")
 def server(target: Target) -> WebhookProcess:
-    """The server. At the end its log must have no error and no stack trace."""
+    """A running webhook. At the end of the tests its log must have no error and no stack trace."""
     return target.server
 
 
 def fault_of(reply: Reply) -> str:
-    """Return the message of an HTTP error, whose form is checked."""
+    """Assert that the answer is an HTTP error in the usual form, and return its message."""
     assert b"Traceback" not in reply.body
     answer = reply.decoded()
     assert answer.keys() == {"error", "status"}
@@ -35,12 +35,12 @@ def encoded(subject: object, **fields: object) -> str:
 
 
 def with_quantity(quantity: str) -> str:
-    """Return a review of a pod that requests this many cores. The quantity is inserted unchanged."""
+    """Return a review of a pod that requests cores. The quantity is inserted unchanged into the JSON."""
     return encoded(gpu_pod("p", "steady", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
 
 
 def nested(depth: int) -> str:
-    """Return a review of a pod with so many nested objects."""
+    """Return a review of a pod that has this many levels of nested objects."""
     return encoded({"metadata": {}, "spec": "HERE"}).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
 
 
@@ -71,7 +71,7 @@ def nested(depth: int) -> str:
         pytest.param("POST /mutate/", encoded({}), 404, "not found", id="a slash too many"),
     ],
 )
-def test_a_request_that_is_no_review_gets_a_message(
+def test_a_request_that_is_not_a_review_gets_an_error_message(
     server: WebhookProcess, line: str, body: Body, status: int, sentence: str
 ) -> None:
     method, path = line.split()
@@ -108,7 +108,7 @@ def test_a_body_over_3_mib_is_413_and_the_connection_stays_usable(server: Webhoo
 
 
 def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> None:
-    """The server cannot know where the next request starts."""
+    """After a malformed chunk, the server cannot find the beginning of the next request."""
     with closing(server.connect()) as connection:
         connection.putrequest("POST", "/mutate")
         connection.putheader("Content-Type", "application/json")
@@ -155,11 +155,13 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
 def test_a_pod_that_cannot_be_decoded_is_rejected(
     server: WebhookProcess, path: str, body: Body, code: int, sentence: str
 ) -> None:
-    """The review itself is valid, so HTTP is 200 and the verdict has the status for the pod's owner."""
+    """The review itself is valid, so the HTTP status is 200. The answer in the review rejects the pod with its own
+    status.
+    """
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK
     assert b"Traceback" not in reply.body
-    assert len(reply.body) < 2000, "an answer has a few sentences for a request of any size"
+    assert len(reply.body) < 2000, "the answer must be short for a request of any size"
     response = reply.decoded()["response"]
     assert not response["allowed"]
     assert response["status"]["code"] == code

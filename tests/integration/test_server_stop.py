@@ -1,4 +1,6 @@
-"""No request is lost when a server stops, while the API server is down, or because of silent connections."""
+"""No request is lost when the webhook stops: not while the API server is down, and not if clients keep silent
+connections.
+"""
 
 import json
 import os
@@ -21,7 +23,9 @@ from tests.integration.silent import silence
 from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
 
 LONG = ("--drain-seconds", "600")
-"""A drain that is longer than any test. The test ends it by a second SIGTERM to the worker."""
+"""The seconds of the drain (the time for which a stopping webhook still answers). It is longer than any test; a second
+SIGTERM to the worker ends the drain.
+"""
 
 LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
 TOKEN = "a-token-nobody-may-see"
@@ -43,23 +47,21 @@ def certificates(tmp_path: Path) -> Path:
 
 
 def in_cluster(tmp_path: Path, certificates: Path, url: str) -> tuple[str | Path, ...]:
-    """Return the flags of a server whose API server is at ``url``."""
+    """Return the flags of a webhook that uses the API server at ``url``."""
     write_kubeconfig(tmp_path / "kubeconfig", url, {"token": TOKEN})
     return ("--cert-dir", certificates, "--kubeconfig", tmp_path / "kubeconfig")
 
 
 @pytest.fixture
 def closed_port() -> Iterator[str]:
-    """Yield the URL of a port that refuses connections. It is bound, so no other process gets it, and nothing
-    listens.
-    """
+    """Yield the URL of a port that refuses connections. The port is bound, so that no other process uses it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield "http://{}:{}".format(*held.getsockname())
 
 
 def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
-    """Send SIGTERM, and return when readiness fails."""
+    """Send SIGTERM to the webhook, and wait until /readyz fails."""
     server.process.send_signal(signal.SIGTERM)
     while (reply := exchange(connection, "GET", "/readyz")).body != b"stopping\n":
         pass
@@ -67,9 +69,9 @@ def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
 
 
 def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
-    """End the drain, and return the first answer to a request that was too late.
+    """End the drain, and return the first answer that rejects a request because the webhook is stopping.
 
-    Until then /quota admits this pod, even without an API server.
+    Before that, /quota admits the requests of this function, even without an API server.
     """
     os.kill(server.worker(), signal.SIGTERM)
     while (reply := exchange(connection, "POST", "/quota", POD)).status == HTTPStatus.OK:
@@ -78,7 +80,9 @@ def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
 
 
 def assert_come_again(reply: Reply, reason: str) -> None:
-    """Assert that the API server will repeat the call on another connection."""
+    """Assert that the answer is a 503 that closes the connection, after which the API server repeats the call on
+    another connection.
+    """
     assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert reply.headers["Retry-After"] == "1"
     assert reply.headers["Connection"] == "close"
@@ -116,7 +120,9 @@ def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """It waits for the API server, because of its ledger, when the drain ends. It still gets its own answer."""
+    """When the drain ends, this request is still waiting for the API server to read its ledger. The webhook still
+    answers the request.
+    """
     edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
     fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
     with (
@@ -137,7 +143,7 @@ def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> Non
         assert server.wait() == 0
 
 
-def test_without_the_api_server_nothing_is_admitted_and_the_caller_retries(
+def test_without_the_api_server_no_pod_is_admitted_and_the_caller_retries(
     tmp_path: Path, certificates: Path, closed_port: str
 ) -> None:
     flags = in_cluster(tmp_path, certificates, closed_port)
@@ -153,7 +159,7 @@ def test_without_the_api_server_nothing_is_admitted_and_the_caller_retries(
 
 
 def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_port: str, quota: Path) -> None:
-    """The log has neither the key and token that the server reads nor contents of the reviewed pods."""
+    """The log must not contain the private key, the token of the webhook, or contents of the reviewed pods."""
     pod = card_pod("pod", "team-a", cards=99)
     pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "swordfish"}]
     pod["metadata"]["annotations"] = {"note": "swordfish"}
@@ -172,7 +178,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
 
 
 def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
-    """gunicorn would wait for them as long as it may, which is longer than this test."""
+    """By default gunicorn waits for such connections until its timeout, which is longer than this test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()
         with closing(server.connect()) as other:

@@ -1,4 +1,4 @@
-"""The serving certificate of real TLS connections while its files change."""
+"""Which certificate a TLS server of vcuda quota presents while the certificate files change."""
 
 import os
 import ssl
@@ -31,14 +31,14 @@ def write_as_issue(directory: Path, leaf: Signed) -> None:
 
 
 def served_by(server: Echo) -> bytes | None:
-    """Return the leaf that a new connection gets, in DER. The connection must work."""
+    """Open a new connection, assert that it works, and return the server's certificate in DER."""
     with server.connect(trusting()) as connection:
         assert echo(connection, b"ping") == b"ping"
         return connection.getpeercert(binary_form=True)
 
 
 def logged(serving: ServingCertificate, polls: int = 3) -> list[EventDict]:
-    """Return the log lines of several polls in a row."""
+    """Return the log lines of several consecutive polls (checks whether the files have changed)."""
     with capture_logs() as lines:
         for _ in range(polls):
             serving.poll()
@@ -51,7 +51,7 @@ def pem_of(key: PrivateKeyTypes, password: bytes | None = None) -> bytes:
 
 
 def weak_pair() -> tuple[bytes, bytes]:
-    """Return a matching certificate and key of 1024 bits of RSA, which OpenSSL's default security level rejects."""
+    """Return a certificate with a matching RSA key of 1024 bits. OpenSSL's default security level rejects such keys."""
     key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - weak is what it is for
     nobody, end = x509.Name([]), NOW + timedelta(days=1)
     weak = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end).sign(key, hashes.SHA256())
@@ -75,7 +75,9 @@ def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
 
 
 def test_http_1_1_is_agreed_with_a_client_that_prefers_http_2(directory: Path) -> None:
-    """The API server offers both protocols. The streams of one HTTP/2 connection would be served one after another."""
+    """The API server offers HTTP/1.1 and HTTP/2. With HTTP/2, its calls would share one connection, and be served one
+    after another.
+    """
     write_plainly(directory, new_leaf())
     client = trusting()
     client.set_alpn_protocols(["h2", "http/1.1"])
@@ -102,7 +104,7 @@ def test_new_files_serve_new_connections_and_open_ones_continue(
     assert serving.expiry == old.expires.timestamp()
     with echoing(serving.current) as server, server.connect(trusting()) as kept:
         write(directory, new)
-        assert served_by(server) == der(old)  # nothing changes before the poll
+        assert served_by(server) == der(old)  # new connections get the old certificate before the poll
         assert [line["log_level"] for line in logged(serving)] == ["info"]
         assert served_by(server) == der(new)
         assert echo(kept, b"still here") == b"still here"
@@ -157,7 +159,7 @@ bad_pairs = pytest.mark.parametrize(("certificate", "key", "fault"), BAD_PAIRS.v
 
 
 def write_raw(directory: Path, certificate: bytes | None, key: bytes | None) -> None:
-    """Replace both files by these contents. None removes the file."""
+    """Replace the contents of both files. If the content is None, remove the file."""
     directory.mkdir(exist_ok=True)
     for name, content in (("tls.crt", certificate), ("tls.key", key)):
         (directory / name).unlink(missing_ok=True)
@@ -202,7 +204,7 @@ def test_the_server_does_not_start_without_a_valid_certificate_and_says_how_to_c
 
 
 def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) -> None:
-    """It parses and the key matches, but every handshake with it would fail."""
+    """Such a certificate can be parsed and has a matching key, but every TLS handshake with it would fail."""
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)
     write_raw(directory, *weak_pair())
@@ -213,7 +215,9 @@ def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) 
 def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The old certificate with the new key is no fault, but what a reader sees between two writes."""
+    """Between the writes of two files, a reader finds the old certificate with the new key. This is not reported as an
+    error.
+    """
     first, second = new_leaf(), new_leaf()
     write_plainly(directory, first)
     serving = ServingCertificate(directory)
@@ -237,7 +241,7 @@ def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
 def test_a_valid_certificate_that_could_not_be_read_is_retried_and_reported_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error may be too many open files, or a disk that failed for a moment. The content itself is valid."""
+    """The content of the files is valid, but a read fails, for example because the process has too many open files."""
     old, new = new_leaf(days=1), new_leaf()
     write_plainly(directory, old)
     serving = ServingCertificate(directory)
@@ -266,7 +270,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
             assert logged(serving) == []
 
 
-# This version of cryptography only warns of a negative serial number.
+# The package cryptography only warns if a certificate has a negative serial number.
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(
     position=st.integers(0, len(der(GOOD)) - 1),
@@ -277,7 +281,9 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
 def test_with_any_file_contents_the_poll_ends_and_a_certificate_is_served(
     position: int, replacement: bytes, key: bytes
 ) -> None:
-    """A certificate with overwritten bytes is either loaded or counted as a failure. No other exception is raised."""
+    """Random bytes of the files are overwritten. The server either loads such a certificate or counts a failure, and
+    raises no exception.
+    """
     content = der(GOOD)[:position] + replacement + der(GOOD)[position + len(replacement) :]
     certificate = b"-----BEGIN CERTIFICATE-----\n" + b64encode(content) + b"\n-----END CERTIFICATE-----\n"
     with TemporaryDirectory() as name:

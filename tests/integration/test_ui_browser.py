@@ -1,4 +1,4 @@
-"""The usage page in a browser: by mouse, keyboard and screen reader, on wide and narrow screens, with live updates."""
+"""The usage page in a browser: mouse, keyboard and screen reader, wide and narrow screens, and live updates."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -26,22 +26,26 @@ Size = tuple[int, int]
 
 @dataclass
 class Served:
-    """A served page and its data. Without a ``feed`` it is that of a standby."""
+    """A running server of the usage page, and the data of the page. Without a ``feed`` (the live updates) it is the
+    page of a standby.
+    """
 
     sample: Sample
     views: Views = field(default_factory=Views)
     feed: Feed | None = None
     url: str = ""
     login: str = ""
-    """The address to which a proxy redirects requests, if the session of the reader has ended."""
+    """The login address to which a proxy redirects requests when the session of the reader has ended. Empty if the
+    session has not ended.
+    """
 
     def lead(self) -> None:
-        """Become a leader, with a new feed."""
+        """Make the server that of a leader, with a new feed."""
         self.feed = Feed(self.sample.source(), self.views)
         self.feed.start()
 
     def stand_by(self) -> None:
-        """Become a standby, which ends every stream."""
+        """Make the server that of a standby, which ends all live updates."""
         if self.feed:
             self.feed.close()
         self.feed = None
@@ -68,7 +72,7 @@ def redirection(served: Served) -> Response | None:
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Sample], Served]]:
-    """Return a function that runs a leader with a sample."""
+    """A function that serves the usage page of a leader with this sample data."""
     with ExitStack() as teardown:
 
         def show(sample: Sample) -> Served:
@@ -88,19 +92,19 @@ def served() -> Iterator[Callable[[Sample], Served]]:
 
 @pytest.fixture
 def sample() -> Sample:
-    """The sample company, which a test may change."""
+    """The sample data of the page, the quotas and pods of a company. A test may change them."""
     return company()
 
 
 @pytest.fixture
 def leader(served: Callable[[Sample], Served], sample: Sample) -> Served:
-    """A leader with the data of the company."""
+    """The page of a leader with the sample data."""
     return served(sample)
 
 
 @pytest.fixture
 def opened(browser: Browser, leader: Served) -> Iterator[Tab]:
-    """A wide tab, which is closed before its leader."""
+    """A browser tab with a wide window. The tab is closed before the server of the page."""
     assert leader.feed
     with tab(browser) as fresh:
         yield fresh
@@ -123,8 +127,8 @@ def cell(page: Page, namespace: str, model: str) -> Locator:
 def test_the_page_renders_without_errors_and_every_text_and_field_is_readable(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """There is no console message, policy violation, request to another host, or horizontal scrolling, at each step of
-    heat.
+    """For each color of the table (a step of the used share), the browser reports no console message and no policy
+    violation. The page makes no request to another host, and does not scroll horizontally.
     """
     with tab(browser, size, color_scheme=scheme) as opened:
         page = opened.open(leader.url + path)
@@ -282,7 +286,7 @@ def test_a_reader_whose_session_at_the_proxy_has_ended_is_led_to_the_login(
     opened: Tab, leader: Served, served: Callable[[Sample], Served]
 ) -> None:
     page = opened.open(leader.url)
-    leader.login = f"{served(Sample()).url}?login"  # another origin, from which the page may load nothing
+    leader.login = f"{served(Sample()).url}?login"  # another origin; the page may load nothing from it
     page.get_by_role("columnheader", name="T4").get_by_role("link").click()
     page.wait_for_url(leader.login)
 
@@ -326,7 +330,9 @@ def test_a_page_that_waits_for_a_leader_shows_its_figures_when_it_leads(browser:
 
 
 def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: Browser, leader: Served) -> None:
-    """The stream ends and the next attempts are rejected. Finally the page shows the figures of the new leader."""
+    """The live updates end, and the page cannot connect again at first. When a new leader runs, the page shows the
+    figures of the new leader.
+    """
     opened = Tab(browser)
     page = opened.open(leader.url)
     leader.stand_by()
@@ -340,7 +346,9 @@ def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: B
 
 
 def test_a_hidden_tab_disconnects_and_catches_up_when_it_is_visible(opened: Tab, leader: Served) -> None:
-    """Otherwise a few tabs in the background would use up the connections that a browser permits."""
+    """A browser permits only a few connections per server. Without this, a few hidden tabs would use up these
+    connections.
+    """
     page = opened.open(leader.url)
     see = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
     see += " document.dispatchEvent(new Event('visibilitychange')); return source.readyState }"
@@ -398,7 +406,7 @@ def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
 
 
 def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
-    """One row is part of the page, the other arrives by the stream."""
+    """One row with a hostile name is part of the page, and another row arrives by a live update."""
     hostile = """<img src=x onerror="alert(1)">"'</td></script>"""
     sample = Sample()
     sample.report(namespace_use(hostile, model_use(hostile, 8, 1)))

@@ -1,4 +1,4 @@
-"""Threads that wait for a key of the work queue: which of them wakes, and when."""
+"""Threads wait until a key of the work queue is due. These tests are about which thread wakes, and when."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +10,7 @@ from tests.waiting import PATIENT
 
 
 class Clock:
-    """A stopped clock. ``looked`` is released with every reading."""
+    """A clock that does not advance. Each reading of the clock releases ``looked``."""
 
     def __init__(self) -> None:
         self.looked = threading.Semaphore(0)
@@ -31,12 +31,12 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
-    """Have a thread wait for a turn. Return when it has read the clock, and found nothing due."""
+    """Start a thread that waits for the next due key. Return when the thread has found that no key is due."""
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
-    # It has read the clock, and keeps the queue's lock until it sleeps. So any later change of the queue happens while
-    # it sleeps.
+    # The thread has read the clock, and keeps the queue's lock until it sleeps. So any later change of the queue
+    # happens while the thread sleeps.
     assert clock.looked.acquire(timeout=PATIENT)
     return turn
 
@@ -61,7 +61,7 @@ def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
 
 
 def test_a_waiting_thread_wakes_when_its_name_is_due() -> None:
-    """This uses the real clock, and no other thread wakes the waiting one."""
+    """The test uses the real clock, and no other thread wakes the waiting thread."""
     queue = WorkQueue(0.0)
     queue.add("b", 0.02)
     queue.add("a", 0.01)

@@ -1,4 +1,4 @@
-"""A TLS server for tests, whose context may change for each connection."""
+"""A TLS server for tests. Each connection gets the current TLS context, so a test can change the certificate."""
 
 import socket
 import ssl
@@ -10,7 +10,9 @@ from typing import Any
 
 
 class Echo(ThreadingTCPServer):
-    """Reads the current context for each connection, as the webhook does, and sends back its input."""
+    """A TLS server that sends its input back. Like the webhook, it gets the current TLS context for each new
+    connection.
+    """
 
     def __init__(self, current: Callable[[], ssl.SSLContext], host: str) -> None:
         super().__init__((host, 0), BaseRequestHandler)
@@ -47,6 +49,6 @@ def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> I
 
 
 def echo(connection: ssl.SSLSocket, text: bytes) -> bytes:
-    """Send at most 64 bytes and return what comes back."""
+    """Send at most 64 bytes, and return the answer."""
     connection.sendall(text)
     return connection.recv(64)

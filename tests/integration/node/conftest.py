@@ -1,4 +1,4 @@
-"""Fixtures for tests of the node agent on real directories."""
+"""Fixtures for tests of the node agent, which removes the directories that vendors keep on a node for deleted pods."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +12,9 @@ from tests.integration.node.steps import Steps
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """A node's disk. The tree outside the root must be unchanged at the end."""
+    """The disk of a node. At the end of the test, all files outside the root (the directory with one directory per pod)
+    must be unchanged.
+    """
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -22,12 +24,14 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def agent(disk: Disk) -> Agent:
-    """An agent that has just been started."""
+    """A node agent that has just been started."""
     return Agent(disk)
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """The steps of all sweeps of the test. The patches end before the disk is removed."""
+    """A counter of all calls by which the sweeps of this test change the disk. The counter patches these functions
+    until the end of the test.
+    """
     with monkeypatch.context() as patched:
         yield Steps(patched)

@@ -1,4 +1,7 @@
-"""The disk of a node for tests: a root with directories of pods, a tree that must not change, and an agent."""
+"""Helpers for tests of the node agent: the disk of a node, its clocks and its pods, and an agent that sweeps the disk.
+
+A sweep is one pass of the agent over the root, the directory that has one vm directory per pod.
+"""
 
 import os
 import subprocess
@@ -29,7 +32,7 @@ def uid(number: int) -> str:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Return everything about a tree that a fault could change: modes, owners, times, links, and contents."""
+    """Return the modes, owners, times, links and contents of all files of a tree, to find any change."""
     found: Snapshot = {}
     for directory, names, files in os.walk(path):
         for name in (".", *names, *files):
@@ -43,7 +46,7 @@ def snapshot(path: Path) -> Snapshot:
 
 @dataclass
 class Clocks:
-    """Both clocks of a machine. The wall clock can be set."""
+    """The monotonic clock and the wall clock of a machine. Tests set the wall clock."""
 
     wall: float = field(default_factory=time.time)
     steady: float = 1000.0
@@ -58,13 +61,15 @@ class Clocks:
 
 @dataclass
 class Pods:
-    """The pods of the node: ``uids`` by the agent's watch, ``live`` by a new LIST, which is the same by default."""
+    """The pods of the node. ``uids`` are the pods in the agent's watch. ``live`` are the pods in a new LIST, by default
+    the same.
+    """
 
     uids: set[str] = field(default_factory=set)
     live: set[str] | None = None
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    meanwhile: Callable[[], object] = lambda: None  # changes the node during the LIST
+    meanwhile: Callable[[], object] = lambda: None  # called during the LIST, to change the node
 
     def known(self) -> frozenset[str]:
         if self.error:
@@ -80,7 +85,7 @@ class Pods:
 
 @dataclass
 class Disk:
-    """``root`` has the directories. ``guarded`` is a tree next to it, and `untouched` checks that it does not
+    """The disk of a node. ``root`` has the vm directories. ``guarded`` is a tree next to the root, which no sweep may
     change.
     """
 
@@ -104,7 +109,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """Create a directory as gpu-manager does, whose last change is ``age`` seconds old."""
+        """Create a vm directory as gpu-manager does. Its last change is ``age`` seconds old."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -126,14 +131,14 @@ class Disk:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Check that the ``with`` statement changes nothing outside the root."""
+        """Assert that nothing outside the root changes during the ``with`` statement."""
         before = snapshot(self.guarded)
         yield
         assert snapshot(self.guarded) == before
 
 
 class Agent:
-    """Sweeps a disk repeatedly, like the real agent. A new one has no memory of earlier sweeps."""
+    """Sweeps a disk repeatedly, like the real agent. A new agent has no memory of the sweeps of an earlier agent."""
 
     def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk
@@ -152,7 +157,7 @@ class Agent:
     def sweep(
         self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, DirectoryOutcome]:
-        """Sweep once. Return the outcomes by path."""
+        """Sweep once. Return the outcome of each directory by its path."""
         said: list[DirectoryOutcome] = []
         self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
@@ -160,17 +165,19 @@ class Agent:
     def run(
         self, report: Report, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Sweep once with ``report``."""
+        """Sweep once, and pass each outcome to ``report``."""
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Sweep once, and let more than the grace period pass. A sweep moves no directory that it has just found."""
+        """Sweep once, and advance the clocks by more than the grace period. The first sweep moves no directory, because
+        the grace period of a directory begins when a sweep finds it.
+        """
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 
     def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """Sweep after the grace period of every existing directory."""
+        """Sweep, advance the clocks past the grace period, and sweep again."""
         self.let_grace_pass()
         return self.sweep()
 
@@ -196,7 +203,7 @@ def need_root() -> None:
 
 @contextmanager
 def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
-    """Run mount(8) with these arguments for this path. The test is skipped if mounts are not permitted."""
+    """Mount ``path`` by mount(8) with these arguments. The test is skipped if mounts are not permitted."""
     done = subprocess.run(("mount", *arguments, at), capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount here, which takes CAP_SYS_ADMIN: {done.stderr.strip()}")

@@ -1,4 +1,6 @@
-"""File systems in user space whose server is dead or does not answer. Processes that access them fail, or wait."""
+"""FUSE file systems (file systems in user space) whose server has ended or does not answer. A process that accesses
+such a file system gets an error, or waits.
+"""
 
 import errno
 import os
@@ -16,8 +18,8 @@ _INIT, _ACCESS = 26, 34  # <linux/fuse.h>
 
 @contextmanager
 def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
-    """Mount a file system at ``path``. The test is skipped if that is not permitted. Yields the server's end; closing
-    it ends the server.
+    """Mount a FUSE file system at ``path``, and yield the server's file descriptor. The file system fails after the
+    descriptor is closed. The test is skipped if mounts are not permitted.
     """
     try:
         server = FileIO("/dev/fuse", "r+")
@@ -33,7 +35,7 @@ def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
             server.close()
         yield server
     finally:
-        server.close()  # a waiting caller gets an error
+        server.close()  # waiting callers get an error
         subprocess.run(("umount", "--lazy", path), capture_output=True, check=False)
 
 

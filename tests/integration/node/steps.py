@@ -1,4 +1,4 @@
-"""Counts the calls by which a sweep changes a disk. Each of them may fail."""
+"""Counts the calls by which a sweep changes a disk. A test can make each of these calls fail."""
 
 import os
 from collections.abc import Callable
@@ -9,15 +9,19 @@ import pytest
 from controller.garbage.node import fs
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
-"""Every call that changes the disk."""
+"""The functions that change the disk, by module and name. A call of one of them is a step."""
 
 
 class Killed(BaseException):
-    """The process is killed here, as by SIGKILL. The code must not catch it, and cleanup may only close files."""
+    """Simulates that the process is killed at this step, as by SIGKILL. The code under test must not catch this
+    exception.
+    """
 
 
 class Steps:
-    """Counts the changing calls. ``before`` is called with the number and the arguments of each."""
+    """Counts the calls that change the disk (steps). ``before`` is called before each step, with its number and
+    arguments.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken = 0
@@ -26,7 +30,7 @@ class Steps:
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def fail(self, number: int, victim: str | None = None) -> None:
-        """Have every step fail with this error number. With ``victim``, only steps on this name fail."""
+        """Make every step fail with this error number. With ``victim``, only steps on the file of this name fail."""
 
         def before(_taken: int, arguments: tuple[Any, ...]) -> None:
             if victim in (None, arguments[0]):
@@ -35,7 +39,7 @@ class Steps:
         self.before = before
 
     def stop(self, point: int, error: BaseException) -> None:
-        """Raise the error at the step that so many others precede from now."""
+        """Raise the error at a later step. ``point`` is the number of steps that still succeed before it."""
         last = self.taken + point
 
         def before(number: int, _arguments: tuple[Any, ...]) -> None:
@@ -45,7 +49,7 @@ class Steps:
         self.before = before
 
     def go_on(self) -> None:
-        """Have no further step fail."""
+        """Make all further steps succeed."""
         self.before = lambda *_: None
 
     def _counted(self, call: Callable[..., None]) -> Callable[..., None]:

@@ -1,4 +1,5 @@
-"""Attempts to have the agent delete files outside its root, and things that the agent must not disturb.
+"""A tenant cannot make the node agent delete files outside its root (the directory with one directory per pod), or
+directories in use.
 
 The fixture `disk` compares a tree outside the root before and after each test.
 """
@@ -73,7 +74,7 @@ def names_of_every_kind_of_byte(path: Path) -> None:
 
 
 def a_path_of_many_thousand_bytes(path: Path) -> None:
-    """Such a file cannot be opened by path: PATH_MAX is 4,096 bytes."""
+    """Create a file that cannot be opened by its path, because PATH_MAX is 4,096 bytes."""
     at = os.open(path, os.O_RDONLY)
     for level in range(DEEP):
         name = f"{level:0{LONG}}"
@@ -105,7 +106,7 @@ def test_a_file_with_a_hard_link_outside_keeps_its_other_name(disk: Disk, agent:
     disk.clocks.advance(RETENTION)
     freed = agent.sweep()[f"{TRASH}/{trashed}"].freed
     assert (disk.trash(), outside.stat().st_size) == (set(), 1_000_000)
-    assert freed < 1_000_000, "a file with another name frees no space"
+    assert freed < 1_000_000, "a file with a second hard link frees no space"
 
 
 def listening(path: Path, stack: ExitStack) -> None:
@@ -155,7 +156,7 @@ def test_a_directory_with_a_listening_socket_stays_until_the_socket_closes(
 
 
 def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Disk, agent: Agent) -> None:
-    """gpu-manager listens in the directory of each pod and of each container until the directory is removed."""
+    """gpu-manager listens on a socket in the directory of each pod and container until the directory is removed."""
     path = disk.make(uid(1))
     with ExitStack() as stack:
         for directory in (path, path / "main"):
@@ -197,7 +198,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
-    """Have another process keep a file or the directory in use."""
+    """Start another process that uses the directory or a file in it until the end of the ``with`` statement."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -218,7 +219,7 @@ def test_a_directory_stays_while_another_process_has_a_file_open_or_mapped(disk:
 
 
 def test_a_directory_that_is_used_again_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
-    """A container that has the directory mounted can still open files in it."""
+    """A container that has the directory mounted can open its files even after the agent has moved it to the trash."""
     disk.make(uid(1))
     agent.sweep_after_grace()
     [trashed] = disk.trash()
@@ -249,7 +250,9 @@ def nothing() -> None:
 def around_the_move(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = nothing
 ) -> None:
-    """Call ``before`` just before, and ``after`` just after, the next directory is renamed into the trash."""
+    """Call ``before`` immediately before the next rename of a directory into the trash, and ``after`` immediately after
+    it.
+    """
     plain = fs.rename
 
     def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
@@ -296,7 +299,9 @@ def test_a_directory_replaced_after_it_was_listed_stays(disk: Disk, agent: Agent
 def test_a_directory_that_cannot_be_moved_back_at_once_is_moved_back_later(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory was replaced, and its name is in use again. It stays in the trash, and is never deleted there."""
+    """A wrong directory was moved, and its old name is in use again. The directory stays in the trash and is never
+    deleted.
+    """
     path = disk.make(uid(1))
 
     def exchange() -> None:
@@ -356,6 +361,6 @@ def test_a_zombie_process_keeps_no_directory(disk: Disk) -> None:
         os.waitpid(child, 0)
 
 
-def test_our_own_descriptors_do_not_count(disk: Disk, agent: Agent) -> None:
+def test_open_files_of_the_agent_itself_keep_no_directory(disk: Disk, agent: Agent) -> None:
     with (disk.make(uid(1)) / "pids.config").open("rb") as ours, mmap.mmap(ours.fileno(), 0, prot=mmap.PROT_READ):
         assert agent.reason(uid(1)) is None

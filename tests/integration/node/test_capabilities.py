@@ -1,4 +1,4 @@
-"""The node agent removes files that containers leave, of any user, with only the rights of its manifest."""
+"""With only the capabilities of its manifest, the node agent removes files that containers left behind as any user."""
 
 import os
 import subprocess
@@ -24,7 +24,7 @@ def capabilities() -> list[str]:
 
 
 def given_to_containers(path: Path, mode: int) -> None:
-    """Give the tree to a container's user, with another directory of this mode that has a file."""
+    """Add a directory with this mode and a file to the tree, and make a container's user the owner of the tree."""
     inner = path / "main" / "tmp"
     inner.mkdir()
     (inner / "file").touch()
@@ -35,7 +35,7 @@ def given_to_containers(path: Path, mode: int) -> None:
 
 @pytest.fixture
 def sweep(disk: Disk) -> Callable[[], None]:
-    """Return a function that sweeps once as root with only these capabilities, on a node without pods."""
+    """Return a function that sweeps once as root with only the agent's capabilities, on a node without pods."""
     need_root()
     file = disk.base / "pods.json"
     file.write_text(listed(pod(80)))

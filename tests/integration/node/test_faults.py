@@ -1,5 +1,5 @@
-"""Calls fail, or the process is killed, at every point of a sweep. Nothing is lost, and no directory is left
-forever.
+"""At every step of a sweep (a pass of the node agent), the call fails or the agent is killed. No directory of an
+existing pod is lost, and every other directory is finally removed.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from tests.integration.node.steps import Killed, Steps
 
 
 def until_rest(disk: Disk, agent: Agent) -> None:
-    """Sweep until everything that may be removed is removed. Each failure lengthens the wait before the next
-    attempt.
+    """Sweep until all directories of deleted pods are removed. The agent waits longer after each failure, so the clocks
+    are advanced between sweeps.
     """
     for _ in range(4):
         agent.sweep()
@@ -54,7 +54,7 @@ def test_after_a_kill_at_any_step_the_next_agent_finishes_everything(disk: Disk,
 def test_after_a_kill_at_any_step_of_a_move_the_directory_is_complete_if_its_pod_returns(
     disk: Disk, steps: Steps
 ) -> None:
-    """The pod may return after etcd was restored from a backup."""
+    """A deleted pod can exist again after etcd was restored from a backup."""
     before = snapshot(nested(disk, 1))
     for point in range(4):
         steps.stop(point, Killed())
@@ -82,7 +82,7 @@ def test_a_directory_that_cannot_be_moved_delays_no_other_and_is_retried(
     assert disk.names() == {uid(2)}
     taken = steps.taken
     assert agent.sweep()[uid(2)].keep == said[uid(2)].keep
-    assert steps.taken == taken + 1, "only the trash is listed, since the agent waits before it retries"
+    assert steps.taken == taken + 1, "the agent lists only the trash, because it waits before it retries"
     steps.go_on()
     disk.clocks.advance(60)
     assert agent.sweep()[uid(2)].verdict is Action.MOVED
@@ -124,7 +124,7 @@ def test_a_directory_whose_age_cannot_be_read_delays_no_other(
 
 
 def test_sockets_that_vanish_while_the_root_is_read_delay_no_directory(disk: Disk) -> None:
-    """The agent calls stat for an entry that is no file, directory or link."""
+    """The agent calls stat for an entry that is not a file, directory or link, for example a socket."""
     nested(disk, 1)
     for number in range(5):
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
@@ -138,7 +138,7 @@ def test_sockets_that_vanish_while_the_root_is_read_delay_no_directory(disk: Dis
 
     Agent(disk).run(report)
     assert uid(1) in said
-    assert len(said) == 2, "one of the sockets is reported before they vanish"
+    assert len(said) == 2, "one socket is reported before the sockets vanish"
 
 
 class Unlisted:
@@ -177,7 +177,7 @@ def test_an_entry_of_unknown_type_stays_and_delays_no_other(
         assert said[uid(1)].keep == Keep(KeepReason.ERROR, "the type of vcuda.config cannot be read")
         assert disk.names() == {uid(1)}
     else:
-        assert disk.names() == set(), "opening it reported the error"
+        assert disk.names() == set(), "the agent tried to open the entry, and reported the error"
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=errno.errorcode.get)
@@ -228,13 +228,15 @@ def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
     (disk.root / uid(1)).mkdir()
     inode = (disk.root / uid(1)).stat().st_ino
     agent.sweep()
-    assert len(disk.trash()) == 1, "the name is in use"
+    assert len(disk.trash()) == 1, "the name in the trash is in use"
     assert disk.names() == {uid(1), uid(2)}
-    assert (disk.root / uid(1)).stat().st_ino == inode, "an empty directory must not be replaced either"
+    assert (disk.root / uid(1)).stat().st_ino == inode, "the move must not replace an empty directory"
 
 
 def test_two_directories_of_one_name_are_not_moved_in_the_same_second(disk: Disk, agent: Agent) -> None:
-    """The second one is created and becomes garbage while the clock is stopped. It waits for another second."""
+    """A second directory of the same name must be moved while the clock is stopped. The name in the trash has the
+    second, so the agent moves this directory a second later.
+    """
     nested(disk, 1)
     agent.sweep_after_grace()
     wall = disk.clocks.wall

@@ -1,5 +1,5 @@
-"""Processes that have files of a server that does not answer, or very many files. To inspect them takes long, or
-forever.
+"""Some processes take very long to inspect: they have a file on a FUSE server that does not answer, or very many files.
+The node agent waits for a bounded time.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ sys.stdin.read()
 
 
 class Server(NamedTuple):
-    """A file system server that does not answer: its mount point, and its own end."""
+    """A FUSE server that does not answer: its mount point, and the file descriptor of the server."""
 
     path: Path
     end: FileIO
@@ -40,7 +40,7 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def server(disk: Disk) -> Iterator[Server]:
-    """A server mounted next to the root."""
+    """A FUSE server that does not answer, mounted next to the root."""
     need_root()
     path = disk.base / "tenant"
     path.mkdir()
@@ -50,7 +50,7 @@ def server(disk: Disk) -> Iterator[Server]:
 
 @contextmanager
 def held(path: Path, how: str, server: Server | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Have another process open this, or use it as its working directory."""
+    """Start another process that opens this path, or has it as its working directory."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if server and how == "cwd":
@@ -72,7 +72,7 @@ def test_files_on_another_mount_are_not_inspected(disk: Disk, agent: Agent, serv
 def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It might be a file of the root, so everything stays until the answer arrives."""
+    """The file might be in a vm directory, so all directories stay until the scan has an answer."""
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
     agent = Agent(disk, scanner=ProcessScanner())
@@ -85,13 +85,13 @@ def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     assert disk.names() == {uid(1)}
     server.end.close()
     disk.clocks.advance(HOUR)
-    while agent.sweep()[uid(1)].keep:  # until the scan answers again
+    while agent.sweep()[uid(1)].keep:  # until the blocked scan has ended
         disk.clocks.advance(HOUR)
 
 
 def test_a_process_with_very_many_files_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a process with many open files would prevent every removal: each file is quick, all together
-    are not.
+    """Each file is inspected quickly, but all files together take longer than the timeout. Without this wait, such a
+    process would prevent every removal.
     """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 1.5)

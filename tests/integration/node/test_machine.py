@@ -1,4 +1,6 @@
-"""A state machine on a real disk: no directory of an existing pod is ever removed, and every other one finally is."""
+"""Random sequences of events on a real disk (a state machine of hypothesis): the node agent never removes the directory
+of an existing pod, and finally removes all other directories.
+"""
 
 import contextlib
 import tempfile
@@ -19,8 +21,8 @@ which_pod = st.integers(0, 2)
 
 
 class Node(RuleBasedStateMachine):
-    """Pods are created and deleted, the agent is killed at any step, steps fail, views lag or are missing, clocks are
-    set.
+    """A node whose pods are created and deleted. The agent is killed at any step, calls fail, watches lag or are
+    missing, and clocks are set.
     """
 
     def __init__(self) -> None:
@@ -33,14 +35,14 @@ class Node(RuleBasedStateMachine):
         self.kubelet = KubeletPods(base / "pods")
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        self.there: dict[str, Snapshot] = {}  # the directory of each existing pod, as it was created
+        self.there: dict[str, Snapshot] = {}  # the directory of each existing pod, with its content at its creation
         self.api: set[str] = set()
         self.fresh = count()
         self.agent = Agent(self.disk, self.kubelet)
         self.confirm()
 
     def confirm(self) -> None:
-        """Have the next LIST return the stored pods. The watch may lag."""
+        """Make the next LIST return the stored pods. The watch may still have older pods."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())
@@ -126,7 +128,7 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Finish everything: no more changes and no more faults."""
+        """Sweep without further changes and faults, until no directory of a deleted pod is left."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()

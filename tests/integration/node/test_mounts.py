@@ -1,4 +1,6 @@
-"""Mounts in a root, of a root, and next to it: no mounted directory is removed, and no mount is crossed."""
+"""The node agent never removes a mounted directory, and never enters another file system. The mounts of these tests are
+in its root (the directory with one directory per pod), on the root, and next to it.
+"""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, bind_mount
 
 @contextmanager
 def mounted_in_a_container(source: Path, target: Path) -> Iterator[None]:
-    """Have another process mount the directory in its own mount namespace."""
+    """Start another process that mounts the directory in its own mount namespace."""
     script = 'mount --bind "$0" "$1" && echo mounted && read line'
     command = ("unshare", "--mount", "sh", "-c", script, source, target)
     pipe = subprocess.PIPE
@@ -35,7 +37,9 @@ POD = f"vm/{uid(1)}"
         pytest.param(bind_mount, "guarded/etc/passwd", f"{POD}/pids.config", id="a file that is a mount point"),
         pytest.param(bind_mount, "guarded", POD, id="itself a mount point"),
         pytest.param(bind_mount, POD, "container", id="mounted elsewhere"),
-        pytest.param(mounted_in_a_container, POD, "container", id="in a container, which may open files at any time"),
+        pytest.param(
+            mounted_in_a_container, POD, "container", id="mounted in a container, which may open files at any time"
+        ),
     ],
 )
 def test_a_directory_stays_while_it_is_mounted(
@@ -52,9 +56,11 @@ def test_a_directory_stays_while_it_is_mounted(
 
 
 @pytest.mark.parametrize("char", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028", "\udc85"])
-def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, char: str) -> None:
-    """The kernel escapes only newlines, and a user may give such a name to a volume that is mounted into a
-    container.
+def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
+    disk: Disk, agent: Agent, char: str
+) -> None:
+    """/proc/PID/mountinfo escapes newlines only. A user may name a volume with other characters that could end a
+    line.
     """
     need_root()
     path = disk.make(uid(1))
@@ -65,7 +71,9 @@ def test_names_that_might_end_a_line_hide_no_mount(disk: Disk, agent: Agent, cha
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """The name may be a subPath by the author of a pod. It is listed before a root that is mounted later."""
+    """The author of a pod chooses the name by a subPath. Its mount is listed before the root, which is mounted
+    later.
+    """
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"
     source.mkdir()

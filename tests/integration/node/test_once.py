@@ -1,4 +1,4 @@
-"""``vcuda-controller node --once`` as people run it, as root and as another user who owns the directories."""
+"""The command ``vcuda-controller node --once``, run as root and as another user who owns the directories."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def listed(*pods: Json, **fields: object) -> str:
 
 
 class Once:
-    """Runs the command on a disk as a given user."""
+    """Runs ``vcuda-controller node --once`` on a disk as a given user."""
 
     def __init__(self, disk: Disk, user: int) -> None:
         self.disk = disk
@@ -62,7 +62,7 @@ class Once:
         return done
 
     def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
-        """Return the verdict and the reason for each directory."""
+        """Run the command. For each directory, return what the command has done with it, and the reason."""
         rows = json.loads(self(pods, *flags, "-o", "json").stdout)
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
@@ -75,7 +75,7 @@ def as_plain_user(disk: Disk) -> Once:
 
 @pytest.fixture(params=[0, PLAIN], ids=["as root", "as a plain user"])
 def once(disk: Disk, request: pytest.FixtureRequest) -> Once:
-    """The command, on a disk that its user owns."""
+    """Runs ``vcuda-controller node --once`` as the user who owns the disk."""
     need_root()
     return as_plain_user(disk) if request.param else Once(disk, 0)
 
@@ -160,7 +160,7 @@ def test_a_pod_of_any_node_keeps_its_directory(disk: Disk, once: Once) -> None:
 
 @pytest.fixture
 def as_root(disk: Disk) -> Once:
-    """The command as root, for tests that do not depend on the user."""
+    """Runs ``vcuda-controller node --once`` as root, for tests that do not depend on the user."""
     need_root()
     return Once(disk, 0)
 
@@ -190,7 +190,7 @@ OF_ONE_NAMESPACE = json.dumps({"kind": "List", "items": [pod(1)]})
         pytest.param(listed(), ["--grace", "-1"], 2, "--grace", id="a negative time"),
     ],
 )
-def test_a_likely_mistake_is_reported_and_nothing_is_removed(
+def test_a_likely_mistake_is_reported_and_no_directory_is_removed(
     disk: Disk, as_root: Once, *, pods: str, flags: list[str], status: int, says: str
 ) -> None:
     disk.make(uid(1))
@@ -234,7 +234,7 @@ def test_files_that_the_user_must_not_touch_stay_and_the_rest_is_removed(disk: D
 
 @pytest.fixture
 def roomy() -> Iterator[Disk]:
-    """A disk in memory if there is one, where a million files are created faster."""
+    """A directory in memory if the machine has one, because a million files are created there faster."""
     memory = Path("/dev/shm")  # noqa: S108  # a directory of our own is made in it
     base = Path(tempfile.mkdtemp(prefix="vm-directories-", dir=memory if memory.is_dir() else None))
     disk = Disk(base)

@@ -1,4 +1,6 @@
-"""A root on overlayfs, as on nodes that run from an image: the inode of a file is that of its layer."""
+"""The node agent's root (the directory with one directory per pod) is on overlayfs, as on nodes that run from an image.
+There the kernel shows the inode of the layer for some files.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +18,9 @@ from tests.integration.node.test_attacks import held
 
 @pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    """A disk on an overlay. If it has several file systems, listings show other inodes than stat."""
+    """A disk on overlayfs. If the layers are on several file systems, a listing of a directory shows other inodes than
+    stat.
+    """
     need_root()
     lower, upper, merged = (tmp_path / name for name in ("lower", "upper", "merged"))
     for path in (lower, upper, merged):
@@ -39,7 +43,7 @@ def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
             yield disk
 
 
-def test_garbage_is_removed(disk: Disk, agent: Agent) -> None:
+def test_the_directory_of_a_deleted_pod_is_removed(disk: Disk, agent: Agent) -> None:
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.uids = {uid(2)}

@@ -1,4 +1,4 @@
-"""A list of a node's pods that fails or is cut short is not used for any decision."""
+"""The node agent decides nothing by a LIST of the node's pods that failed or is incomplete."""
 
 import threading
 from collections.abc import Iterator
@@ -74,7 +74,9 @@ def test_a_list_is_cached_for_seconds_and_a_failure_is_not(kube: Kube, script: S
 
 
 def test_before_the_first_complete_list_no_pods_are_reported(kube: Kube, script: Script) -> None:
-    """The first page arrived, and the second never does. The pods of the first page alone are no list."""
+    """The first page of the LIST has arrived, and the second page never arrives. The first page alone must not be
+    used.
+    """
     whole = page(9, item("a", 1), item("b", 2))
     script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
     with watching(kube) as pods:
@@ -103,7 +105,9 @@ def test_a_view_without_the_agents_own_pod_is_not_used(kube: Kube, script: Scrip
 
 
 class View:
-    """A double of a reflector that is synced and current. A test changes its content."""
+    """A test double of a reflector (a LIST and watch of pods) that has a complete and current list. A test sets the
+    pods.
+    """
 
     def __init__(self, on_event: OnEvent[tuple[str, ...]]) -> None:
         self.synced, self.alive = threading.Event(), True
@@ -112,7 +116,7 @@ class View:
         self._on_event = on_event
 
     def set(self, **pods: tuple[str, ...]) -> None:
-        """Replace the content by these pods: their uids by name."""
+        """Replace all pods, given by name with their uids, and report each change."""
         before, self._pods = self._pods, pods
         for name in before.keys() | pods.keys():
             self._on_event(before.get(name), pods.get(name))
@@ -131,7 +135,7 @@ def kubelet(tmp_path: Path) -> KubeletPods:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
-    """The views of all pods that are watched from now on."""
+    """The test doubles that replace all reflectors of the test, in the order in which they were created."""
     made: list[View] = []
 
     def make(*_: object, on_event: OnEvent[tuple[str, ...]], **__: object) -> View:
@@ -143,7 +147,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
 
 
 def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[None], WatchedPods, View]:
-    """Return the calls of ``on_gone``, the watched pods, and their view."""
+    """Return a list that grows with each call of ``on_gone``, the watched pods, and the double of their reflector."""
     gone: list[None] = []
     pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
     [view] = views
@@ -153,7 +157,9 @@ def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[N
 def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """A device plugin made the directory for the first mirror. It serves the static pod as long as that runs."""
+    """The device plugin named the directory after the first mirror pod, and uses it while the static pod runs. So the
+    uid of that mirror pod counts as existing, even if kubelet has created another mirror pod.
+    """
     gone, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), first=("mirror-1", STATIC))
     assert pods.known() == {"own", "mirror-1", STATIC}
@@ -169,7 +175,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_
 def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_pod(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """No other mirror can be created if the namespace was deleted. The static pod keeps running."""
+    """The namespace was deleted, so kubelet can create no new mirror pod, but the static pod still runs."""
     _, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), mirror=("mirror-1", STATIC))
     (kubelet.path / STATIC).mkdir()

@@ -1,4 +1,6 @@
-"""How long the node agent waits for a scan of processes, and what happens to a scan for which it did not wait."""
+"""The node agent scans all processes for open files before it removes directories. These tests are about how long it
+waits for a scan, and what happens to a scan that has not ended by then.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +18,8 @@ ROOT, OTHER_ROOT = OpenDirectory(3, Mount(1, 1)), OpenDirectory(3, Mount(1, 2))
 
 
 class Looks:
-    """Doubles of scans, which end and make progress when a test says so. Each answer has the number of its scan. Keeps
-    the clock.
+    """A test double of the scan and of its clock. A scan makes progress and ends when a test says so. Its answer has
+    the number of the scan.
     """
 
     def __init__(self) -> None:
@@ -39,14 +41,16 @@ class Looks:
         self._moved()
 
     def end(self) -> None:
-        """Let this scan and all later ones end, and wait until they have ended."""
+        """Permit the running scan and all later scans to end, and wait until the running scan has ended."""
         self.may_end.set()
         for thread in threading.enumerate():
             if thread.name == "scan":
                 thread.join(PATIENT)
 
     def after(self, seconds: float, *, moves: bool) -> Ask:
-        """Return a callback that takes so long, during which the scan makes progress or not. It returns False."""
+        """Return a callback that advances the clock by ``seconds``, and returns False. With ``moves`` the scan makes
+        progress meanwhile.
+        """
 
         def ask() -> bool:
             self.now += seconds
@@ -59,7 +63,7 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
-    """Replace the scans and the clock."""
+    """Replaces the scans of processes and their clock by a test double."""
     looks = Looks()
     monkeypatch.setattr("controller.garbage.node.in_use.scan", looks)
     monkeypatch.setattr("controller.garbage.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
@@ -77,12 +81,12 @@ def always() -> bool:
 
 
 def look(scanner: ProcessScanner, root: OpenDirectory = ROOT, give_up: Ask = never, stopping: Ask = never) -> int:
-    """Return the number of the scan that answered."""
+    """Scan the processes. Return the number of the scan whose answer was used."""
     return int(scanner.scan(root, give_up, stopping).unseen[0])
 
 
 def take_no_time_for(scanner: ProcessScanner, looks: Looks) -> None:
-    """Start a scan that makes progress, and for which a sweep has no time."""
+    """Start a scan that makes progress but does not end within the time of the sweep."""
     with pytest.raises(OutOfTime):
         look(scanner, give_up=always, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
 
@@ -125,7 +129,7 @@ def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
 
 
 def test_a_sweep_whose_time_is_up_still_waits_for_the_scan_timeout(looks: Looks) -> None:
-    """A scan that takes as long as usual is always waited for."""
+    """So a scan that does not hang has an answer, even if the time of the sweep is already over."""
     began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS / 2, moves=True)
 
     def stopping() -> bool:

@@ -1,4 +1,6 @@
-"""A sweep whose time is up, or that must stop, leaves the rest to the next one. Nothing waits forever."""
+"""A sweep (a pass of the node agent over all directories) has a limited time. If the time is over, or the agent must
+stop, the next sweep continues. Every directory has its turn.
+"""
 
 from functools import partial
 
@@ -20,7 +22,7 @@ def test_when_time_runs_out_the_oldest_directory_in_the_trash_was_deleted_first(
 
 
 def holds(disk: Disk, count: int) -> bool:
-    """Return whether the trash has so many directories."""
+    """Return whether the trash has this number of directories."""
     return len(disk.trash()) == count
 
 
@@ -42,7 +44,7 @@ def test_a_deletion_that_is_out_of_time_continues_in_the_next_sweep(
 
 
 def files_in_trash(disk: Disk) -> dict[str, int]:
-    """Return the number of files left in each directory of the trash, by its former name."""
+    """Return the number of files in each directory of the trash, by the name that the directory had before its move."""
     trashed = (disk.root / TRASH).iterdir()
     return {path.name.partition(".")[0]: sum(each.is_file() for each in path.rglob("*")) for path in trashed}
 
@@ -50,7 +52,9 @@ def files_in_trash(disk: Disk) -> dict[str, int]:
 def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of every sweep is up before anything is deleted. This also affects the other tree, which comes later."""
+    """Two directories are in the trash, and the time of every sweep is over before it deletes a file. Each sweep still
+    deletes one batch of files, of another directory each time.
+    """
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
         path = disk.make(uid(number))
@@ -64,9 +68,9 @@ def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_
         agent.sweep(give_up=lambda: True)
         left.append(files_in_trash(disk))
     [large, small] = [[each.get(uid(number), 0) for each in left] for number in (1, 2)]
-    assert large[0] < 9, "one batch is deleted in any case"
+    assert large[0] < 9, "the first sweep deletes one batch of the larger directory"
     assert small[0] == 5
-    assert small[1] < 5, "then the other tree has its turn"
+    assert small[1] < 5, "the second sweep continues with the other directory"
     assert large[1] == large[0]
     assert (left[-1], disk.trash()) == ({}, set())
 
@@ -84,7 +88,9 @@ def test_if_the_root_takes_all_the_time_the_trash_still_has_its_turn(disk: Disk,
 
 
 def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps: Steps) -> None:
-    """This holds even with a million files to inspect or to delete."""
+    """The agent checks before each step whether it must stop, so it also stops soon while it inspects or deletes a
+    million files.
+    """
     nested(disk, 1)
     agent.sweep_after_grace()
     agent.sweep()
@@ -92,6 +98,6 @@ def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps:
     first = steps.taken
     agent.sweep(stopping=lambda: steps.taken >= first + 4)
     assert steps.taken == first + 4
-    asked = iter([False, False])  # before the directory, and at its first entry
+    asked = iter([False, False])  # the checks before the directory and at its first entry
     agent.sweep(stopping=lambda: next(asked, True))
-    assert (steps.taken, next(asked, None)) == (first + 5, None), "only the trash was listed"
+    assert (steps.taken, next(asked, None)) == (first + 5, None), "the sweep listed only the trash"
