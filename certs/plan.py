@@ -334,14 +334,14 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
     return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for the retention time")
 
 
-def _lag(told: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
+def _lag(lagging: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # Wait for endpoints that do not serve the new leaf. After PROPAGATION, a person must look at these endpoints.
-    if not told or state.serving.leaf is None:
+    if not lagging or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
     if now - made < steps.PROPAGATION:
-        return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(told)})")
-    text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(told)})"
+        return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(lagging)})")
+    text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(lagging)})"
     return steps.StepRefused((states.Problem(text, policy.commands.restart),))
 
 

@@ -124,7 +124,7 @@ class Rotation:
     """One run of the rotation.
 
     ``budget``: the total time that the run may wait.
-    ``told``: a function that is called with each step before the step is taken, and with each new reason to wait.
+    ``announce``: a function that is called with each step before the step is taken, and with each new reason to wait.
     ``longest_sleep``: the maximum number of seconds between two reads of the state.
     """
 
@@ -132,7 +132,7 @@ class Rotation:
     policy: steps.RotationPolicy
     budget: timedelta
     clock: Clock
-    told: Callable[[steps.Step | steps.Wait], None]
+    announce: Callable[[steps.Step | steps.Wait], None]
     longest_sleep: float = POLL_SECONDS
 
     def run(self) -> steps.End:
@@ -149,7 +149,7 @@ class Rotation:
                     return _ended(decision, state)
                 if isinstance(decision, steps.Wait):
                     if decision.reason != last:
-                        self.told(decision)
+                        self.announce(decision)
                     last = decision.reason
                     if not self._wait(decision, deadline):
                         return _ended(decision, state)
@@ -174,7 +174,7 @@ class Rotation:
 
     def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
         # If the API server forbids the write of a configuration, record this and go on with the others.
-        self.told(step)
+        self.announce(step)
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
         except Forbidden as error:

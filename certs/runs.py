@@ -29,9 +29,9 @@ class StepLog:
 
     def __call__(self, decision: Step | Wait) -> None:
         """Record and print one step or wait."""
-        told = {"step": type(decision).__name__, **_described(decision)}
-        self.steps.append(told)
-        self.say(" ".join(told.values()))
+        entry = {"step": type(decision).__name__, **_described(decision)}
+        self.steps.append(entry)
+        self.say(" ".join(entry.values()))
 
 
 def rotate(

@@ -112,11 +112,11 @@ class ClaimHolds:
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
         """Return True if ``stored`` is newer than the recorded events. Losses of devices may then be missing here."""
         with self._lock:
-            told = dict(self._allocated.get(namespace, {}))
-        if not told:
+            recorded = dict(self._allocated.get(namespace, {}))
+        if not recorded:
             return False
         found = {claim.uid: claim.allocated for claim in stored}
-        return any(found.get(uid) != claim.allocated for uid, claim in told.items())
+        return any(found.get(uid) != claim.allocated for uid, claim in recorded.items())
 
     def awaits_pods(self, namespace: str) -> bool:
         """Return True if a claim has just lost its devices and the pod watch may not show the cause yet."""
@@ -199,7 +199,7 @@ def _unseen_user(claim: str) -> str:
 
 def _may_run(uid: str, lives: PodLives) -> bool:
     stored = lives.stored.get(uid)
-    return uid in lives.vanished or uid in lives.untold or (stored.live if stored else uid not in lives.gone)
+    return uid in lives.vanished or uid in lives.unhandled or (stored.live if stored else uid not in lives.gone)
 
 
 def _hold(lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int) -> Hold:
@@ -217,7 +217,7 @@ def hold_by_pod(
     uid: str, lost: LostAllocation, lives: PodLives, seconds_of: Callable[[KeptPod], int], grace: int
 ) -> Hold:
     """Return for how long one pod may still use the devices that a claim has lost. See `_hold` for the parameters."""
-    pod = lives.vanished.get(uid) or lives.untold.get(uid)
+    pod = lives.vanished.get(uid) or lives.unhandled.get(uid)
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
     if uid in lives.gone:

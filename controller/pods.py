@@ -71,14 +71,14 @@ class PodLives(msgspec.Struct, frozen=True):
     ``stored``: the stored pods, by uid.
     ``vanished``: bound pods, by uid, that were deleted before their containers had ended and that may still run.
     ``gone``: the uids of all recently deleted pods.
-    ``untold``: bound pods, by uid, whose deletion the watch has received but not handled yet.
+    ``unhandled``: bound pods, by uid, whose deletion the watch has received but not handled yet.
     """
 
     version: str
     stored: Mapping[str, KeptPod]
     vanished: Mapping[str, KeptPod]
     gone: Collection[str]
-    untold: Mapping[str, KeptPod]
+    unhandled: Mapping[str, KeptPod]
 
 
 class PodInformer:
@@ -157,7 +157,7 @@ class PodInformer:
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # A pod counts as vanished as soon as the watch has received its deletion, even before the event is handled.
-        vanished = [*lives.vanished.values(), *lives.untold.values()]
+        vanished = [*lives.vanished.values(), *lives.unhandled.values()]
         # Include vanished pods. Their grace periods are needed if their claims are deleted while no watch is open.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
@@ -186,8 +186,8 @@ class PodInformer:
         with self._lock:
             gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
-        untold = {uid: pod for uid, pod in bound.items() if uid not in stored and uid not in gone}
-        return PodLives(version, stored, vanished, gone, untold)
+        unhandled = {uid: pod for uid, pod in bound.items() if uid not in stored and uid not in gone}
+        return PodLives(version, stored, vanished, gone, unhandled)
 
     @property
     def since(self) -> str:

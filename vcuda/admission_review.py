@@ -141,5 +141,5 @@ def _status(answer: AdmissionResponse) -> dict[str, object]:
     for path, message in answer.faults:
         cause = {"reason": "FieldValueInvalid", "field": path, "message": message}
         details.setdefault("causes", []).append(cause)
-    told = {"code": answer.status.value, "reason": _REASONS.get(answer.status, ""), "message": answer.message}
-    return {"status": "Failure", **told, **({"details": details} if details else {})}
+    fields = {"code": answer.status.value, "reason": _REASONS.get(answer.status, ""), "message": answer.message}
+    return {"status": "Failure", **fields, **({"details": details} if details else {})}

@@ -29,24 +29,24 @@ class DoubtReports:
         self._kube = kube
         self._clock = clock
         self._log = structlog.get_logger()
-        self._told: dict[str, dict[Doubt, _Told]] = {}
+        self._logged: dict[str, dict[Doubt, _Told]] = {}
 
     def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
         """Write an Event about each doubt that is new or due again. Return the seconds until the next Event is due."""
         now, delays = self._clock(), []
-        told = self._told.setdefault(node.metadata.name, {}) if doubts else {}
+        logged = self._logged.setdefault(node.metadata.name, {}) if doubts else {}
         for doubt, text in doubts.items():
-            digest, last = hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), told.get(doubt)
+            digest, last = hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), logged.get(doubt)
             apart = RENEWAL_SECONDS if last and last.digest == digest else EVENT_SECONDS
             if last is None or now - last.at >= apart:
                 last, apart = _Told(digest, now), RENEWAL_SECONDS
-                told[doubt] = last
+                logged[doubt] = last
                 self._post(node, doubt, text, digest)
             delays.append(last.at + apart - now)
         return min(delays, default=None)
 
     def forget(self, name: str) -> None:
-        self._told.pop(name, None)
+        self._logged.pop(name, None)
 
     def _post(self, node: ObservedNode, doubt: Doubt, text: str, digest: str) -> None:
         subject = InvolvedObject("v1", "Node", node.metadata.name, "", node.metadata.uid)

@@ -160,8 +160,8 @@ def _show_uses(uses: list[NamespaceUse], output: str) -> None:
         holders = (row for use in uses for row in holder_rows(use))
         _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
     # Many namespaces may have the same warning. Print each warning once.
-    told = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
-    for text in dict.fromkeys(told):
+    texts = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
+    for text in dict.fromkeys(texts):
         _warn(text)
 
 

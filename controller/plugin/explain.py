@@ -182,9 +182,9 @@ def _is_served(api: Api) -> bool:
 
 def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], otherwise: str) -> ExplainedObject:
     pinned = would_be_pinned(model)
-    told = [warning for warning in warnings if model and warning.startswith(pinned)]
-    reason = next(iter(told), pinned if model else otherwise)
-    others = tuple(warning for warning in warnings if warning not in told)
+    about_the_pin = [warning for warning in warnings if model and warning.startswith(pinned)]
+    reason = next(iter(about_the_pin), pinned if model else otherwise)
+    others = tuple(warning for warning in warnings if warning not in about_the_pin)
     return ExplainedObject(name, namespace, ADMITTED, model, reason, others)
 
 

@@ -89,7 +89,7 @@ class KubectlRun(NamedTuple):
 
     status: int
     output: bytes
-    told: str
+    stderr: str
     """The text that kubectl wrote on standard error."""
 
 
@@ -149,33 +149,33 @@ class Kubectl:
     def _send(self, verb: str, path: str, params: Params | None, *flags: str, body: bytes | None = None) -> Reply:
         target = f"{path}?{urlencode(params)}" if params else path
         done = self._run(verb, f"--raw={target}", *flags, f"--request-timeout={SECONDS}s", body=body)
-        warnings, told = split_warnings(done.told)
+        warnings, stderr = split_warnings(done.stderr)
         if len(done.output) > MOST_BYTES:
             raise errors.TooLarge(f"{path}: the answer has more than {MOST_BYTES} bytes", b"")
         if done.status:
-            raise failure(told)
+            raise failure(stderr)
         return Reply(done.output, warnings)
 
     def _run(self, *arguments: str, body: bytes | None = None) -> KubectlRun:
         # Use files for input and errors. With pipes, kubectl and the plugin could block each other when one is full.
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as told:
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
             given.write(body or b"")
             given.seek(0)
             command = (*self.command, *arguments)
-            with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=told) as running:  # noqa: S603  # runs kubectl
+            with subprocess.Popen(command, stdin=given, stdout=subprocess.PIPE, stderr=stderr) as running:  # noqa: S603  # runs kubectl
                 output = running.stdout.read(MOST_BYTES + 1) if running.stdout else b""
                 if len(output) > MOST_BYTES:
                     running.kill()
-            told.seek(0)
-            return KubectlRun(running.returncode, output, told.read(MOST_BYTES).decode(errors="replace"))
+            stderr.seek(0)
+            return KubectlRun(running.returncode, output, stderr.read(MOST_BYTES).decode(errors="replace"))
 
 
 _WARNING = re.compile(r"^Warning: (.*)\n?", re.MULTILINE)
 
 
-def split_warnings(told: str) -> tuple[tuple[str, ...], str]:
+def split_warnings(stderr: str) -> tuple[tuple[str, ...], str]:
     """Return the warnings in kubectl's text on standard error, and the rest of the text."""
-    return tuple(_WARNING.findall(told)), _WARNING.sub("", told).strip()
+    return tuple(_WARNING.findall(stderr)), _WARNING.sub("", stderr).strip()
 
 
 # kubectl's texts for errors, from `StandardErrorMessage` and `checkErr` in k8s.io/kubectl (pkg/cmd/util/helpers.go).
@@ -200,22 +200,22 @@ class PlainRefusal(errors.ApiError):
         return self.message
 
 
-def failure(told: str) -> errors.VcudaError:
+def failure(stderr: str) -> errors.VcudaError:
     """Return the error for kubectl's text on standard error.
 
     The result is an ApiError if the API server refused the request, BadInput if a flag or the kubeconfig is wrong, and
     Unavailable otherwise.
     """
-    if found := _REFUSED.fullmatch(told):
+    if found := _REFUSED.fullmatch(stderr):
         reason, message = found["reason"] or "", found["message"]
         if reason in _UNAVAILABLE:
             return errors.Unavailable(f"{message} ({reason})")
         kind, status = _BY_REASON.get(reason, (PlainRefusal, HTTPStatus.BAD_REQUEST))
         return kind(status, message)
-    if _INVALID.fullmatch(told):
-        return errors.ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, told)
-    if told.startswith(_NO_LOGIN):
-        return errors.ApiError(HTTPStatus.UNAUTHORIZED, told.removeprefix("error: "))
-    if told.startswith("error: "):
-        return errors.BadInput(told.removeprefix("error: "))
-    return errors.Unavailable(told or "kubectl failed without a message")
+    if _INVALID.fullmatch(stderr):
+        return errors.ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, stderr)
+    if stderr.startswith(_NO_LOGIN):
+        return errors.ApiError(HTTPStatus.UNAUTHORIZED, stderr.removeprefix("error: "))
+    if stderr.startswith("error: "):
+        return errors.BadInput(stderr.removeprefix("error: "))
+    return errors.Unavailable(stderr or "kubectl failed without a message")

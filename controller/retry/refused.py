@@ -200,13 +200,13 @@ def find_refused(
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
     until = time.monotonic() + LOOK_SECONDS
-    told = refused_by_events(kube, namespace, REASON, _COLLECTIONS)
-    kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in told)]
+    reported = refused_by_events(kube, namespace, REASON, _COLLECTIONS)
+    kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in reported)]
     found = RefusedOwners(judged)
     for refused, size in _refused_by_condition(kube, namespace, kinds, until):
         if refused.owner.missing:
             found.add(refused, size)
-    for refused, size in _refused_by_event(kube, namespace, told, in_time):
+    for refused, size in _refused_by_event(kube, namespace, reported, in_time):
         if refused.owner.missing:
             found.add(refused, size)
     return found
@@ -240,26 +240,26 @@ def refused_by_events(
     path = f"/api/v1/namespaces/{segment(namespace)}/events"
     pages = kube.list_pages(path, {"fieldSelector": f"reason={reason}"}, seconds=LOOK_SECONDS)
     for event in objects.decode_each(_EVENT, (raw for page in pages for raw in page.items)):
-        told, since = event.involved_object, event.first_timestamp or ""
-        if told not in first and len(first) >= MOST_REFUSED:
+        reported, since = event.involved_object, event.first_timestamp or ""
+        if reported not in first and len(first) >= MOST_REFUSED:
             continue
-        if told.uid not in leave_out and _is_possible(told, kinds) and may_pass_later(event.message or ""):
-            first[told] = min(since, first.get(told, since))
+        if reported.uid not in leave_out and _is_possible(reported, kinds) and may_pass_later(event.message or ""):
+            first[reported] = min(since, first.get(reported, since))
     return first
 
 
-def _is_possible(told: RefusedObject, kinds: Collection[str]) -> bool:
+def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
     # Anyone who may write Events in the namespace can put any text into one, for example a path to another namespace.
     # The API server does not bound the length of these texts.
-    return told.kind in kinds and len(told.uid) <= LONGEST_UID and k8s_types.can_be_name(told.name)
+    return reported.kind in kinds and len(reported.uid) <= LONGEST_UID and k8s_types.can_be_name(reported.name)
 
 
 def _refused_by_event(
-    kube: Kube, namespace: str, told: Mapping[RefusedObject, str], in_time: Callable[[], bool]
+    kube: Kube, namespace: str, reported: Mapping[RefusedObject, str], in_time: Callable[[], bool]
 ) -> Iterator[tuple[RefusedOwner, int]]:
-    """Yield the owners in ``told`` whose kind has no condition ReplicaFailure, each with its size in bytes."""
+    """Yield the owners in ``reported`` whose kind has no condition ReplicaFailure, each with its size in bytes."""
     first: dict[str, str] = {}
-    for each, since in told.items():
+    for each, since in reported.items():
         if each.kind in _WITH_EVENT:
             path = f"{_COLLECTIONS[each.kind].format(segment(namespace))}/{segment(each.name)}"
             first[path] = min(since, first.get(path, since))

@@ -198,8 +198,8 @@ def is_own(host: str | None, names: Collection[str]) -> bool:
 
 
 def _misdirected(views: Views) -> flask.Response:
-    said = "This page is not served under this host name. To allow the name, start the controller with --ui-host."
-    html = views.render("error.html", status=HTTPStatus.MISDIRECTED_REQUEST, said=said, root=_root())
+    message = "This page is not served under this host name. To allow the name, start the controller with --ui-host."
+    html = views.render("error.html", status=HTTPStatus.MISDIRECTED_REQUEST, message=message, root=_root())
     return _answer(html, HTTPStatus.MISDIRECTED_REQUEST)
 
 
@@ -211,10 +211,10 @@ def _standby(views: Views, reason: str) -> flask.Response:
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
     # For a 404, our own description names the missing object. Flask's description only suggests a typing error.
-    said = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
-    said = said or f"{status.description or status.phrase}."
+    message = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
+    message = message or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
-    return _answer(views.render("error.html", status=status, said=said, root=_root()), status, allowed)
+    return _answer(views.render("error.html", status=status, message=message, root=_root()), status, allowed)
 
 
 def _root() -> str:

@@ -87,10 +87,10 @@ class Newest(Generic[T]):
         self._lock = threading.Lock()
         self._by_namespace: dict[str, dict[str, T]] = {}
 
-    def add(self, namespace: str, uid: str, told: T) -> None:
+    def add(self, namespace: str, uid: str, item: T) -> None:
         """Keep an entry in place of an earlier entry of the same Event. If there are too many, drop an old entry."""
         with self._lock:
-            self._by_namespace.setdefault(namespace, {})[uid] = told
+            self._by_namespace.setdefault(namespace, {})[uid] = item
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
             # Many refusals, for example after a quota was lowered, must not fill the leader's memory. Drop an entry of
@@ -100,8 +100,8 @@ class Newest(Generic[T]):
 
     def all(self) -> Sequence[T]:
         with self._lock:
-            told = [told for of_one in self._by_namespace.values() for told in of_one.values()]
-        return sorted(told, key=lambda told: told.at, reverse=True)
+            items = [item for of_one in self._by_namespace.values() for item in of_one.values()]
+        return sorted(items, key=lambda item: item.at, reverse=True)
 
     def _forget_oldest_of(self, namespace: str) -> None:
         of_one = self._by_namespace[namespace]
@@ -127,6 +127,6 @@ class EventInformer(Generic[T]):
 
     def _decode(self, raw: bytes) -> None:
         event = _EVENT.decode(raw)
-        told = self._read(event, event.last(datetime.datetime.now(datetime.UTC)))
-        if told is not None:
-            self._newest.add(event.metadata.namespace, event.metadata.uid, told)
+        item = self._read(event, event.last(datetime.datetime.now(datetime.UTC)))
+        if item is not None:
+            self._newest.add(event.metadata.namespace, event.metadata.uid, item)

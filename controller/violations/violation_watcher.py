@@ -304,11 +304,11 @@ class ViolationWatcher:
             return
         announced = self._announced.setdefault(namespace, set())
         future: dict[tuple[str, float], Violation] = {}
-        told = set(beyond)
+        named = set(beyond)
         for end in sorted(ends):
             for each in find_violations(namespace, limits.at(end), pods, self._nodes.current(), claims):
-                if each.holder.uid not in told:
-                    told.add(each.holder.uid)
+                if each.holder.uid not in named:
+                    named.add(each.holder.uid)
                     future[each.holder.uid, end] = each
         announced.intersection_update(future)
         for key in future.keys() - announced:

@@ -329,7 +329,7 @@ def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(a
         deleted.append((path, json.loads(body or b"")))
         return b"{}"
 
-    # type: ignore[assignment,method-assign]  # here a deleted pod terminates
+    # Here a deleted pod terminates.
     api.delete = delete  # type: ignore[assignment,method-assign]
     watched.look()
     for _ in range(2):

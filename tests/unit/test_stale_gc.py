@@ -270,7 +270,7 @@ def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned
             raise refused
         return plain(path, *arguments, **named)
 
-    # type: ignore[method-assign]  # a Delivery does not show which path is read
+    # A Delivery does not show which path is read.
     orphaned.api.get = get  # type: ignore[method-assign]
     for orphaned.now in (START, START + RETRY_SECONDS, START + TIMEOUT - 1):
         assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(refused))}

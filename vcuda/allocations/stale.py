@@ -62,9 +62,9 @@ class Case:
 
     def is_in(self, phase: str) -> bool:
         """Return whether the allocation is in this phase. ``phase``: ``done`` or ``allocating``."""
-        told = self.scheme.phase
-        value = getattr(told, phase) if told else None
-        return told is not None and value is not None and self.allocation.get(told.key) == value
+        values = self.scheme.phase
+        value = getattr(values, phase) if values else None
+        return values is not None and value is not None and self.allocation.get(values.key) == value
 
     def allocated(self) -> float:
         """Return the newest credible time in the allocation's annotations, in Unix seconds; infinity without one."""
@@ -107,18 +107,18 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
         yield Staleness("other-node", since, f"the allocation is for {node}, but the pod is bound to {pod.node}")
     if pod.node or math.isinf(made):
         return
-    told = rfc3339(min(made, case.now))  # a later time may have a year of more than four digits
+    shown = rfc3339(min(made, case.now))  # a later time may have a year of more than four digits
     if case.is_in("allocating"):
-        yield Staleness("allocating", since, f"its binding began at {told} and never completed")
-    yield Staleness("unbound", since, f"the allocation was made at {told}, and the pod was never bound")
+        yield Staleness("allocating", since, f"its binding began at {shown} and never completed")
+    yield Staleness("unbound", since, f"the allocation was made at {shown}, and the pod was never bound")
 
 
 def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
     """Return the times in a pod's allocation that are in the future, as the annotations state them."""
     if pod.allocation is None:
         return ()
-    told = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)
-    return tuple(text for text, scheme in told if text and (parse_unix(text, scheme.time_unit) or 0) > now)
+    times = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)
+    return tuple(text for text, scheme in times if text and (parse_unix(text, scheme.time_unit) or 0) > now)
 
 
 def find_stale(

@@ -88,11 +88,13 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
         return DeviceKind(driver, Kind.UNIT)
     if driver in _BY_NAME:
         known = _BY_NAME[driver]
-        said = (facts.type if facts else known.classes.get(name)) or ""
+        device_type = (facts.type if facts else known.classes.get(name)) or ""
         worth = worth_of(name) if name not in known.classes else None
         if worth is not None:
-            return DeviceKind(driver, Kind.UNIT, said, worth)
+            return DeviceKind(driver, Kind.UNIT, device_type, worth)
         # A device of an unknown type is charged as a whole card, because it cannot be more.
-        return DeviceKind(driver, known.kinds.get(said, Kind.WHOLE), said, profile=(facts and facts.profile) or "")
+        return DeviceKind(
+            driver, known.kinds.get(device_type, Kind.WHOLE), device_type, profile=(facts and facts.profile) or ""
+        )
     worth = worth_of(name)
     return None if worth is None else DeviceKind(driver, Kind.UNIT, worth=worth)

@@ -165,10 +165,10 @@ def _doubts(
     # An empty label that a person wrote means that the node must have no model. Then no source disagrees.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
-        said = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]
+        statements = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]
         by_source = ((each.source, [*_models_of(each, named)]) for each in (*seen[:1], *others))
-        said += [f"{display(source)} reports {listed(names, MAX_NAMES)}" for source, names in by_source]
-        yield Doubt.DISAGREE, f"the sources of the GPU model disagree: {', '.join(said)}"
+        statements += [f"{display(source)} reports {listed(names, MAX_NAMES)}" for source, names in by_source]
+        yield Doubt.DISAGREE, f"the sources of the GPU model disagree: {', '.join(statements)}"
 
 
 def _agrees(weaker: SourceCards, models: Mapping[str, int], named: CardModels) -> bool:

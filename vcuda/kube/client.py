@@ -238,16 +238,16 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
 def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
     """Return the error for an answer whose status is not 2xx. The error's message is taken from ``body``."""
     try:
-        told = _STATUS.decode(body)
+        reported = _STATUS.decode(body)
     except msgspec.MsgspecError:
-        told = Status(body[:200].decode(errors="replace").strip())
-    message = told.message or "no reason given"
-    budget = next((cause for cause in told.causes if cause.reason == DISRUPTION_BUDGET), None)
+        reported = Status(body[:200].decode(errors="replace").strip())
+    message = reported.message or "no reason given"
+    budget = next((cause for cause in reported.causes if cause.reason == DISRUPTION_BUDGET), None)
     if status == HTTPStatus.TOO_MANY_REQUESTS and budget:
         return errors.HeldByBudget(f"{what}: {message} (HTTP {status})", budget.message or message)
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return errors.Unavailable(f"{what}: {message} (HTTP {status})")
-    return _BY_STATUS.get(status, errors.ApiError)(status, message, told.causes, what)
+    return _BY_STATUS.get(status, errors.ApiError)(status, message, reported.causes, what)
 
 
 def segment(name: str) -> str:

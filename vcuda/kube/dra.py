@@ -199,8 +199,8 @@ class TemplateInformer:
             return StoredTemplate(namespace, uid, packed)
         if namespace not in self._told:
             self._told.add(namespace)
-            told = "the claim templates of a namespace exceed the memory bound; their claims are still checked"
-            self._log.warning(told, namespace=namespace)
+            message = "the claim templates of a namespace exceed the memory bound; their claims are still checked"
+            self._log.warning(message, namespace=namespace)
         return None
 
     def _on_event(self, old: StoredTemplate | None, new: StoredTemplate | None) -> None:

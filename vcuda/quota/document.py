@@ -261,6 +261,6 @@ def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: Zon
     default = namespaces.pop(DEFAULT, None)
     quota = Quota(namespaces, default, system)
     if (recurring := sum(each.recurs for each in quota.times)) > MAX_RECURRING:
-        told = f"the grants must not have more than {MAX_RECURRING} different weekly or daily times; got {recurring}"
-        raise errors.QuotaFault((errors.Fault("", told),))
+        message = f"the grants must not have more than {MAX_RECURRING} different weekly or daily times; got {recurring}"
+        raise errors.QuotaFault((errors.Fault("", message),))
     return quota

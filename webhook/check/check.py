@@ -140,17 +140,17 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     Each row is yielded with a key. Rows with equal keys have equal answers.
     """
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
-    told = [workload.warning] if workload.warning else []
+    notes = [workload.warning] if workload.warning else []
     if not workload.is_counted:
-        told.append(NOT_COUNTED)
+        notes.append(NOT_COUNTED)
     if created["kind"] != "Pod":
-        yield await _decide_one(workload.title, created, ask, policy, told)
+        yield await _decide_one(workload.title, created, ask, policy, notes)
         return
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
     missing = [f"{TEMPLATE} {each.template}" for each, spec in claims if spec is None]
     if _needs_nodes(created, policy):
         missing.append("the nodes whose labels or names the pod selects (--nodes)")
-    alike, row = await _decide_one(workload.title, created, ask, policy, told)
+    alike, row = await _decide_one(workload.title, created, ask, policy, notes)
     if missing and row.decision == ADMITTED and policy.quota.for_namespace(namespace):
         reason = "; ".join(filter(None, (f"the decision depends on missing objects: {', '.join(missing)}", row.reason)))
         row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
@@ -172,7 +172,7 @@ def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
 
 
 async def _decide_one(
-    name: str, created: Manifest, ask: Ask, policy: context.PolicySnapshot, told: Sequence[str] = ()
+    name: str, created: Manifest, ask: Ask, policy: context.PolicySnapshot, notes: Sequence[str] = ()
 ) -> tuple[Hashable, Row]:
     namespace = created["metadata"]["namespace"]
     stored, answers = await _create(created, namespace, ask)
@@ -181,8 +181,8 @@ async def _decide_one(
     model = last.model or first.model
     charge = _charge(stored, model, policy)
     if kind == TEMPLATE and last.allowed and not untouched:
-        told = [_MADE_LATER, *told]
-    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(told if last.allowed else ())]
+        notes = [_MADE_LATER, *notes]
+    stories = [last.message, first.reason, *patch_story(first.patch), *last.warnings, *(notes if last.allowed else ())]
     row = Row(
         object=name,
         namespace=namespace,

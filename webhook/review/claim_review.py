@@ -160,8 +160,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         refusal = candidates.sentence(review.namespace, review.quota)
         if review.enforced:
             return verdicts.refused(review, "not-allowed", refusal)
-        told = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
-        return AdmissionResponse("unpinned", warnings=told, scheme=review.scheme)
+        warnings = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
+        return AdmissionResponse("unpinned", warnings=warnings, scheme=review.scheme)
 
     def options(usage: Mapping[str, Usage]) -> list[Option]:
         return candidates.options(review.request, review.quota, usage)

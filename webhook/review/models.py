@@ -74,13 +74,13 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     create.deadline.check()
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
-    told = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
+    warnings = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
     # A dry run gets the reason for the choice as a warning. Otherwise only the API server's audit log has the reason.
-    told += [choice.forecast] if create.request.dry_run else []
+    warnings += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",
         patch=allowed.patch(choice.model),
-        warnings=review.warnings(*told),
+        warnings=review.warnings(*warnings),
         reason=choice.reason,
         model=choice.model,
         rule=choice.rule,

@@ -175,18 +175,18 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return review
     pinned = placement.read_pin(review.pod, create.policy.hints.labels, create.policy.resources.models)
     create.deadline.check()
-    told: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     if review.pod.spec.resource_claims:
         claimed = await _check_claims(review, create.ledgers)
         create.deadline.check()
         if claimed.refusal and review.enforced:
             return verdicts.refused(review, claimed.outcome, claimed.refusal)
-        told = claimed.sentences
+        warnings = claimed.sentences
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.charged:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
-        return unrecorded or _claiming(review, pinned, told)
+        return unrecorded or _claiming(review, pinned, warnings)
     # Another webhook or the owner may have undone the patch of /mutate. If the failurePolicy of /mutate is Ignore, the
     # API server may not have called /mutate. So everything is recomputed from the pod as it will be stored.
     hints = review.hints(pinned.model)
@@ -201,7 +201,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
-    return await verdicts.charge(create, review, asked, stray=[*stray, *told])
+    return await verdicts.charge(create, review, asked, stray=[*stray, *warnings])
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
@@ -214,12 +214,12 @@ async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
     return check_templates(asked, review.namespace, review.quota, await ledgers.cached_usage(review.namespace))
 
 
-def _claiming(review: PodReview, pin: placement.Pin, told: Sequence[str]) -> AdmissionResponse:
+def _claiming(review: PodReview, pin: placement.Pin, warnings: Sequence[str]) -> AdmissionResponse:
     """Return the answer to a pod that gets all its cards by ResourceClaims, which are charged instead of the pod."""
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
-    return AdmissionResponse("claims", warnings=review.warnings(*undone, *told))
+    return AdmissionResponse("claims", warnings=review.warnings(*undone, *warnings))
 
 
 def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:

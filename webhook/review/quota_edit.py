@@ -65,8 +65,8 @@ async def check_edit(
         return AdmissionResponse("ignored")
     if request.operation == "DELETE":
         lost = len(policy.quota.entries) if policy else 0
-        told = f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
-        return AdmissionResponse("quota-deleted", warnings=[told])
+        warning = f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
+        return AdmissionResponse("quota-deleted", warnings=[warning])
     try:
         data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:

@@ -78,8 +78,8 @@ def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> Admi
     # An object that is admitted here is not charged. The controller counts the object when it is stored.
     if quota.mode is Mode.ENFORCE:
         return malformed
-    told = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
-    return AdmissionResponse(malformed.outcome, warnings=told)
+    warnings = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
+    return AdmissionResponse(malformed.outcome, warnings=warnings)
 
 
 def malformed_sentence(faults: Sequence[Fault]) -> str:

@@ -408,9 +408,9 @@ class WebhookWorker(ASGIWorker):
 def _tcp_info(sock: socket.socket) -> tuple[int, float]:
     """Return the state of a TCP connection, and the seconds since it last received data; zeros if they are unknown."""
     try:
-        told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES) if _TCP_INFO is not None else b""
+        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES) if _TCP_INFO is not None else b""
     except OSError:  # the socket has just been closed
-        told = b""
-    if len(told) < _TCP_INFO_BYTES:
+        info = b""
+    if len(info) < _TCP_INFO_BYTES:
         return 0, 0.0
-    return told[0], struct.unpack_from("=I", told, _LAST_DATA_AT)[0] / 1000
+    return info[0], struct.unpack_from("=I", info, _LAST_DATA_AT)[0] / 1000
