@@ -151,7 +151,7 @@ BAD_PAIRS = {
     "files are exchanged": (KEY, CRT, NO_CRT),
     "key of another leaf": (CRT, new_leaf().key_pem(), OTHER_KEY),
     "key of the CA": (CRT, AUTHORITY.key_pem(), OTHER_KEY),
-    "key is encrypted": (CRT, pem_of(GOOD.key, b"secret"), "tls.key is encrypted"),
+    "key is encrypted": (CRT, pem_of(GOOD.key, b"secret"), "tls.key must not be encrypted"),
     "key signs nothing": (CRT, pem_of(x25519.X25519PrivateKey.generate()), OTHER_KEY),
     "garbage after the leaf": (CRT + TORN, KEY, NO_CRT),
 }
