@@ -64,8 +64,7 @@ OURS = {
     "quota.vcuda.io/ledger": Told(
         "finalizer of a ledger",
         "set by the webhook and the controller, removed by the controller",
-        "The finalizer delays the deletion of the ledger while the ledger has charges of pods that"
-        " may still be stored.",
+        "The finalizer delays the deletion of the ledger while the ledger has charges of pods that are not stored.",
     ),
     "quota.vcuda.io/usage": Told(
         "label of ConfigMap `gpu-quota-usage`",
