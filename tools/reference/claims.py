@@ -28,10 +28,12 @@ CLASSES = {**made.CLASSES, "gpu": NO_DRIVER}
 UNITS = GpuResources(own_units={"deviceclass/gpu": WHOLE_CARD})
 HELD = [made.entry(made.NVIDIA, write_pin(ClaimPin(made.NVIDIA, (name,)))) for name in ("m40", "a100")]
 HOW = (
-    "kubectl prints these messages in the same way as those for pods. Kubernetes' claim controller creates claims from"
-    " templates. If such a claim is rejected, its pod stays Pending, and the pod's Event `FailedResourceClaimCreation`"
-    " has the message. The claim is created again when quota is released. For a shortage of quota that is expected to"
-    " end within seconds, a pod gets the status 429, but a claim gets 403."
+    "kubectl prints messages about ResourceClaims and their templates in the same way as messages"
+    " about pods. Kubernetes' claim controller creates claims from templates. If the webhook rejects"
+    " a claim from a template, the pod of the claim stays Pending, and the pod's Event"
+    " `FailedResourceClaimCreation` has the message. The claim is created again when quota is"
+    " released. If a shortage of quota is expected to end within seconds, a pod gets the status 429,"
+    " but a claim gets 403."
 )
 
 
@@ -77,15 +79,21 @@ def _told() -> Sequence[Told]:
     return [
         Told(
             _ask(configured).message,
-            ("Change the claim as the message says. An administrator must add the line to gpu_units."),
+            (
+                "Change the claim as the message says. If the message asks for a line in `gpu_units`, an"
+                " administrator must add the line to the quota ConfigMap."
+            ),
         ),
         *(Told(_ask(each).message, "Write a smaller claim.") for each in large),
-        *(Told(_ask(made.claim(made.entry(made.NVIDIA, *forged[:n]))).message, "The same.") for n in (3, 4)),
+        *(
+            Told(_ask(made.claim(made.entry(made.NVIDIA, *forged[:n]))).message, "Write a smaller claim.")
+            for n in (3, 4)
+        ),
         Told(_ask(made.claim(), NamespaceQuota({})).message, "Ask for quota of a GPU model."),
         Told(_ask(made.claim(*HELD)).message, "Remove the selectors."),
         Told(
             _ask(made.claim(made.entry(made.NVIDIA, product)), NamespaceQuota({"A100": Limit(100)})).message,
-            "The same.",
+            "Remove the selectors.",
         ),
         Told(
             _ask(made.claim(), A_FEW, A100=("*",), M40=("*",)).message,
@@ -93,12 +101,15 @@ def _told() -> Sequence[Told]:
         ),
         Told(
             _ask(stored).message,
-            ("Check that the webhook's mutating registration exists, and that no later webhook changes the claim."),
+            (
+                "Check that the mutating webhook configuration of vcuda quota exists, and that no other"
+                " webhook changes the claim after it."
+            ),
         ),
         Told(_ask(unread).message, "Correct the claim: the API server would reject it too."),
         Told(
             _ask({**stored, "kind": "ResourceSlice"}).message,
-            ("The status is 400. Correct the registration of the webhook."),
+            ("The status is 400. Correct the webhook configuration, which sends objects of another kind."),
         ),
         Told(_ask(made.template(made.entry(count=9))).message, "Request less, or ask for more quota."),
         *(Told(text, "Nothing: the pod waits, and starts by itself.") for text in waiting.warnings),

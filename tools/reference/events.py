@@ -27,10 +27,10 @@ class Told(NamedTuple):
 TOLD = {
     Posted("BeyondQuota", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "The quota would reject the pod or claim if it was created now. Either the older pods and claims leave no room,"
-        " or the quota does not list the model, or a claim requests `All` or `adminAccess`. The object was created"
-        " before the quota changed, or while the webhook was not called. Each object gets one Event. The mode `audit`"
-        " writes no Events.",
+        "The quota would reject the pod or claim if it was created now. Either the older pods and"
+        " claims leave no room, or the quota does not list the model, or a claim requests `All` or"
+        " `adminAccess`. The pod or claim was created before the quota changed, or while the webhook"
+        " was not called. Each object gets one Event. The mode `audit` writes no Events.",
         "Delete the object or raise the limit. With `--enforce-audit`, the controller evicts the pod if the quota is"
         " enforced. The controller never deletes a claim: delete the pods that use the claim.",
     ),
@@ -60,24 +60,25 @@ TOLD = {
     ),
     Posted("GrantEnds", "Warning"): Told(
         "a pod or a ResourceClaim",
-        "A grant of the namespace's quota ends within a day. After that, the pod or claim does not fit the limit. The"
-        " message has the time, and says whether the pod is then evicted. One Event is written for each end of a grant."
-        " The mode `audit` writes no Events.",
+        "A grant (quota for a limited time) of the namespace ends within a day. After that, the pod"
+        " or claim does not fit the limit. The message has the time, and says whether the pod is then"
+        " evicted. One Event is written for each end of a grant. The mode `audit` writes no Events.",
         "Finish the work before the grant ends, or ask for a longer grant.",
     ),
     Posted("GPUModelInDoubt", "Warning"): Told(
         "a node",
-        "With `--discover`: the GPU model of the node is not certain. The sources disagree, the node has cards of"
-        " several models, a source cannot be read, or the controller found another model than the label has. The"
-        " message names the model that is used. At most one Event is written for each problem in five minutes, and"
-        " again every hour while the problem lasts.",
+        "With `--discover`: the GPU model of the node is not certain. Either the sources of the model"
+        " disagree, or the node has cards of several models, or a source cannot be read, or the"
+        " controller found another model than the label has. The message names the model that is"
+        " used. At most one Event is written for each problem in five minutes. The Event is repeated"
+        " every hour while the problem lasts.",
         "See [the messages](#the-event-gpumodelindoubt).",
     ),
     Posted("MalformedQuota", "Warning"): Told(
         "the quota ConfigMap",
         "A malformed quota document was stored. The message lists every fault, and says that the last valid document"
         " stays in force. One Event is written for each version of the ConfigMap.",
-        "Correct the document. Before you apply it, check the document by `vcuda-webhook check --quota FILE POD.yaml`.",
+        "Correct the quota document. Before you apply it, check it by `vcuda-webhook check --quota FILE POD.yaml`.",
     ),
     Posted("NotCounted", "Warning"): Told(
         "a pod or a ResourceClaim",

@@ -37,7 +37,7 @@ OURS = {
     "quota.vcuda.io/config": Told(
         "label of the quota ConfigMap",
         "set by you, read by the API server",
-        "`true`: `/quota` checks edits of the ConfigMap, and rejects malformed edits.",
+        "`true`: the webhook's path `/quota` checks edits of the ConfigMap, and rejects malformed edits.",
     ),
     "quota.vcuda.io/model": Told(
         "annotation of a pod",
@@ -47,8 +47,9 @@ OURS = {
     "quota.vcuda.io/models": Told(
         "annotation of a pod, or of a ResourceClaim",
         "set by you",
-        "The GPU models that the object may use, in the order in which they are tried, for example `H100, A100`. A"
-        " final `*` also allows the other models of the quota. Only `/mutate` reads the annotation.",
+        "The GPU models that the pod or claim may use, in the order in which the webhook tries them,"
+        " for example `H100, A100`. A final `*` also allows the other models of the quota. Only"
+        " `/mutate` reads the annotation, when the object is created.",
     ),
     "quota.vcuda.io/retried-at": Told(
         "annotation of a ReplicaSet, StatefulSet, DaemonSet, ReplicationController, Job, or pod without its claim",
@@ -63,33 +64,34 @@ OURS = {
     "quota.vcuda.io/ledger": Told(
         "finalizer of a ledger",
         "set by the webhook and the controller, removed by the controller",
-        "The finalizer delays the deletion of the ledger while it has charges of pods that are not stored.",
+        "The finalizer delays the deletion of the ledger while the ledger has charges of pods that are not stored.",
     ),
     "quota.vcuda.io/usage": Told(
         "label of ConfigMap `gpu-quota-usage`",
         "set by the controller, read by `kubectl gpuquota -A`",
-        "`true`: the ConfigMap is a usage report. The controller does not change a ConfigMap of this name without the"
-        " label, because the ConfigMap is not ours.",
+        "`true`: the ConfigMap is a usage report. The controller does not change a ConfigMap of this"
+        " name without the label, because another program owns it.",
     ),
     "quota.vcuda.io/webhooks": Told(
-        "annotation of our webhook configurations",
+        "annotation of the webhook configurations of vcuda quota",
         "set by the manifests, read by `vcuda-certs`",
-        "The webhooks, as YAML, that `vcuda-certs` registers after a replica has answered.",
+        "The webhooks, as YAML, that `vcuda-certs` registers after a replica of the webhook has answered.",
     ),
     "quota.vcuda.io/runbooks": Told(
-        "annotation of our PrometheusRule",
+        "annotation of the PrometheusRule of vcuda quota",
         "set by the manifests",
         "The address of the documentation page for the `runbook_url` of each alert.",
     ),
     "quota.vcuda.io/ca-trusted-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
-        "The time from which every caBundle has the next CA, and the identity of that CA.",
+        "The time since which every caBundle contains the next CA, and the identity of that CA.",
     ),
     "quota.vcuda.io/ca-served-since": Told(
         "annotation of the CA's Secret",
         "set and read by `vcuda-certs rotate`",
-        "The time from which every endpoint serves a certificate of the current CA, and the identity of that CA.",
+        "The time since which every endpoint of the Service serves a certificate of the current CA,"
+        " and the identity of that CA.",
     ),
     "app.kubernetes.io/part-of": Told(
         "label of every object of the manifests",
@@ -98,7 +100,7 @@ OURS = {
         " (`--selector`).",
     ),
     "app.kubernetes.io/managed-by": Told(
-        "label of objects that we create",
+        "label of objects that vcuda quota creates",
         "set by all parts, read by `vcuda-certs`",
         "`vcuda-quota`, or `vcuda-certs` on Secrets. If a Secret has content but not this label, `vcuda-certs` never"
         " overwrites the Secret.",
@@ -127,8 +129,9 @@ OURS = {
     "quota.vcuda.io/discovered-model": Told(
         "annotation of a node",
         "set by the controller with `--discover`",
-        "The model that the controller wrote into the model label, and its source, for example `A100 from hami`. If the"
-        " label has another value, the controller never changes the label, because somebody else has set it.",
+        "The model that the controller wrote into the model label, and the source of this model, for"
+        " example `A100 from hami`. If the model label has another value than this annotation,"
+        " somebody else has set the label. So the controller never changes it.",
     ),
     **dict.fromkeys(
         ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"),
@@ -150,25 +153,27 @@ OURS = {
     "kubernetes.io/hostname": Told(
         "label of a node",
         "read by the webhook",
-        "Keeps a pod that names its own scheduler off the nodes of HAMi, if only some nodes of its model have HAMi.",
+        "If only some nodes of a model have HAMi, the webhook keeps pods that name their own"
+        " scheduler off these nodes by their hostnames.",
     ),
     "hami.io/webhook": Told(
         "label of a pod",
         "read by the webhook",
-        "`ignore`: HAMi's label for pods that do not use HAMi. Such a pod keeps its scheduler if its model has nodes"
-        " without HAMi.",
+        "`ignore`: HAMi's webhook leaves the pod alone. Such a pod keeps its scheduler if its model"
+        " has nodes without HAMi.",
     ),
     "kubernetes.io/config.mirror": Told(
         "annotation of a mirror pod",
         "read by all parts",
-        "Marks the mirror of a static pod. A mirror pod is admitted without a charge, because the static pod already"
-        " runs. This applies only if a kubelet creates the mirror pod, because any user can write the annotation. A"
-        " mirror pod over quota is reported, but not evicted.",
+        "Marks a mirror pod, by which a kubelet shows a static pod. A mirror pod is admitted without"
+        " a charge, because the static pod already runs. This applies only if a kubelet creates the"
+        " mirror pod, because any user can write the annotation. A mirror pod over quota is reported,"
+        " but not evicted.",
     ),
     "kubernetes.io/config.hash": Told(
         "annotation of a mirror pod",
         "read by the node agent",
-        "The uid in the names of a static pod's directories.",
+        "The uid that the names of a static pod's directories on the node contain.",
     ),
     "cert-manager.io/": Told(
         "annotations of the serving Secret or of a webhook configuration",
@@ -186,12 +191,13 @@ OURS = {
 }
 
 WANTED = (
-    "read at creation: the pod may use only models whose name or registered card type contains one of these texts; then"
-    " set to the registered card types of the chosen model"
+    "read at creation: the pod may use only models whose name or registered card type contains one of"
+    " the texts in this annotation; the webhook then replaces the texts by the registered card types"
+    " of the chosen model"
 )
 UNWANTED = (
-    "read at creation: the pod may not use models or card types that contain one of these texts; then the card types of"
-    " other models that contain a wanted type are added"
+    "read at creation: the pod may not use models or card types that contain one of the texts in this"
+    " annotation; the webhook then adds the card types of other models that contain a wanted type"
 )
 
 _NEITHER = {
@@ -233,10 +239,10 @@ def section() -> str:
 
 def _section(scheme: Scheme) -> str:
     unit = "" if scheme.memory_unit == 1 else f"; {code(scheme.memory)} counts blocks of {scheme.memory_unit} MiB"
-    asked = f"{scheme.display_name} is requested by {listed(scheme.resources)}{unit}."
+    asked = f"A pod requests GPUs of {scheme.display_name} by the resources {listed(scheme.resources)}{unit}."
     rows = [(code(key), on, what) for key, on, what in dict.fromkeys(_rows(scheme))]
     kept = scheme.pod_directory
-    directory = f" Its device plugin keeps directories in {code(kept.root)}, named {code(kept.name)}." if kept else ""
+    directory = f" On each node, directories of pods are in {code(kept.root)}, named {code(kept.name)}." if kept else ""
     keys = table(("key", "on", "what we do with it"), rows)
     return f"### {scheme.name}\n\n{asked}{directory}\n\n{keys}"
 

@@ -15,12 +15,12 @@ def chapters() -> tuple[Chapter, ...]:
     return (
         Chapter(
             "The Event GPUModelInDoubt",
-            ("The Event is on the node. `kubectl gpuquota nodes` also prints the message."),
+            ("The Event `GPUModelInDoubt` is on the node. `kubectl gpuquota nodes` also prints its message."),
             tuple(_doubts()),
         ),
         Chapter(
             "Models without nodes",
-            ("`kubectl gpuquota` prints these messages, and the controller logs them."),
+            ("`kubectl gpuquota` prints these warnings about models that no node has, and the controller logs them."),
             tuple(_unknown()),
         ),
     )
@@ -30,7 +30,7 @@ def _doubts() -> Iterator[Told]:
     nameless = claims.slice_of(claims.NVIDIA, NAME, {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}})
     card = claims.slice_of(claims.NVIDIA, NAME, claims.device(claims.A100))
     register = {"annotations": {"hami.io/node-nvidia-register": "[{"}}
-    own = "Correct the wrong source, or set the model label yourself, which then overrides all sources."
+    own = "Correct the source of the wrong model, or set the model label yourself, which then overrides all sources."
     for manifest, slices, todo in (
         (node(hami(A100), features("Tesla-T4"), labelled("L40S")), [], own),
         (node(labelled("T4")), [card], own),
@@ -40,15 +40,22 @@ def _doubts() -> Iterator[Told]:
             "Use separate nodes for each model. On this node, a pod may get a card of another model.",
         ),
         (node(features(f"{A100_PRODUCT}-MIG-INVALID")), [], "Give all cards of the node the same MIG configuration."),
-        (node(register), [], "See the log of the device plugin, which writes the register."),
+        (
+            node(register),
+            [],
+            "See the log of the vendor's device plugin, which writes the list of the node's cards (the register).",
+        ),
         (node(), [nameless], "See the log of the DRA driver, or set the model label yourself."),
     ):
         for message in found_on(manifest, slices).doubts.values():
             yield Told(message, todo)
     held = found_on(node(hami(T4), labelled("A100", by="hami")))
-    yield Told(held.why_held(in_use=True), "If the cards of the node were replaced, drain it.")
+    yield Told(
+        held.why_held(in_use=True),
+        "If the cards of the node were replaced by cards of the other model, drain the node.",
+    )
     lost = found_on(node(features("Tesla-T4"), labelled("A100", by="hami")))
-    yield Told(lost.why_held(in_use=False), "If the source stays away, remove the label.")
+    yield Told(lost.why_held(in_use=False), "If the source of the model stays away, remove the label from the node.")
 
 
 def _unknown() -> Iterator[Told]:

@@ -44,19 +44,25 @@ TIMEOUT = 300.0
 
 def chapters() -> tuple[Chapter, ...]:
     """Return every other message."""
-    stale = "Nothing to do. Each removal has a rule. `vcuda_gc_annotations_total` counts the removals by rule."
+    stale = (
+        "Nothing to do. The controller removed a stale allocation from a pod or a stale lock from a node"
+        " by one of its rules. `vcuda_gc_annotations_total` counts the removals by rule."
+    )
     return (
         Chapter(
             "The version of Kubernetes",
-            "Every program checks the version of the API server before its first request.",
+            "Every program of vcuda quota checks the version of the API server before its first other request.",
             tuple(_version()),
         ),
         Chapter(
             "Not placed by the extender",
-            "With `--extender-address`, the Event `FailedScheduling` of a pod has one of these reasons for each node.",
+            "If the scheduler extender (`--extender-address`) cannot place a pod, the pod's Event"
+            " `FailedScheduling` has one of these reasons for each node.",
             tuple(_unplaced()),
         ),
-        Chapter("The Event MalformedQuota", "The Event is on the quota ConfigMap.", tuple(_malformed())),
+        Chapter(
+            "The Event MalformedQuota", "The Event `MalformedQuota` is on the quota ConfigMap.", tuple(_malformed())
+        ),
         Chapter(
             "The Event NotCounted",
             "The Event is on the pod or on the claim.",
@@ -70,13 +76,14 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "The Event OtherModelAllocated",
-            "The Event is on the pod or on the claim. The message for a claim has the name of the device. It ends with"
-            " `; it is charged for both`, because the claim is charged for both models.",
+            "The Event `OtherModelAllocated` is on the pod or on the claim. In an Event on a claim,"
+            " the message has the name of the device. It ends with `; it is charged for both`,"
+            " because the claim is charged for both models.",
             (
                 Told(
                     str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),
-                    "Use separate nodes for each type of card, or find out who changed the pod. Then delete the"
-                    " pod, and create it again.",
+                    "Use separate nodes for each type of card, or find out who changed the"
+                    " annotations of the pod. Then delete the pod, and create it again.",
                 ),
             ),
         ),
@@ -87,7 +94,10 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "kubectl gpuquota",
-            ("`kubectl gpuquota` prints these messages after `Error:`, as the reason in `explain`, or alone."),
+            (
+                "`kubectl gpuquota` prints these messages after `Error:`, as the reason in the output of"
+                " `kubectl gpuquota explain`, or alone."
+            ),
             tuple(_plugin()),
         ),
     )
@@ -105,14 +115,18 @@ def _version() -> Iterator[Told]:
     except UnsupportedVersion as error:
         yield Told(str(error), "Upgrade Kubernetes. The program has changed nothing, and has exited with status 1.")
     warning = check_version(b'{"gitVersion": "our own build"}', server)
-    yield Told(warning, "A warning: the program continues. Check with `kubectl version` that the version is supported.")
+    yield Told(
+        warning,
+        "This message is a warning: the program continues. Check with `kubectl version` that the version"
+        " of Kubernetes is supported.",
+    )
 
 
 def _unplaced() -> Iterator[Told]:
     cards = Cards.unused(GPU_MANAGER, 2, 64)
     half = CardRequest(GPU_MANAGER, (ContainerRequest(0, 50, 1),))
     wait = "Wait until pods on the node end. The scheduler retries by itself."
-    pod = "Correct the pod: no node can run the pod."
+    pod = "Correct the pod's request: no node can run the pod."
     node = "Check the device plugin on the node: gpu-manager's device plugin reports another kind of capacity."
     yield Told(_why(assign(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
     yield Told(_why(assign(cards, [ContainerRequest(0, 50, 60000)])), pod)
@@ -149,7 +163,7 @@ def _malformed() -> Iterator[Told]:
     good, bad = "team-a: {quota: {M40: 8}}", "team-a: {quota: {M40: -8}}"
     yield Told(_event_about({place.key: bad}), correct)
     yield Told(_event_about({place.key: good}, {place.key: bad}), correct)
-    yield Told(_event_about({"quota": "{}"}), "Move the document to that key.")
+    yield Told(_event_about({"quota": "{}"}), "Move the quota document to the key `gpu_quota`.")
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
@@ -220,7 +234,10 @@ class _Cluster(ExampleServer):
 
 def _plugin() -> Iterator[Told]:
     path = f"/api/v1/namespaces/team-a/configmaps/{USAGE_NAME}"
-    none = "The namespace has no limit, or the controller is down, or the controller has not published a report yet."
+    none = (
+        "There is no usage report: the namespace has no limit, the controller is down, or it has not"
+        " published the report yet."
+    )
     yield Told(_said(_Cluster()), none)
     damaged = _Cluster({path: {"metadata": {"name": USAGE_NAME, "namespace": "team-a"}, "data": {USAGE_KEY: "{"}}})
     with mock.patch.dict(os.environ, PATH=""):
@@ -230,7 +247,8 @@ def _plugin() -> Iterator[Told]:
         )
     yield Told(
         _said(damaged),
-        "Somebody has edited the report. Delete the ConfigMap. The controller then publishes the report again.",
+        "Somebody has edited the usage report. Delete the ConfigMap `gpu-quota-usage`. The controller"
+        " then publishes the report again.",
     )
     yield Told(
         _said(_Cluster(), "-n", "Team-A"),
@@ -241,18 +259,22 @@ def _plugin() -> Iterator[Told]:
     )
     pod = json.dumps(pod_of(container()))
     table = _said(_Cluster(), "explain", "-f", "-", stdin=pod)
-    yield Told(table.splitlines()[-1].split(maxsplit=3)[-1], "The namespace has no limit, or the pod requests no GPU.")
+    yield Told(
+        table.splitlines()[-1].split(maxsplit=3)[-1],
+        "No quota applies to the pod: the namespace has no limit, or the pod requests no GPU.",
+    )
     yield from _not_admitted(pod)
     nothing = _said(_Cluster(), "explain", "-f", "-", stdin="kind: Service")
     yield Told(
         nothing.splitlines()[-1],
-        "Give a manifest that creates pods. For a custom resource, give the pods that its controller would create."
-        " `vcuda-webhook check` prints the same message.",
+        "Pass a manifest of an object that creates pods. For a custom resource, pass the pods that"
+        " its controller would create. `vcuda-webhook check` prints the same message.",
     )
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
     """Yield the texts in the column REASON that are not messages of our webhook."""
+    offline = "Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'
     long_name = json.dumps(pod_of(container(), metadata={"namespace": "n" * 51}))
@@ -262,21 +284,24 @@ def _not_admitted(pod: str) -> Iterator[Told]:
         (
             beside,
             pod,
-            ("Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."),
+            offline,
         ),
-        (beside, long_name, "The same."),
+        (beside, long_name, offline),
         (
             _Cluster(),
             json.dumps(claim()),
-            "Use a cluster that serves ResourceClaims: nobody can create claims in this cluster.",
+            "Use a cluster that serves ResourceClaims: in this cluster, nobody can create claims.",
         ),
     ):
         yield Told(_reasons(cluster, manifest)[-1], todo)
     served = _Cluster({API_PATH: {}})
-    yield Told(_reasons(served, json.dumps(template()))[-1], "Explain a claim, or a pod that names the template.")
+    yield Told(
+        _reasons(served, json.dumps(template()))[-1],
+        "A template alone is not charged. Explain a claim, or a pod that names the template.",
+    )
     of_pod, of_claim = _reasons(served, claiming)
-    yield Told(of_pod, "See the rows below: they list the pod's claims from templates.")
-    yield Told(of_claim, "Also give the template with `-f`, or ask for the right to read the template.")
+    yield Told(of_pod, "See the rows below this row: they list the claims that are created from templates for the pod.")
+    yield Told(of_claim, "Pass the template too, with `-f`, or ask for the right to read the template in the cluster.")
 
 
 def _reasons(cluster: _Cluster, manifest: str) -> list[str]:

@@ -16,7 +16,7 @@ from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
 OUTCOMES = {
-    "ignored": "not the creation of a pod or claim that requests GPUs; at `/quota`: another ConfigMap",
+    "ignored": "not the creation of a pod or claim that requests GPUs; at `/quota`: not the quota ConfigMap",
     "unlimited": "the namespace has no quota",
     "scheduler": "a claim that the scheduler created for the extended resources of a pod; only the pod is charged",
     "claims": "a pod that requests GPUs only by claims; each claim is charged separately",
@@ -25,14 +25,14 @@ OUTCOMES = {
     "pinned": "`/mutate`: pinned to a model",
     "charged": "`/validate`: within the quota, and charged",
     "over-quota-allowed": "`/validate`: over quota, but admitted and charged, because the mode is `warn` or `audit`",
-    "unpinned": "admitted without a pin to one allowed model, because the mode is `warn` or `audit`",
+    "unpinned": "admitted although not pinned to one allowed model, because the mode is `warn` or `audit`",
     "over-quota": "rejected with 403: the stored pods and claims, and the terminating charges, leave too little quota",
     "over-quota-reserved": (
-        "429: the object would fit if the webhook replicas had reserved no quota; they now release it"
+        "429: the pod or claim would fit if the webhook replicas had reserved no quota; they now release it"
     ),
-    "over-quota-pending": "429: the object would fit without the pending charges",
+    "over-quota-pending": "429: the pod or claim would fit without the pending charges",
     "over-quota-unsettled": "429: the stored objects leave enough quota, but the ledger is not settled yet",
-    "over-quota-uncounted": "429: too little quota is left, but the stored objects could not be counted in time",
+    "over-quota-uncounted": "429: the ledger has too little room, and the stored objects could not be counted in time",
     "not-allowed": "rejected: the namespace's quota has none of the models that the pod or claim may use",
     "not-pinned": "rejected: not pinned to one allowed model, or otherwise different from what `/mutate` returns",
     "malformed": "rejected: the GPU request is malformed",

@@ -16,17 +16,19 @@ fails if it differs. Do not edit it. How to run the system is in [operations](op
 [Flags](#flags) · [Metrics](#metrics) · [Label values](#label-values) · [Events](#events) ·
 [Annotations and labels](#annotations-and-labels) · [Messages](#messages)"""
 FLAGS = (
-    "Each flag can also be set by the environment variable in the table. A flag on the command line overrides the"
-    " variable. `kubectl gpuquota` has only kubectl's variable, for `--kubeconfig`. `--help` shows examples."
-    " `--version` prints the release of the program."
+    "Each flag of `vcuda-webhook`, `vcuda-controller` and `vcuda-certs` can also be set by the"
+    " environment variable in the table of its command. A flag on the command line overrides the"
+    " variable. `kubectl gpuquota` has only kubectl's variable, for `--kubeconfig`. `--help` of each"
+    " command shows examples. `--version` prints the release of the program."
 )
 METRICS = (
-    "The samples of a histogram have the suffixes `_bucket`, `_sum` and `_count`. Cores are hundredths of a card."
-    " The alerts are in `manifests/components/prometheus/rules.yaml`."
+    "The samples of a histogram have the suffixes `_bucket`, `_sum` and `_count`. Metrics in cores"
+    " count hundredths of a card. The alerts on these metrics are in"
+    " `manifests/components/prometheus/rules.yaml`."
 )
-EVENTS = "`kubectl describe` shows the Events of an object."
-KEYS = "A name that ends in `-` or `/` is a prefix of keys."
-MESSAGES = "The code itself has produced each message below, for example pods, claims and quota documents."
+EVENTS = "`kubectl describe` of an object shows the Events of that object."
+KEYS = "In the tables of annotations and labels, a name that ends in `-` or `/` is a prefix of keys."
+MESSAGES = "The code itself has produced the messages in this part, from example pods, claims and quota documents."
 
 
 def render() -> str:

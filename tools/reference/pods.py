@@ -97,15 +97,15 @@ MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'
 LIMITED = (
-    f"kubectl prints these messages after {DENIED}. If a workload such as a ReplicaSet or Job creates the pod,"
-    f" the Events"
-    " of the workload have the same text (`kubectl describe`)."
+    f"If the quota rejects a pod, kubectl prints one of these messages after {DENIED}. If a workload such as a"
+    " ReplicaSet or Job creates the pod, the Events of the workload have the same text (`kubectl describe`)."
 )
 INVALID = (
-    "kubectl prints `The request is invalid:`, and then the part after `malformed GPU request:`. This part has one line"
-    " for each fault, with the path of the field and the correction. The Events of a workload and `kubectl gpuquota"
-    f" explain` show the whole message, after {DENIED}. The API server itself rejects some of the quantities below, so"
-    " messages about them appear only in the offline check."
+    "If a pod's GPU request is malformed, kubectl prints `The request is invalid:`, and then the part of the message"
+    " after `malformed GPU request:`. This part has one line for each fault, with the path of the field and the"
+    " correction. The Events of a workload and `kubectl gpuquota explain` show the whole message,"
+    f" after {DENIED}. The API server itself rejects some malformed quantities before it calls the webhook, so only the"
+    " offline check (`vcuda-webhook check`) prints messages about these quantities."
 )
 
 
@@ -120,13 +120,21 @@ def chapters() -> tuple[Chapter, ...]:
         ),
         Chapter(
             "Not decided: 429, 500 and 503",
-            "A failure never admits a pod. Kubernetes' controllers retry by themselves. kubectl retries after a 429.",
+            "If the webhook cannot decide about a pod, it never admits the pod. Kubernetes'"
+            " controllers retry by themselves. kubectl retries after a 429.",
             tuple(_undecided()),
         ),
-        Chapter("Warnings", "kubectl prints these messages after `Warning:`. The pod is admitted.", tuple(_warnings())),
+        Chapter(
+            "Warnings",
+            "kubectl prints these warnings about a pod after `Warning:`. The pod is admitted.",
+            tuple(_warnings()),
+        ),
         Chapter(
             "A wrong registration",
-            ("The status is 400. Correct the webhook configuration."),
+            (
+                "The webhook answers 400 to a review that a correct webhook configuration does not send."
+                " Correct the webhook configuration of vcuda quota."
+            ),
             tuple(_registered()),
         ),
     )
@@ -176,14 +184,16 @@ def _refused() -> list[Told]:
     return [
         Told(
             exceeded("team-a", short),
-            "Wait until a pod ends. The controller then makes rejected workloads retry at once. Or request less, or ask"
-            " for more quota. If the pod may use several models, the message has one such part for each model.",
+            "Wait until a pod of the namespace ends. The controller then makes rejected workloads"
+            " retry at once. Or request less, or ask for more quota. If the pod may use several"
+            " models, the message has one part of this form for each model.",
         ),
         Told(
             _put_off(for_now),
-            "The status is 429. The pod would fit without pending charges. A pending charge becomes used when its"
-            " object is stored, usually at once. If another webhook rejected the object after it was charged, the"
-            " charge is released after `--storable-seconds`.",
+            "The status is 429. The pod would fit without the pending charges, the charges of objects"
+            " that were admitted and are not seen stored yet. A pending charge becomes used when its"
+            " object is stored, usually at once. If another webhook rejected the object after it was"
+            " charged, the charge is released after `--storable-seconds`.",
         ),
         Told(
             _put_off(reserved),
@@ -201,26 +211,30 @@ def _refused() -> list[Told]:
         ),
         Told(
             _put_off(short, counted=False),
-            "The status is 429. The API server took too long to list the namespace's pods, or this replica has not"
-            " read the last edit of the quota. The pod's controller retries by itself.",
+            "The status is 429. The API server took too long to list the namespace's pods, or this"
+            " replica of the webhook has not read the last edit of the quota. The pod's controller"
+            " retries by itself.",
         ),
         Told(
             exceeded("team-a", running),
-            "Wait. `terminating` is the charge of pods that were deleted by force while they ran. Their containers may"
-            " run until the end of their grace period, and the pods stay charged until then.",
+            "Wait. `terminating` is the charge of pods that were deleted by force while they ran. The"
+            " containers of these pods may run until the end of their grace period, and the pods stay"
+            " charged until then.",
         ),
         Told(
             exceeded("team-a", memory),
-            "The same, for memory. `kubectl gpuquota` shows the usage. `pending` is the charge of objects that were"
-            " admitted recently. If an object is never stored, its charge is released after 75 seconds.",
+            "As for cards: wait until a pod of the namespace ends, request less memory, or ask for"
+            " more quota. `kubectl gpuquota` shows the usage. `pending` is the charge of objects that"
+            " were admitted recently. If an object is never stored, its charge is released after 75"
+            " seconds.",
         ),
         Told(
             _answer({"tencent.com/vcuda-core": 900}, TEAM).message,
-            ("Request less: the request alone exceeds the limit."),
+            ("Request less: the pod's request alone exceeds the limit."),
         ),
         Told(
             _charge({"tencent.com/vcuda-core": 400}, DATED).message,
-            "Wait until the grant begins. The controller then makes the workload retry.",
+            "Wait until the grant (quota for a limited time) begins. The controller then makes the workload retry.",
         ),
         Told(
             _answer(CARD, NamespaceQuota({})).message,
@@ -228,7 +242,7 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100"}).message,
-            "Correct the annotation, or ask for quota of that model.",
+            "Correct the annotation that the message names, or ask for quota of the excluded model.",
         ),
         Told(
             _answer(model, TEAM, annotations={"nvidia.com/use-gputype": "A100," * MAX_CHOICE}).message,
@@ -236,20 +250,21 @@ def _refused() -> list[Told]:
         ),
         Told(
             _answer(CARD, TEAM, DISCOVERED, annotations={MODELS_ANNOTATION: "A100"}).message,
-            "Name models of the namespace's quota, or ask for quota of that model.",
+            "Name GPU models of the namespace's quota in the annotation, or ask for quota of the named model.",
         ),
         Told(
             _answer(CARD, msgspec.structs.replace(TEAM, one_model=True)).message,
-            "Name one model, in the pod template if a workload creates the pod. The namespace's quota has"
-            " `one_model: true`.",
+            "Name one GPU model by the annotation, in the pod template if a workload creates the pod."
+            " The namespace's quota requires this by `one_model: true`.",
         ),
         Told(
             _answer(CARD, TEAM, nodeSelector={MODEL: "A100"}).message,
-            "Correct the node selection, or ask for quota of that model.",
+            "Correct the pod's node selector or node affinity, or ask for quota of the model that they select.",
         ),
         Told(
             _answer(CARD, TEAM, nodeName="two").message,
-            "The node is in a pool that the namespace must not use. Remove `nodeName`, or ask for the pool.",
+            "The node that the pod names is in a pool that the namespace must not use. Remove"
+            " `nodeName`, or ask your administrator for the pool.",
         ),
         Told(
             _answer(SHARE, SMALL, SLICED).message,
@@ -260,19 +275,25 @@ def _refused() -> list[Told]:
         ),
         Told(
             _charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
-            "Check that a webhook replica is ready, and that no later webhook reverts its changes. Then create the"
-            " pod again. Or pin the pod to one model yourself.",
+            "Check that a replica of the webhook is ready, and that no other webhook reverts the"
+            " changes of `/mutate`. Then create the pod again. Or pin the pod to one model yourself,"
+            " by node affinity.",
         ),
-        Told(_charge(CARD, TEAM).message, "The same, for the pool."),
+        Told(
+            _charge(CARD, TEAM).message,
+            "Do as for a pod that is not pinned to a model. This pod is not restricted to the pool of its namespace.",
+        ),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
-            "The same. If your manifest has allocation annotations, remove them, because only schedulers and device"
-            " plugins may write them. To choose a node, require its name by node affinity.",
+            "Do as for a pod that is not pinned to a model. If your manifest has allocation"
+            " annotations, remove them, because only schedulers and device plugins may write them. To"
+            " choose a node, require its name by node affinity.",
         ),
         Told(
             _charge(SHARE, SMALL, nodes=MIXED).message,
-            "The same. HAMi and vgpu-manager choose a card of the node by annotations of the pod. `/mutate` sets these"
-            " annotations, so that no card of another model is chosen.",
+            "Do as for a pod that is not pinned to a model. HAMi and vgpu-manager choose a card of"
+            " the node by annotations of the pod. `/mutate` sets these annotations, so that no card"
+            " of another model is chosen.",
         ),
         Told(
             _answer({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 50000}, SMALL, SIZED).message,
@@ -285,8 +306,9 @@ def _refused() -> list[Told]:
         ),
         Told(
             _charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
-            "Check that a webhook replica is ready, and that no later webhook reverts its changes. The pod names"
-            " its own scheduler. So `/mutate` excludes nodes with HAMi, where only HAMi's scheduler may place pods.",
+            "Check that a replica of the webhook is ready, and that no other webhook reverts the"
+            " changes of `/mutate`. The pod names its own scheduler. So `/mutate` excludes nodes with"
+            " HAMi, where only HAMi's scheduler may place pods.",
         ),
         Told(
             _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
@@ -374,7 +396,7 @@ class _Full(MemoryLedgers):
 
 def _undecided() -> list[Told]:
     again = (
-        "Nothing: the call is retried in a second. If this lasts, see [a busy"
+        "Nothing: the API server's client retries after a second. If this lasts, see [a busy"
         " ledger](troubleshooting.md#a-busy-ledger)."
     )
     down = "An operator must act: see [the webhook is down](troubleshooting.md#the-webhook-is-down)."
@@ -383,9 +405,10 @@ def _undecided() -> list[Told]:
     )
     busy = [_Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
     unread = (
-        "Wait, if the webhook has just started. Otherwise see its log: it cannot read the quota ConfigMap or the nodes."
+        "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
+        " read the quota ConfigMap or the nodes."
     )
-    behind = "Wait until the webhook has read the last edit. If this lasts, see the webhook's log."
+    behind = "Wait until the webhook has read the last edit of the quota. If this lasts, see the webhook's log."
     stopping = Gate()
     stopping.close()
     return [
@@ -394,11 +417,12 @@ def _undecided() -> list[Told]:
         *(Told(_charge(CARD, SMALL, _Busy(RetryLater(text))).message, then) for text, then in _overdue()),
         Told(
             _charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message,
-            ("This occurs only with `--standalone`: restart the webhook."),
+            ("This message occurs only with `vcuda-webhook serve --standalone`: restart the webhook."),
         ),
         Told(
             str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
-            "Wait: the ledger is opened automatically. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
+            "Wait: the webhook admits pods again when the lost ledger has been rebuilt, without any"
+            " action. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
         ),
         Told(
             _unreadable('{"pending": '),
@@ -406,8 +430,8 @@ def _undecided() -> list[Told]:
         ),
         Told(
             _unreadable('{"format": 2}'),
-            "Continue the update: replicas of the other release can read the ledger. See [a damaged"
-            " ledger](troubleshooting.md#a-damaged-ledger).",
+            "Continue the update of vcuda quota: replicas of the other release can read the ledger."
+            " See [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
         Told(_not_ready(stopping), "Nothing: the API server calls another replica."),
         *(Told(text, "Nothing: the API server calls another replica.") for text in _dropped()),
@@ -487,20 +511,29 @@ def _warnings() -> list[Told]:
     nearly = _charge(CARD, SMALL).warnings
     ending = _charge(CARD, DATED).warnings
     told = [
-        Told(warned[0], "Reduce the usage before the mode becomes `enforce`."),
-        Told(bent[0], "Correct the pod before the mode becomes `enforce`."),
-        Told(nearly[0], "This warning appears from 90 % of a limit. The next pod may be rejected."),
+        Told(
+            warned[0],
+            "Reduce the usage of the namespace before its mode becomes `enforce`, because pods over the"
+            " limit are then rejected.",
+        ),
+        Told(
+            bent[0],
+            "Correct the pod before the mode of its namespace becomes `enforce`, because the pod is then rejected.",
+        ),
+        Told(nearly[0], "This warning appears when 90 % of a limit are used. The next pod may be rejected."),
         Told(
             ending[0],
-            "Finish before the grant ends, or ask for a longer grant. With `--enforce-audit`, the controller"
-            " then evicts"
-            " pods.",
+            "Finish the work before the grant ends, or ask for a longer grant. With"
+            " `--enforce-audit`, the controller evicts pods that do not fit after that.",
         ),
     ]
     return [
         *told,
         *(
-            Told(forecast, ("Nothing. This is the answer to a dry run, for example by `kubectl gpuquota explain`."))
+            Told(
+                forecast,
+                ("Nothing. This warning is the answer to a dry run, for example by `kubectl gpuquota explain`."),
+            )
             for forecast in _forecasts()
         ),
     ]
@@ -535,7 +568,7 @@ def _registered() -> list[Told]:
     policy = policy_for(SMALL)
     kind = review(pod(container()), kind=GroupVersionKind("apps", "v1", "Deployment"))
     unread, invented = review("no pod"), review(pod(container()), "Team A")
-    rules = "Register the webhook as the manifests do."
+    rules = "Correct the registration of the webhook: apply the manifests again."
     nobody = "No API server sends such a request."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [

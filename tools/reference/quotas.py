@@ -159,28 +159,35 @@ UNREADABLE = (
 def chapters() -> tuple[Chapter, ...]:
     """Return every message about the quota document."""
     printed = (
-        "kubectl prints these faults after `The request is invalid:`, one on each line. The whole message of"
-        " the webhook"
-        ' is `admission webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:`, followed'
-        " by all faults. kubectl does not print this message. `vcuda-webhook check` prints one fault on each line. The"
-        " Event `MalformedQuota` has all faults. Each fault begins with the path of the value, and says what to write"
-        " instead."
+        "kubectl prints the faults of a malformed quota document after `The request is invalid:`, one"
+        " on each line. The whole message of the webhook, which kubectl does not print, is `admission"
+        ' webhook "config.quota.vcuda.io" denied the request: the quota document is malformed:`,'
+        " followed by all faults. `vcuda-webhook check` prints one fault on each line. The Event"
+        " `MalformedQuota` has all faults. Each fault begins with the path of the wrong value, and"
+        " says what to write instead."
     )
-    spots_of_keys = "These faults are shown in the same way. The key of the ConfigMap precedes the path."
+    spots_of_keys = (
+        "Faults of the other keys of the quota ConfigMap are printed like the faults of the quota"
+        " document. The path of each fault begins with the key."
+    )
     spots = (
-        "These faults are shown in the same way. The line and the column precede the message. Some of the messages come"
-        " from the JSON and YAML parsers."
+        "If a document is not valid JSON or YAML, its faults are printed like the faults of a valid"
+        " document. The line and the column of the fault precede the message. Some of the messages"
+        " come from the parsers of JSON and YAML."
     )
     return (
         Chapter("Faults of the quota document", printed, tuple(Told(_fault(text)) for text in (*VALUES, *LARGE))),
         Chapter("Faults of its other keys", spots_of_keys, tuple(Told(_fault(*each)) for each in _FURTHER)),
         Chapter("Faults of its JSON or YAML", spots, tuple(Told(_fault(text)) for text in UNREADABLE)),
         Chapter(
-            "Edits of the quota ConfigMap", "kubectl prints these messages like the faults above.", tuple(_edits())
+            "Edits of the quota ConfigMap",
+            "kubectl prints the messages about a rejected edit of the quota ConfigMap like the faults"
+            " of a quota document.",
+            tuple(_edits()),
         ),
         Chapter(
             "Warnings about an edit of the quota ConfigMap",
-            ("kubectl prints these messages after `Warning:`. The edit is accepted."),
+            ("kubectl prints warnings about an edit of the quota ConfigMap after `Warning:`. The edit is accepted."),
             tuple(_warnings()),
         ),
     )
@@ -226,7 +233,8 @@ def _edits() -> Iterator[Told]:
     yield Told(_edited(5).message, "Correct `data`: it must be a mapping from keys to texts.")
     long = _edited(_document(f"a: {{quota: {{{many}}}}}")).message
     yield Told(
-        f"…{long[long.rindex(';') :]}", "Correct the listed faults. The next attempt reports the remaining faults."
+        f"…{long[long.rindex(';') :]}",
+        "Correct the listed faults. The message does not list all faults; the next edit reports the remaining faults.",
     )
 
 
@@ -250,7 +258,9 @@ def _silent_namespaces() -> Never:
 
 def _warnings() -> Iterator[Told]:
     many = "".join(f"team-a{number}: {{quota: {{A100: 1}}}}\n" for number in range(MOST_WARNINGS + 5))
-    slip = "Check the name and the number. Ignore the warning if the nodes are added later."
+    slip = (
+        "Check the name of the model or pool, and the number of cards. Ignore the warning if the nodes are added later."
+    )
     yield Told(_edited(_document("team-a: {quota: {M4O: 8}}")).warnings[0], slip)
     yield Told(_edited(_document("team-a: {quota: {M40: 8}, pool: [pubic]}")).warnings[0], slip)
     lowered = _edited(_document("team-a: {quota: {M40: 2}}"), ledgers=_Used()).warnings[0]
@@ -259,19 +269,19 @@ def _warnings() -> Iterator[Told]:
     yield Told(silent, "Compare with `kubectl gpuquota`.")
     with mock.patch.object(quota_edit, "COMPARING_SECONDS", 0):
         late = _edited(_document("team-a: {quota: {M40: 2}}")).warnings[0]
-    yield Told(late, "After the edit, compare with `kubectl gpuquota -A`.")
+    yield Told(late, "After the edit, compare the usage that `kubectl gpuquota -A` shows with the limits.")
     over = _edited(_document("team-a: {quota: {M40: 0}, grants: [{M40: 1, until: 2000-01-01}]}")).warnings
     yield Told(over[0], "Remove the grant.")
     yield Told(over[1], "Remove the grant, or the 0 in `quota`.")
     system = _edited(_document("kube-system: {quota: {M40: 2}}")).warnings[-1]
-    yield Told(system, "Remove the entry, unless you only want to see the usage.")
+    yield Told(system, "Remove the quota entry, unless you only want to see the usage of the namespace.")
     lost = _edited(_document("team-b: {quota: {M40: 1}}")).warnings[0]
-    yield Told(lost, "Check that the entry was not removed or renamed by mistake.")
+    yield Told(lost, "Check that the entry of the namespace was not removed or renamed by mistake.")
     softer = _edited(_document("team-a: {quota: {M40: 8}, mode: warn}")).warnings[0]
     yield Told(softer, "Check that you intend to admit pods over the limit.")
     added = _document("team-a: {quota: {M40: 8}}\nteam-bb: {quota: {M40: 1}}")
     absent = _edited(added, namespaces=lambda: ["team-a", "team-b"]).warnings[0]
-    yield Told(absent, "Correct the name. Ignore the warning if the namespace will be created later.")
+    yield Told(absent, "Correct the name of the namespace. Ignore the warning if the namespace will be created later.")
     yield Told(_edited(added, namespaces=_silent_namespaces).warnings[0], "Compare with `kubectl get namespaces`.")
     counted = Nodes.of({"one": {MODEL: "M40", COUNT_LABEL: "4"}}, NODES.keys)
     for told in _edited(_document("team-a: {quota: {M40: 800}}"), nodes=counted).warnings:
