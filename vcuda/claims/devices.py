@@ -70,8 +70,7 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a ResourceSlice's content. Raises ValueError for a malformed capacity. ``alike``: a cache of equal
-    offers."""
+    """Return a ResourceSlice's content. Raises ValueError for a malformed capacity. ``alike``: a cache of offers."""
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
     for device in spec.devices or ():

@@ -232,8 +232,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Read an entry's selectors. Return its pins and its other requirements: positions in ``pins`` and
-        ``facts``."""
+        """Read an entry's selectors. Return positions: of its pins in ``pins``, of its requirements in ``facts``."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

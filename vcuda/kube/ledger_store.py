@@ -140,8 +140,7 @@ class LedgerStore(NamespaceCounter):
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
         """Return a namespace's stored ledger, for writing. If there is none, create a closed ledger (it admits
-        nothing). For a closed ledger, count the pods and return an open one; the caller opens the ledger by writing
-        this result.
+        nothing). For a closed ledger, count the pods, and return an open one, which the caller must write.
 
         Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
         is unknown. After an error the caller may call `open` again.

@@ -39,8 +39,7 @@ _MOST_DOUBLINGS = 32  # more doublings would overflow a float; the delay reaches
 
 @dataclass(slots=True)
 class Backoff:
-    """Seconds between failed attempts: they double from ``first`` to ``ceiling``. ``draw``: random floats from 0 to
-    1."""
+    """Seconds between failed attempts: they double from ``first`` to ``ceiling``. ``draw``: a random float up to 1."""
 
     first: float = 0.1
     ceiling: float = 10.0
