@@ -17,8 +17,8 @@ from controller.garbage.node import agent, fs, names
 class Trash:
     """Moves directories to the trash and back, and deletes them. With ``dry_run``, the methods change nothing.
 
-    ``directory``: the trash; None if it does not exist. Each method returns what it has done or would do. A method
-    raises OSError if a step fails, and MustStay if the directory must be kept.
+    ``directory``: the trash; None if there is none. Each method returns its action (what it has done or would do), and
+    raises OSError if a step fails, or MustStay if the directory must be kept.
     """
 
     root: fs.OpenDirectory
