@@ -32,7 +32,7 @@ DEADLINE_SECONDS = 12.0
 """The most seconds until the answer to the scheduler: its httpTimeout of 15 s, less the 3 s of one API call."""
 
 MIN_CALL_SECONDS = 0.2
-"""An API call is started only if at least this many seconds are left until the deadline, or it would time out."""
+"""With fewer seconds left until the deadline, no API call is started, because the call would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
 """The most seconds for which a call waits until the placements of earlier calls are decided."""

@@ -17,7 +17,7 @@ UNREAD = Unplaceable("the placements on the node are not known yet", final=False
 
 
 class CardCache:
-    """The cards of all nodes, and which of them are used, by the journals and the pod watch. Thread-safe.
+    """The cards of all nodes, used and free, computed from the journals and the pod watch. Thread-safe.
 
     ``now``: returns Unix seconds.
     ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
@@ -71,7 +71,7 @@ class CardCache:
                     self._drop(node, new.uid)
 
     def load(self, journal: NodeJournal) -> None:
-        """Use this journal for its node from now on, unless a newer version of the journal was loaded before."""
+        """Use this journal for its node from now on, unless a newer version of the node's journal was loaded before."""
         with self._lock:
             node = journal.node
             if is_older(journal.version, self._versions.get(node, "")):  # another thread loaded a newer version

@@ -20,7 +20,7 @@ MIN_INTERVAL_SECONDS = 3.0
 
 # A repeated write is cheap: the API server does not store a patch that changes nothing, and sends no watch event.
 REPEAT_SECONDS = 60.0
-"""After this many seconds, unchanged numbers are written again, in case somebody has deleted or edited them."""
+"""After this many seconds, unchanged numbers of free cards are written again, in case somebody has edited them."""
 
 _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 
@@ -45,7 +45,7 @@ class CardsPublisher:
         self._repeat_at = 0.0
 
     def publish(self) -> None:
-        """Write the numbers of free cards, unless they were also written in the last minute. Raises VcudaError."""
+        """Write the numbers of free cards if they have changed, or after a minute. Raises VcudaError."""
         text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return

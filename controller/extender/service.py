@@ -34,12 +34,12 @@ MAX_BODY = 128 * 2**20
 """The most bytes of a request body. If the scheduler sends complete nodes, this is enough for about 8,000 nodes."""
 
 LARGE_BODY = 2**20
-"""Larger request bodies than this are read one at a time. Bodies with only the names of nodes are far smaller."""
+"""Request bodies with more bytes are read one at a time. Bodies with only the names of nodes are far smaller."""
 
 ANSWER_PART = 8 * 2**20
 
 Verb = Callable[[bytes], bytes]
-"""A function that answers one kind of request: it gets and returns the body. Raises BadInput for a malformed body."""
+"""A function for one kind of request: it turns the body of the request into the answer's body. Raises BadInput."""
 
 
 def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:

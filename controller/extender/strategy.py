@@ -23,7 +23,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """The cards of a pod on one node, by container index. ``breaks``: how many of them are unused and become shared."""
+    """The cards that a pod gets on a node, by container index. ``breaks``: how many unused cards this makes shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int

@@ -185,7 +185,7 @@ class StaleAllocationGc:
     def remove_stale(self, key: str) -> float | None:
         """Read a pod or node, and remove its stale allocations. Return the seconds until another one can be stale.
 
-        Raises Conflict if every patch conflicted with another write, another VcudaError, or an error of decoding.
+        Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """
         judge = self._judge_pod if "/" in key else self._judge_node
         for _ in range(MAX_ATTEMPTS - 1):

@@ -74,8 +74,7 @@ class Views:
         )
 
     def until(self, text: str) -> tuple[str, str]:
-        """Return the time left until ``text`` (RFC 3339), and a state: ``ended``, ``soon``, ``later`` or
-        ``unknown``."""
+        """Return the time left until ``text`` (RFC 3339), and ``ended``, ``soon``, ``later`` or ``unknown``."""
         at = refusals.moment(text)
         if at is None:
             return "end not known", "unknown"

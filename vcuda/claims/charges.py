@@ -25,14 +25,14 @@ from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResource
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""The most bytes of the cache of read claim requests, whose keys are the digests (short forms) of the requests."""
+"""The most bytes of the cache of claim requests. Its keys are the digests (short forms) of the claims' specs."""
 
 REQUEST_PER_DIGEST = 25
 """The size of a cached claim request is estimated as the size of its digest (short form) times this number."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one driver and type, also by GPU model. Of devices with equal charges, only one is listed."""
+    """The devices of one driver and type: all, and by model. Of devices with equal charges, only one is listed."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
@@ -152,7 +152,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the charge to this model's quota. Of each ``firstAvailable``, only the largest charge counts."""
+        """Return the claim's charge on GPU model ``model``. Of a ``firstAvailable``, only the largest charge counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -166,7 +166,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return total(dearest.values())
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
-        """Return the charge to this model's quota for one device that the entry requests."""
+        """Return the charge on GPU model ``model`` for one device that the entry requests."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth
@@ -189,7 +189,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the model to which pins limit all entries, or None. ``lenient``: ignore unknown products in pins."""
+        """Return the GPU model to which pins limit all entries, or None. ``lenient``: ignore unknown products."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -230,7 +230,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the JSON Patch that pins every entry to this model. `excludes` must have returned None for it."""
+        """Return the JSON Patch that pins every entry to a model for which `excludes` has returned None."""
         operations = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
@@ -252,12 +252,13 @@ def ambiguous(model: str, product: str) -> str:
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Return the devices without those that differ only in their product, because the charge is the same for these."""
+    """Of devices that differ only in their product, return one, because the product does not affect the charge."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
 _UNSEEN = DeviceOffer("", shared=True)
-"""Assumed while a driver has published no devices: a share without cores or memory is charged all of a card's."""
+"""The device that is assumed while a driver has published no devices. A share that requests no cores is charged all
+cores of a card. A share that requests no memory is charged all memory."""
 
 ANY_PROFILE = ""
 """The value for an unknown MIG profile. A partition with an unknown profile is charged as a whole card."""

@@ -146,9 +146,9 @@ class DevicesByName(msgspec.Struct, frozen=True):
     """An index of all devices by driver, pool and name."""
 
     slices: Mapping[PoolName, PoolSlice] = {}
-    """By the name of a pool that has one slice: this slice."""
+    """For each pool with only one ResourceSlice, by the name of the pool: this slice."""
     spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
-    """By the name of a pool that has several slices: the slice of each device, by the name of the device."""
+    """For each pool with several ResourceSlices, by the name of the pool: the slice of each device, by device name."""
 
     @classmethod
     def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
@@ -169,7 +169,7 @@ class Devices(msgspec.Struct, frozen=True):
     """The devices and DeviceClasses of a cluster, as watches last delivered them."""
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
-    """The names of the nodes that have a device with these properties, for all different properties."""
+    """By the properties of a device: the names of all nodes that have such a device."""
     classes: Mapping[str, ClassFacts] = {}
     by_name: DevicesByName = DevicesByName()
 

@@ -21,10 +21,10 @@ MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
 names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
 MOST_ENTRIES = 64
-"""The most entries (``exactly`` or in ``firstAvailable``) of a claim. Each entry is priced for every GPU model."""
+"""The most entries of a claim (``exactly`` and ``firstAvailable``). A charge is computed per entry and GPU model."""
 
 MOST_ASKED_BYTES = 8 * 1024
-"""The most bytes of a claim's digest without its pins. 64 entries with names of usual length need half of them."""
+"""The most bytes of a claim's digest without its pins. 64 entries with names of usual length need half of this."""
 
 MOST_PIN_BYTES = 6 * 1024
 """The most bytes of all pins in a claim's digest: enough for three pins of maximal length, or for thirty usual pins.
@@ -232,7 +232,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Read an entry's selectors. Return positions: of its pins in ``pins``, of its requirements in ``facts``."""
+        """Return the positions of an entry's pins in ``pins``, and of its other required attributes in ``facts``."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

@@ -13,7 +13,7 @@ from vcuda.claims.devices import Devices
 from vcuda.quota.model import Charge
 
 CORES, MEMORY = "cores", "memory"
-"""The capacities of which a claim requests a share: cores in hundredths of a card, and memory in bytes."""
+"""The capacities by which a claim requests a share of a card: cores in hundredths of a card, and memory in bytes."""
 
 
 class Kind(enum.Enum):
@@ -57,7 +57,7 @@ NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
 """DRA drivers whose devices are not GPUs. The devices of compute-domain.nvidia.com are channels between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""A function that returns the value that ``gpu_units`` has for a device of this DeviceClass; None if it has none."""
+"""A function that returns the value of a device of this DeviceClass in ``gpu_units``; None if it is not there."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):

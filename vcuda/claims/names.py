@@ -1,4 +1,4 @@
-"""The names of the API resource.k8s.io. This module imports nothing, because the kubectl plugin also needs it."""
+"""The names of the API resource.k8s.io. This module imports nothing, so that the kubectl plugin can use it."""
 
 GROUP = "resource.k8s.io"
 API_VERSION = f"{GROUP}/v1"

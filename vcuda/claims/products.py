@@ -26,7 +26,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     """The products of each GPU model, in folded form. A product that could belong to several models has no model."""
 
     names: Mapping[str, frozenset[str]]
-    """The GPU models that have this name in folded form."""
+    """By a name in folded form: the GPU models that have this name."""
     rows: Rows
     """The patterns that key ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]

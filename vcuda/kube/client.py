@@ -137,7 +137,7 @@ class Kube:
         return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Replace the object by ``body`` (JSON). Raises Conflict if ``body`` has an older resourceVersion than it."""
+        """Replace the object by ``body`` (JSON). Raises Conflict unless ``body`` has the newest resourceVersion."""
         return self.put_heard(path, body, params, timeout).body
 
     def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:

@@ -235,7 +235,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the version in the answer of ``read``. A refusal other than a 401 counts as an unknown version."""
+        """Check the Kubernetes version that ``read`` returns. A refusal except a 401 counts as an unknown version."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

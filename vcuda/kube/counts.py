@@ -28,7 +28,7 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """The permission to LIST a namespace's objects until ``until`` (`time.monotonic`). ``timeout``: seconds a page."""
+    """Permission to LIST a namespace's objects until ``until`` (`time.monotonic`). ``timeout``: seconds per page."""
 
     kube: client.Kube
     namespace: str
@@ -78,11 +78,11 @@ class NamespaceCounter:
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of a namespace's pods and claims. Raises Unavailable if devices were not read yet."""
+        """Return the charges of a namespace's pods and claims. Raises Unavailable for claims if devices are unknown."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
-        """Return the charges of a namespace's claims, except ``extended``; None if the API server serves no claims."""
+        """Return the charges of a namespace's claims not named in ``extended``; None if the server serves no claims."""
         return _count_claims(*self.priced_claims(namespace, extended, timeout))
 
     def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:

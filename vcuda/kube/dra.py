@@ -237,11 +237,11 @@ class ClaimPolicies:
         self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return the GPU resources that pods can request, with charges by the DeviceClasses and nodes read so far."""
+        """Return the GPU resources that pods can request. Charges consider DeviceClasses and nodes read so far."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return ``known``, resources of a quota ConfigMap, with the charges that depend on DeviceClasses and nodes."""
+        """Return ``known`` (resources of a quota ConfigMap) with the charges by DeviceClasses and nodes added."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
         # The result is cached, because every pod of the cluster is checked with it.
         if made and made.known is known and made.devices is found and made.nodes is nodes:

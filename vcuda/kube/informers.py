@@ -83,7 +83,7 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the parsed quota ConfigMap in force, without applying grants; None until it has been read."""
+        """Return the parsed quota ConfigMap in force, before grants (dated additions) apply; None until it is read."""
         # Only the thread of the watch assigns `_config`. If this method also did, a late "not found" here could
         # overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
@@ -160,7 +160,7 @@ class ObservedNode(Node, frozen=True):
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
-    """The vendors' schemes whose register (list of the node's cards) is out of date; see `outdated_registers`."""
+    """The names of the schemes whose register (the vendor's list of the node's cards) is out of date."""
 
 
 class _RegisterCache:
@@ -295,7 +295,7 @@ _decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:
-    """Watches the RuntimeClasses, and keeps the handler of each class. Tenants cannot write RuntimeClasses."""
+    """Keeps the handler of each RuntimeClass in memory, without a bound: only administrators write RuntimeClasses."""
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"

@@ -23,8 +23,8 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""If a namespace has a mark, a new, closed ledger that is not opened within this many seconds replaces a lost ledger.
-Until then, a replica may be about to open it, because a replica writes the mark before it opens the ledger."""
+"""If the closed ledger of a marked namespace is not opened within this many seconds, an earlier ledger was lost. Until
+then, a replica may be about to open the ledger, because a replica writes the mark first."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -151,7 +151,7 @@ class SeenVersions:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest read version of a ledger; 0 if none. A later read of an older one shows a restored etcd."""
+        """Return the newest version of a ledger that was read, or 0. If a later read is older, etcd was restored."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 

@@ -77,7 +77,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def pending_bytes(self) -> int:
-        """The length of the ledger's text after `counted`: of the pending, terminating and reserved charges."""
+        """The size of the ledger's text after `counted`, which has the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
@@ -275,7 +275,8 @@ class LedgerStore(NamespaceCounter):
         """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
         If ``on_charge`` is given, it replaces ``on_change`` after two kinds of writes: writes that leave the charges of
-        stored objects unchanged, and writes of this process. It gets the namespace and `NamedLedger.pending_bytes`.
+        stored objects unchanged, and writes of this process. Its arguments are the namespace and
+        `NamedLedger.pending_bytes`.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:

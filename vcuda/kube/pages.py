@@ -111,8 +111,8 @@ def name_in(head: bytes) -> SkippedObject:
 
 
 Fetch = Callable[[int, str, float, int], bytes]
-"""A function that returns the bytes of a page. The arguments are the most objects, the continue token, the timeout in
-seconds, and the most bytes. Raises TooLarge for a page of more bytes, and TimedOut after the timeout."""
+"""A function that returns the bytes of a page of a LIST. It gets the maximum number of objects, the continue token, the
+timeout in seconds, and the maximum number of bytes. Raises TooLarge for a larger page, or TimedOut."""
 
 Skip = Callable[[SkippedObject], None]
 """A function that is called with each object that is too large to be read."""

@@ -17,7 +17,7 @@ MOST_QUICK, MOST_SLOW = 4, 2
 """The maximum numbers of LISTs at a time: of usual namespaces, and of namespaces whose last LISTs were slow."""
 
 REST_PER_SECOND = 4.0
-"""If a LIST of a namespace timed out, its next LIST starts at the earliest after this many times as long as it took."""
+"""If a LIST of a namespace timed out, the namespace is not listed for this many times as long as the LIST took."""
 
 SLOW_FOR_SECONDS = 600.0
 """A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""

@@ -59,7 +59,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the next steps of `common_product`: the characters that each pattern consumes, and the name's next text."""
+    """Yield the next steps of the search: the characters that each pattern consumes, and the text added to the name."""
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -166,7 +166,7 @@ class _Claimed(NamedTuple):
 
     @property
     def with_vendor(self) -> str:
-        """The pattern with prefix ``nvidia-``, which some sources add to product names (`vcuda.discovery.names`)."""
+        """The product's pattern with the prefix ``nvidia-``, which some sources add (`vcuda.discovery.names`)."""
         pattern = self.pattern
         return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
 

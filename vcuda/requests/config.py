@@ -25,7 +25,7 @@ TIME_ZONE = "gpu_time_zone"
 """The keys of the quota ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""With this text begin all keys of this system in the quota ConfigMap. Other keys in it are ignored."""
+"""All keys of this system in the quota ConfigMap begin with this text. Other keys in it are ignored."""
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return ``name`` if it may be a key of ``gpu_units``. Raises WrongValueError, also if another table has it."""
+    """Return ``name`` if it may be a key of ``gpu_units``. Raises WrongValueError if it is malformed or taken."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
         raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}; this covers claims and pods")

@@ -37,7 +37,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     has_share: bool = False
     """True if a container requests a share: less than all cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """By GPU model: what the request is charged there, for the models whose charge differs from ``charge``."""
+    """The charge by GPU model, for each model on which it differs from ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
     """Descriptions of the vendors' libraries that may limit the pod's containers to their shares of cards."""
     share_memory: int = 0
@@ -79,7 +79,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return what the scheme or unit ``kind`` is charged on a GPU model. ``worth``: a device of the model."""
+        """Return the container's charge for scheme or unit ``kind``. ``worth``: a device of the GPU model to charge."""
         charge = self.charges.get(kind, NOTHING)
         # A request without cores is charged all cores of a card for each device. So this is the number of devices.
         devices = charge.cores // CORES_PER_CARD

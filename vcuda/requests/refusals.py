@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The text of the refusal for the user. The message names the allowance that the administrator can add."""
+        """The refusal as a fault for the user. Its message names the allowance that the administrator can add."""
         if self.allowance is None:
             return Fault(self.path, self.message)
         advice = f"or ask your administrator to add `allow: [{self.allowance}]` to this namespace's quota"

@@ -64,7 +64,7 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile; request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""The DeviceClasses whose charge is not fixed. The text advises a pod that requests such a class by a resource."""
+"""The DeviceClasses whose charge is not fixed, each with advice for users whose pods request it by a resource."""
 
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
@@ -157,7 +157,7 @@ class CardWorth(NamedTuple):
 
 
 class RegisteredMemory(NamedTuple):
-    """The memory in MiB of one model's healthy cards, from the nodes' registers (card lists); 0 if not listed there."""
+    """The memory in MiB of one model's healthy cards in the nodes' registers (card lists); 0 if not stated there."""
 
     smallest: int = 0
     largest: int = 0

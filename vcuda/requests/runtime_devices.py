@@ -92,7 +92,7 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether this variable may make a runtime give a container devices. An unknown value may."""
+    """Return whether this variable may give a container devices. If its value is unknown, this is assumed."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES

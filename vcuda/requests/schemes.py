@@ -302,7 +302,7 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 CREATION_ANNOTATIONS = _any_of(
     name for scheme in SCHEMES for name in (*scheme.allocation_annotations, *scheme.creation_annotations)
 )
-"""Matches the key of an annotation that vendors' components write on pods, so that a new pod must not have it."""
+"""Matches the key of an annotation that only vendors' components write, so that a new pod must not have it."""
 
 ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)

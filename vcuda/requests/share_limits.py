@@ -92,7 +92,7 @@ def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
 
 
 def _numbered(allowance: Allowance, *names: str) -> Iterable[LimitVariable]:
-    """Return rules for variables with these names, also if the number of a card follows the name."""
+    """Return rules for variables with these names, alone or with ``_`` and the number of a card after the name."""
     return _all(allowance, *(pattern for name in names for pattern in (name, f"{name}_*")))
 
 

@@ -52,10 +52,10 @@ class AgeRecord(msgspec.Struct, frozen=True):
 
 
 class ObservedAge:
-    """The age policy of a running agent: consecutive sweeps must find a directory ``times`` times, and for ``seconds``.
+    """The age policy of a running agent: ``times`` consecutive sweeps must find a directory, and for ``seconds``.
 
-    The last change of the directory must be as old, too. This alone is not enough, because the wall clock may have
-    jumped forward. A change in the future is ignored. A directory that a sweep does not pass to ``hold`` is forgotten.
+    The last change of the directory must be ``seconds`` ago, too. This alone is not enough, because the wall clock may
+    have jumped forward. A change in the future is ignored. A directory not passed to ``hold`` in a sweep is forgotten.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -88,7 +88,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next attempt by a minute, and twice as long after each further failure, up to an hour."""
+        """Delay the next removal by a minute, and twice as long after each further failure, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""The node agent's loop: it starts a sweep in each period and after pods were deleted. Its output, logs and metrics."""
+"""The node agent's loop, which sweeps in each period and after pods were deleted. Its output, logs and metrics."""
 
 import contextlib
 import queue
@@ -213,7 +213,7 @@ class Wakeup:
         self._queue.put(None)
 
     def wait(self, interval: SweepInterval) -> None:
-        """Wait for the period of ``interval``. After `wake`, wait only for its spacing, and after `stop` not at all."""
+        """Wait for ``interval.period``. After `wake`, wait only ``interval.spacing``; after `stop`, not at all."""
         began = time.monotonic()
         seconds = interval.period
         with contextlib.suppress(queue.Empty):
@@ -223,7 +223,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps until it is stopped. A sweep takes one period at most. The next sweep continues where it ended."""
+    """Sweeps until it is stopped. A sweep takes one period at most, and the next sweep continues the work."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run

@@ -129,7 +129,7 @@ class Scan:
     def at_process(self, process: Path) -> None:
         """Record the files of a process by its first thread, or by its other threads if the first thread has ended.
 
-        A process may run on after its first thread (pthread_exit(3), "Notes"). Only the others show its files then.
+        A process may run on after its first thread (pthread_exit(3), "Notes"). Then the other threads show its files.
         """
         if self._at_thread(process):
             return

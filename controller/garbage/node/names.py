@@ -43,7 +43,7 @@ class Form(msgspec.Struct, frozen=True):
     own_socket: str = ""
 
     def uid(self, name: str) -> str | None:
-        """Return the uid of the pod that is in a directory's name; None if the name does not match the pattern."""
+        """Return the pod uid in a directory's name; None if the name does not match the pattern."""
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 

@@ -69,7 +69,7 @@ _POD = msgspec.json.Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
-    """Return the uids of one pod in JSON, and of its static pod. Raises one of UNDECODABLE if it is malformed."""
+    """Return the uid of a pod in JSON and, for a mirror pod, of its static pod. Raises one of UNDECODABLE."""
     return _POD.decode(raw).uids()
 
 
@@ -137,7 +137,7 @@ class FixedPods:
 
 
 class WatchedPods:
-    """Watches the node's pods, and confirms by a LIST. ``on_gone``: called after each deletion of a pod."""
+    """Watches the node's pods. `confirmed` makes a LIST. ``on_gone``: called after each deletion of a pod."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
@@ -150,7 +150,7 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the watched pods. Raises MustStay before the first list, or if the watch is too old."""
+        """Return the uids of the watched pods. Raises MustStay before the first list, or without recent events."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())
