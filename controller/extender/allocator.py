@@ -344,7 +344,7 @@ class Allocator:
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Record in the journal that this version of the pod is being bound. Return None after a write conflict."""
+        """Record in the node's journal that this version of the pod is being bound. Return None after a conflict."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:

@@ -167,7 +167,7 @@ class StaleAllocationGc:
     def reconcile(self, key: str) -> float | None:
         """Remove the stale allocations of one pod or node, or queue all objects. Return the seconds to the next check.
 
-        Raises VcudaError, or an error of decoding.
+        ``key``: see `EVERYTHING`. Raises VcudaError, or an error of decoding.
         """
         if key == EVERYTHING:
             self.look_at_all()

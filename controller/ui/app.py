@@ -41,7 +41,7 @@ MAX_ROWS = 500
 """The most table rows on one page. By a search, users find the rows that are left out."""
 
 MIN_ZIPPED_BYTES = 1024
-"""A response with a body of fewer bytes is not compressed."""
+"""An HTTP response whose body has fewer bytes is not compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
 

@@ -2,7 +2,7 @@
 
 A ledger holds the charges of one namespace (the GPU quota that its pods take). Until an admitted pod is stored, only
 the ledger records the charge of the pod. A count of the stored pods would miss this charge. So every new ledger is
-closed, which means that nothing is admitted. It is opened at once only if the namespace has never had a ledger.
+closed, which means that nothing is admitted. It is opened at once only if the namespace has no mark.
 """
 
 import math
@@ -81,9 +81,9 @@ class LedgerMarks:
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
         """Create the mark of a namespace. Return True if the namespace had no mark before.
 
-        True means that the namespace never had a ledger that admitted a charge. So the caller may open the ledger at
-        once, by a write at ``version``, the resourceVersion at which the caller read the closed ledger. If another
-        replica opens the ledger first, this write raises Conflict.
+        True means that an earlier ledger never existed, or was deleted when all its charges belonged to stored objects.
+        So the caller may open the ledger at once, by a write at ``version``, the resourceVersion at which the caller
+        read the closed ledger. If another replica opens the ledger first, this write raises Conflict.
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version

@@ -30,7 +30,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""The finalizer of a ledger. If a user deletes a ledger, it stays until each of its charges belongs to a stored pod."""
+"""The finalizer of a ledger. A ledger that a user deletes stays until each of its charges belongs to a stored pod."""
 
 LOOK_AGAIN_SECONDS = 0.05
 

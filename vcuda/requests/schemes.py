@@ -112,7 +112,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The value of annotation ``card_mode`` for a share of a card that is not in MIG mode."""
 
     opt_out: OptOut | None = None
-    """The label by which a pod makes the vendor's webhook ignore it."""
+    """The label by which a pod makes the vendor's webhook ignore the pod."""
 
     # Written on a pod by the vendor's components
     allocation_annotations: tuple[str, ...] = ()
@@ -165,7 +165,8 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def main_resource(self) -> str:
-        """The resource that the vendor's device plugin serves. Only a container that requests it gets a card."""
+        """The resource that the vendor's device plugin serves. Only containers that request this resource get a
+        card."""
         return self.count or self.cores
 
     @property
