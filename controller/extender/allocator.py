@@ -26,13 +26,13 @@ from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import is_older
 
 MAX_ATTEMPTS = 4
-"""How often one call tries to place or bind a pod. A try fails if another process writes the journal or the pod."""
+"""The most attempts of one call to place or bind a pod. An attempt fails if another process writes the same object."""
 
 DEADLINE_SECONDS = 12.0
-"""The most seconds until an answer: the scheduler's httpTimeout of 15 s, less the 3 s of one API call."""
+"""The most seconds until the answer to the scheduler: its httpTimeout of 15 s, less the 3 s of one API call."""
 
 MIN_CALL_SECONDS = 0.2
-"""If fewer seconds are left, no API call is started, because the call would probably time out."""
+"""With fewer seconds left until the deadline, no API call is started, because the call would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
 """The most seconds for which a call waits until the placements of earlier calls are decided."""
@@ -41,14 +41,14 @@ _POD = msgspec.json.Decoder(Pod)
 
 
 class Deadline:
-    """The deadline of one answer to the scheduler: `DEADLINE_SECONDS` from now. ``clock``: returns seconds."""
+    """The deadline of one answer to the scheduler: `DEADLINE_SECONDS` after this object is created."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._at = clock() + DEADLINE_SECONDS
 
     def timeout(self) -> float:
-        """Return the timeout of the next API call in seconds. Raises NotPlaced if too little time is left."""
+        """Return the seconds that the next API call may take. Raises NotPlaced if too few seconds are left."""
         left = self._at - self._clock()
         if left < MIN_CALL_SECONDS:
             raise NotPlaced("timed out while placing or binding the pod; the scheduler retries")
@@ -56,9 +56,9 @@ class Deadline:
 
 
 class Allocator:
-    """Answers the requests of kube-scheduler.
+    """Places and binds pods on request of kube-scheduler.
 
-    ``unbound_seconds``: the least number of seconds for which a pod that is not bound yet keeps its placement.
+    ``unbound_seconds``: a pod that is not bound yet keeps its placement for at least this many seconds.
     ``model_of``: returns the GPU model of a node, given its name.
     ``now``: returns Unix time in nanoseconds.
     ``clock``: returns monotonic time in seconds.
@@ -89,7 +89,7 @@ class Allocator:
         self._log = structlog.get_logger()
 
     def filter(self, args: protocol.ExtenderArgs) -> bytes:
-        """Place the pod on one of the nodes, and return an ExtenderFilterResult with that node.
+        """Place a pod on one of the nodes, and return an ExtenderFilterResult that contains only this node.
 
         If an API call fails, the answer is an error, and the scheduler retries the pod.
         """
@@ -114,7 +114,7 @@ class Allocator:
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
-        """Return the nodes with cards on which the pod would fit after the eviction of the victims."""
+        """Of the suggested nodes, return those whose cards have room for the pod after the victims are evicted."""
         # The scheduler chose the victims by the sum over all cards. Leave out nodes where no single card has room then.
         request = cards.read_card_request(args.pod)
         if request is None:
@@ -132,7 +132,7 @@ class Allocator:
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
     def bind(self, args: protocol.BindingArgs) -> str:
-        """Bind the pod. Return an empty string, or the reason of the failure, after which the scheduler retries."""
+        """Bind a pod to its node. Return an empty text, or why it failed. After a failure, the scheduler retries."""
         deadline = Deadline(self._clock)
         try:
             for _ in range(MAX_ATTEMPTS):
@@ -147,12 +147,12 @@ class Allocator:
             return str(error)
 
     def load(self) -> None:
-        """Read the journals (the stored placements) of all nodes. Raises Unavailable."""
+        """Read the journals of all nodes, which contain the stored placements of pods. Raises Unavailable."""
         for journal in self._journal.read_all():
             self._cache.load(journal)
 
     def tidy(self) -> None:
-        """Create missing journals of nodes, and remove expired placements from existing ones. Raises VcudaError."""
+        """Create missing journals of nodes, and remove expired placements from existing journals. Raises VcudaError."""
         self._forget_deleted()
         self._open(self._cache.unopened(), Deadline(self._clock))
         expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}
@@ -179,7 +179,7 @@ class Allocator:
             self._turn.release()
 
     def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
-        """Create the journals of these nodes from the pods that are bound there. Read a journal that exists already."""
+        """Create the journals of these nodes from the pods that are bound there. If a journal exists, only read it."""
         for node in nodes:
             try:
                 journal = self._journal.write(NodeJournal(node, "", self._bound_before(node)), deadline.timeout())
@@ -203,7 +203,7 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Change a node's journal. If another process has changed it meanwhile, read it again and return False."""
+        """Change a node's journal. If another process has changed it, read the journal again and return False."""
         journal = self._cache.journal(node)
         if journal is None:
             raise NotPlaced(f"the placements on {node} are not known yet")
@@ -291,7 +291,7 @@ class Allocator:
         raise NotPlaced("other processes placed pods on the same nodes during each try")
 
     def _version_of(self, pod: Pod) -> str:
-        """Return the newest known resourceVersion of a pod. Raises NotPlaced if the pod is bound or has ended."""
+        """Return a pod's newest known resourceVersion. Raises NotPlaced if the pod is already bound or has ended."""
         watched, version = self._cache.pod(pod.metadata.uid), pod.metadata.resource_version
         if node := pod.spec.node_name or (watched.node if watched else ""):
             raise NotPlaced(f"the pod is bound to {node} already")
@@ -344,7 +344,7 @@ class Allocator:
         return True
 
     def _promise(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> JournalEntry | None:
-        """Write into the journal that this version of the pod is being bound. Return None after a write conflict."""
+        """Record in the node's journal that this version of the pod is being bound. Return None after a conflict."""
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:

@@ -17,7 +17,7 @@ UNREAD = Unplaceable("the placements on the node are not known yet", final=False
 
 
 class CardCache:
-    """The cards of all nodes as of the last read or write of the journals. Thread-safe.
+    """The cards of all nodes, used and free, computed from the journals and the pod watch. Thread-safe.
 
     ``now``: returns Unix seconds.
     ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
@@ -71,7 +71,7 @@ class CardCache:
                     self._drop(node, new.uid)
 
     def load(self, journal: NodeJournal) -> None:
-        """Use this journal for its node from now on, unless a newer version of the journal was loaded before."""
+        """Use this journal for its node from now on, unless a newer version of the node's journal was loaded before."""
         with self._lock:
             node = journal.node
             if is_older(journal.version, self._versions.get(node, "")):  # another thread loaded a newer version
@@ -94,12 +94,12 @@ class CardCache:
             self._recount(node)
 
     def forget(self, uid: str) -> None:
-        """Remove all entries of a pod. The caller must have verified that the pod does not exist."""
+        """Remove all journal entries of a pod. The caller must have verified that the pod does not exist."""
         with self._lock:
             self._forget(uid)
 
     def journal(self, node: str) -> NodeJournal | None:
-        """Return a node's journal without entries of pods that have ended; None if the journal was not read yet."""
+        """Return a node's journal without the entries of ended pods; None if the journal was not read yet."""
         with self._lock:
             entries = self._entries.get(node)
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
@@ -117,22 +117,22 @@ class CardCache:
             return tuple(self._bound.get(node, {}).values())
 
     def unopened(self) -> frozenset[str]:
-        """Return the nodes with cards whose journals were not read or created yet."""
+        """Return the nodes that have cards, but whose journals were neither read nor created yet."""
         with self._lock:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 
     def abandoned(self) -> frozenset[str]:
-        """Return the deleted nodes whose journals have no entries."""
+        """Return the deleted nodes whose journals have no entries, so that these journals can be deleted."""
         with self._lock:
             return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
 
     def outdated(self) -> frozenset[str]:
-        """Return the nodes whose stored journals contain entries of pods that no longer use the cards."""
+        """Return the nodes whose stored journals contain entries of pods that no longer use the node's cards."""
         with self._lock:
             return frozenset(self._outdated)
 
     def entries(self) -> list[tuple[str, JournalEntry]]:
-        """Return all journal entries that count, each with the name of its node."""
+        """Return the journal entries of all pods that still use their cards, each with the name of its node."""
         with self._lock:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 
@@ -202,5 +202,5 @@ class CardCache:
 
 
 def _is_over(node: str, pod: StoredPod) -> bool:
-    """Return True if a pod uses no card of this node: the pod has ended or is bound to another node."""
+    """Return True if the pod uses no card of this node, because it has ended or is bound to another node."""
     return not pod.live or bool(pod.node and pod.node != node)

@@ -30,13 +30,13 @@ TIMEOUT = 3.0
 """The timeout of one call to the API server, in seconds."""
 
 MAX_PLACEMENTS = 1000
-"""The most placements on one node. With this many, the ConfigMap is smaller than the API server's limit of 1 MiB."""
+"""The most placements in the journal of one node, so that the ConfigMap stays below the API server's limit of 1 MiB."""
 
 _MAX_NAME = 253
 
 
 class JournalEntry(msgspec.Struct, frozen=True):
-    """The placement of one pod on one node.
+    """The placement of one pod on one node, as the journal of the node records it.
 
     ``shares``: the shares (parts of cards) of each container, by the index of the container.
     ``placed``: the Unix time of the placement.
@@ -62,7 +62,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
 
 
 class NodeJournal(msgspec.Struct, frozen=True):
-    """The journal of one node: its placements by pod uid. ``version``: its resourceVersion; empty if not stored yet."""
+    """The journal of one node: its placements by pod uid. ``version``: the resourceVersion; empty if never stored."""
 
     node: str
     version: str = ""
@@ -70,7 +70,7 @@ class NodeJournal(msgspec.Struct, frozen=True):
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """The JSON that the ConfigMap of one node contains. ``format``: the version of the format, for later releases."""
+    """The JSON of a node's journal in its ConfigMap. ``format``: the version of this format, for later releases."""
 
     node: str
     placements: tuple[JournalEntry, ...]
@@ -82,7 +82,7 @@ _WRITTEN = msgspec.json.Decoder(_Written)
 
 
 class Journal:
-    """Reads and writes the journals of all nodes, as ConfigMaps in ``namespace``."""
+    """Reads and writes the journals of all nodes, which are ConfigMaps in ``namespace``."""
 
     def __init__(self, api: kube.Kube, namespace: str) -> None:
         self._kube = api
@@ -90,18 +90,18 @@ class Journal:
         self._collection = f"/api/v1/namespaces/{kube.segment(namespace)}/configmaps"
 
     def read_all(self) -> Iterator[NodeJournal]:
-        """Yield the journals of all nodes, except unreadable ones. Raises Unavailable."""
+        """Yield the journals of all nodes. A journal that cannot be read is left out. Raises Unavailable."""
         for page in self._kube.list_pages(self._collection, {"labelSelector": SELECTOR}):
             for raw in page.items:
                 with suppress(errors.UnreadableJournal):
                     yield self._decoded(raw)
 
     def read(self, node: str, timeout: float = TIMEOUT) -> NodeJournal:
-        """Return the journal of a node. Raises NotFound, Unavailable or UnreadableJournal."""
+        """Return the journal of a node. Raises NotFound, Unavailable, or UnreadableJournal if it is malformed."""
         return self._decoded(self._kube.get(self._path(node), timeout=timeout))
 
     def write(self, journal: NodeJournal, timeout: float = TIMEOUT) -> NodeJournal:
-        """Store a journal, and return the journal with its new version.
+        """Store a node's journal, and return the journal with its new version.
 
         Raises Conflict if another version is stored, NotPlaced if the journal would become too large, and Unavailable
         if the outcome is unknown.
@@ -150,7 +150,7 @@ class Journal:
 
 
 def name_of(node: str) -> str:
-    """Return the name of a node's ConfigMap. The name ends with the node's name, or with a hash if it is too long."""
+    """Return the name of a journal's ConfigMap. It ends with the node's name, or with a hash if that is too long."""
     if len(PREFIX + node) <= _MAX_NAME:
         return PREFIX + node
     return PREFIX + hashlib.sha256(node.encode()).hexdigest()

@@ -15,7 +15,7 @@ from vcuda.allocations.cards import Unplaceable
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """The pod to schedule, and the nodes on which it can run according to the scheduler's own filters.
+    """A request of kube-scheduler: the pod to schedule, and the nodes that pass the scheduler's own filters.
 
     ``names``: the names of these nodes.
     ``nodes``: these nodes as JSON, by name; None if the scheduler sends only names (``nodeCacheCapable: true``).
@@ -26,7 +26,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
     nodes: Mapping[str, msgspec.Raw] | None = None
 
     def passing(self, names: Iterable[str]) -> bytes:
-        """Return an ExtenderFilterResult: the pod can run on these nodes."""
+        """Return an ExtenderFilterResult with which the scheduler may place the pod on the nodes in ``names``."""
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
@@ -34,7 +34,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
-        """Return an ExtenderFilterResult with an error. The scheduler then retries the pod."""
+        """Return an ExtenderFilterResult with an error, after which the scheduler retries the pod."""
         return self._result((), {}, _plain(message))
 
     def _result(self, names: Iterable[str], reasons: Mapping[str, Unplaceable], error: str) -> bytes:
@@ -51,7 +51,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 
 
 class Victims(msgspec.Struct, frozen=True):
-    """The uids of the pods to evict from a node, and the number of violated PodDisruptionBudgets."""
+    """The uids of the pods to evict from a node, and the number of PodDisruptionBudgets that this violates."""
 
     uids: tuple[str, ...]
     violations: int
@@ -91,7 +91,7 @@ def _reading(type_name: str) -> Iterator[None]:
 
 
 def read_extender_args(body: bytes) -> ExtenderArgs:
-    """Return the ExtenderArgs in a request body. Raises BadInput if the body is invalid."""
+    """Decode the ExtenderArgs in the body of a request. Raises BadInput if the body is malformed."""
     with _reading("ExtenderArgs"):
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
@@ -106,7 +106,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
 
 
 def read_preemption_args(body: bytes) -> PreemptionArgs:
-    """Return the ExtenderPreemptionArgs in a request body. Raises BadInput if the body is invalid."""
+    """Decode the ExtenderPreemptionArgs in the body of a request. Raises BadInput if the body is malformed."""
     with _reading("ExtenderPreemptionArgs"):
         fields = _OBJECT.decode(body)
         pod = _POD.decode(fields["Pod"])
@@ -131,14 +131,14 @@ def _uid(raw: msgspec.Raw) -> str:
 
 
 def read_binding_args(body: bytes) -> BindingArgs:
-    """Return the ExtenderBindingArgs in a request body. Raises BadInput if the body is invalid."""
+    """Decode the ExtenderBindingArgs in the body of a request. Raises BadInput if the body is malformed."""
     with _reading("ExtenderBindingArgs"):
         fields = _OBJECT.decode(body)
         return BindingArgs(*(_STRING.decode(fields[key]) for key in ("PodNamespace", "PodName", "PodUID", "Node")))
 
 
 def write_preemption(victims: Mapping[str, Victims]) -> bytes:
-    """Return an ExtenderPreemptionResult with these nodes and the pods to evict from each node."""
+    """Encode an ExtenderPreemptionResult: the nodes where preemption helps, and the pods to evict from each node."""
     nodes = {
         node: {"Pods": [{"UID": uid} for uid in each.uids], "NumPDBViolations": each.violations}
         for node, each in victims.items()
@@ -147,12 +147,12 @@ def write_preemption(victims: Mapping[str, Victims]) -> bytes:
 
 
 def write_binding(error: str) -> bytes:
-    """Return an ExtenderBindingResult. ``error``: why the pod was not bound; empty if the pod is bound."""
+    """Encode an ExtenderBindingResult. ``error``: why the pod was not bound; empty if the pod is bound."""
     return msgspec.json.encode({"Error": _plain(error)})
 
 
 def write_priorities(scores: Mapping[str, int]) -> bytes:
-    """Return a HostPriorityList with the score of each node. Scores must be from 0 to 10."""
+    """Encode a HostPriorityList, which has the score of each node. Scores must be from 0 to 10."""
     return msgspec.json.encode([{"Host": name, "Score": score} for name, score in scores.items()])
 
 

@@ -1,4 +1,4 @@
-"""Publishes the free cards (GPUs) in a ConfigMap for the webhook, and provides the extender's metrics."""
+"""Publishes the numbers of free cards (GPUs) in a ConfigMap for the webhook, and the metrics of the extender."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -16,17 +16,17 @@ from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCards, F
 from vcuda.placement.nodes import Nodes
 
 MIN_INTERVAL_SECONDS = 3.0
-"""The least number of seconds between two writes of the ConfigMap with the free cards."""
+"""The least number of seconds between two writes of the ConfigMap with the numbers of free cards."""
 
 # A repeated write is cheap: the API server does not store a patch that changes nothing, and sends no watch event.
 REPEAT_SECONDS = 60.0
-"""The seconds after which unchanged figures are written again, in case somebody has deleted or edited them."""
+"""After this many seconds, unchanged numbers of free cards are written again, in case somebody has edited them."""
 
 _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 
 
 class CardsPublisher:
-    """Writes the numbers of free cards into a ConfigMap when they have changed. ``clock``: returns seconds."""
+    """Writes the numbers of free cards into a ConfigMap for the webhook. ``clock``: returns seconds."""
 
     # The published figures may be some seconds old. The webhook uses them only to choose the model to try first.
 
@@ -45,7 +45,7 @@ class CardsPublisher:
         self._repeat_at = 0.0
 
     def publish(self) -> None:
-        """Write the free cards, unless the same figures were written in the last minute. Raises VcudaError."""
+        """Write the numbers of free cards if they have changed, or after a minute. Raises VcudaError."""
         text, now = write_free_cards(self._free_cards()), self._clock()
         if text == self._written and now < self._repeat_at:
             return
@@ -56,7 +56,7 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the ConfigMap with the free cards, which an earlier leader has published. A failure is logged."""
+    """Delete the ConfigMap of free cards that an earlier leader has published. If this fails, log the error."""
     # Without an extender nothing updates these figures, and outdated figures would mislead the webhook.
     log = structlog.get_logger()
     try:
@@ -87,7 +87,7 @@ def count_free(node_cards: NodeCards, nodes: Nodes) -> FreeCardsByPool:
 
 
 class ExtenderMetrics:
-    """The metrics of the scheduler's requests: their duration by verb, and placements and bindings by outcome."""
+    """Metrics of the scheduler's requests: their duration by kind, and the outcomes of placements and bindings."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.seconds = Histogram(
@@ -121,11 +121,11 @@ _GAUGES = (
         "Free cores on partly used cards, which pods for whole cards cannot use.",
     ),
 )
-"""For each metric: the field of `FreeCards` with the value, the metric's name, and its help text."""
+"""For each metric: the field of `FreeCards` that has its value, the metric's name, and its help text."""
 
 
 class CardsCollector(Collector):
-    """Collects the numbers of cards, free cards and free cores, by GPU model and node pool."""
+    """Collects metrics for Prometheus: the numbers of cards, free cards and free cores, by GPU model and node pool."""
 
     def __init__(self, free_cards: Callable[[], FreeCardsByPool]) -> None:
         self._free_cards = free_cards

@@ -26,24 +26,24 @@ SERVICE = "vcuda-extender"
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0
-"""Seconds between two passes that remove expired placements and create missing journals of nodes."""
+"""Seconds between two passes that remove expired placements of pods and create missing journals of nodes."""
 
 NOT_TIDIED = "expired placements could not be removed"
 
 MAX_BODY = 128 * 2**20
-"""The most bytes of a request body. If the scheduler sends complete nodes, a body has room for about 8,000 nodes."""
+"""The most bytes of a request body. If the scheduler sends complete nodes, this is enough for about 8,000 nodes."""
 
 LARGE_BODY = 2**20
-"""Request bodies with more bytes than this are read one at a time. Bodies with only node names are far smaller."""
+"""Request bodies with more bytes are read one at a time. Bodies with only the names of nodes are far smaller."""
 
 ANSWER_PART = 8 * 2**20
 
 Verb = Callable[[bytes], bytes]
-"""A function for one kind of request: turns the request body into the response body. Raises BadInput."""
+"""A function for one kind of request: it turns the body of the request into the answer's body. Raises BadInput."""
 
 
 def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
-    """Return the functions that answer the scheduler's requests, by the path of the URL."""
+    """Return the functions that answer the scheduler's requests, by the path in the URL of a request."""
 
     def scores(body: bytes) -> bytes:
         return protocol.write_priorities(allocator.scores(protocol.read_extender_args(body)))
@@ -61,7 +61,7 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
 
 
 def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetrics) -> WSGIApplication:
-    """Return the WSGI application. It answers POST requests for the paths in ``verbs``, and GET /version."""
+    """Return the extender's WSGI application. It answers POST requests for the paths in ``verbs``, and GET /version."""
 
     large = threading.Lock()
 
@@ -117,12 +117,12 @@ def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
 
 
 class Listening(msgspec.Struct, frozen=True):
-    """The settings of the extender's server.
+    """The settings of the extender's HTTPS server.
 
     ``address``: the host and port to listen on.
     ``advertised``: the IP address and port to publish in the EndpointSlice; None to publish no address.
-    ``client_name``: the common name that kube-scheduler's certificate must have. If it is empty, every certificate
-    from the client CA is accepted.
+    ``client_name``: the common name that kube-scheduler's certificate must have. If it is empty, every certificate from
+    the client CA is accepted.
     """
 
     address: tuple[str, int]
@@ -132,7 +132,7 @@ class Listening(msgspec.Struct, frozen=True):
 
 
 def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
-    """Start the extender's server in threads, and return it. Raises OSError if it cannot listen on the address."""
+    """Start the extender's HTTPS server in threads, and return it. Raises OSError if the address cannot be used."""
     return httpd.Server(
         listening.address,
         application,
@@ -147,7 +147,7 @@ def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
 class Extender:
     """The scheduler extender, with its server and its background loops.
 
-    ``unbound_seconds``: the seconds for which a pod keeps its cards before it is bound to a node.
+    ``unbound_seconds``: a pod that is not bound to a node yet keeps its cards for this many seconds.
     ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
     ``on_fault``: called if the extender cannot start, or if one of its loops fails.
     """
@@ -195,7 +195,7 @@ class Extender:
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def serve(self) -> None:
-        """Read the journals (stored placements), start the server, and publish the server's address.
+        """Read the journals (stored placements of pods), start the server, and publish the server's address.
 
         The caller must have listed all pods and nodes. If the journals cannot be read, ``on_fault`` is called. Raises
         OSError if the server cannot listen.

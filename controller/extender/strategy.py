@@ -23,7 +23,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """The cards that a pod gets on one node, by container index. ``breaks``: how many unused cards become shared."""
+    """The cards that a pod gets on a node, by container index. ``breaks``: how many unused cards this makes shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int
@@ -40,7 +40,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 NodeCards = Mapping[str, Cards | Unplaceable]
-"""For each node name: the cards of the node, or the reason why no pod can be placed there."""
+"""By the name of a node: its cards, or the reason why no pod can be placed on the node."""
 
 UNSEEN = Unplaceable("the node is not known yet", final=False)
 
@@ -61,7 +61,7 @@ def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Pl
 
 
 def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment | Unplaceable:
-    """Choose cards for each container among these cards of a node. If a container does not fit, return the reason."""
+    """Choose each container's cards from the ``cards`` of one node. If a container does not fit, return the reason."""
     shares: dict[int, tuple[Share, ...]] = {}
     breaks = 0
     for container in containers:

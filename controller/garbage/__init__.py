@@ -1,1 +1,1 @@
-"""Cleans up: `stale_gc` removes stale annotations of GPU allocations, `node` the directories of deleted pods."""
+"""Cleans up: `stale_gc` removes annotations of stale GPU allocations, `node` removes directories of deleted pods."""

@@ -1,7 +1,7 @@
-"""Removes stale allocations: annotations that a vendor's scheduler set on a pod or node and that are no longer used.
+"""Removes stale allocations: annotations and labels of a vendor's scheduler on a pod or node that are no longer used.
 
-The watches may be behind, so they only show which objects to check. Each object is read again before the
-decision. A patch removes the allocation only if the object still has the resourceVersion that was read.
+The watches may be behind, so they only show which objects to check. Each object is read again before the decision. A
+patch removes the allocation only if the object still has the resourceVersion that was read.
 """
 
 import contextlib
@@ -27,10 +27,10 @@ PERIOD_SECONDS = 60.0  # seconds until everything is checked again, in case an e
 STUCK_PERIODS = 5  # the loop is stuck if it has handled no key for this many periods
 RETRY_SECONDS = 10.0  # seconds until the first retry of a failed check
 LOCK_GRACE_SECONDS = 10.0
-"""Seconds from the first sight of a lock on a node to its check. Most locks are released within this time."""
+"""Seconds from the first sight of a lock on a node to the lock's check. Most locks are released within this time."""
 
 MOST_KEYS_LOGGED = 20
-"""Maximum number of removed annotation keys in one log line. A pod can have thousands of annotations."""
+"""The maximum number of removed annotation keys in one log line. A pod can have thousands of annotations."""
 
 EVERYTHING = ""
 """The queue key that stands for all pods and nodes. A pod's key is NAMESPACE/NAME, and a node's key is NAME."""
@@ -39,7 +39,7 @@ _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
-    """The stale allocations on the object at ``path``. ``subject`` contains the resourceVersion that was checked."""
+    """The stale allocations on the pod or node at ``path``. ``subject``: has the resourceVersion that was checked."""
 
     subject: InvolvedObject
     path: str
@@ -47,11 +47,11 @@ class StaleObject(msgspec.Struct, frozen=True):
 
 
 Remove = Callable[[StaleObject], None]
-"""A callback that removes or only logs stale allocations. Raises Conflict if the object has changed since its check."""
+"""A function that removes or only logs stale allocations. Raises Conflict if the object has changed since its check."""
 
 
 class PatchRemover:
-    """Removes stale allocations. Each removal is logged, counted, and reported by an Event on the object."""
+    """Removes stale allocations. Each removal is logged, counted, and reported by an Event on the pod or node."""
 
     def __init__(self, kube: Kube, metrics: GarbageMetrics) -> None:
         self._kube = kube
@@ -59,7 +59,7 @@ class PatchRemover:
         self._log = structlog.get_logger()
 
     def remove(self, found: StaleObject) -> None:
-        """Patch the object and report it; see `Remove`. Raises the errors of `vcuda.kube.Kube.patch`."""
+        """Patch the pod or node, and report the removal; see `Remove`. Raises the errors of `vcuda.kube.Kube.patch`."""
         body = stale.removal_patch(found.subject.resource_version, found.removals)
         try:
             self._kube.patch(found.path, body, JSON_PATCH)
@@ -83,7 +83,7 @@ class PatchRemover:
 
 
 def report_only(found: StaleObject) -> None:
-    """Log the removals of a dry run, and change nothing."""
+    """Log the stale allocations that were found in a dry run, and change nothing."""
     for removal in found.removals:
         structlog.get_logger().info("stale allocation found; a dry run removes nothing", **_fields(found, removal))
 
@@ -97,14 +97,14 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
 
 
 class GcOptions(msgspec.Struct, frozen=True):
-    """Options. ``timeout``: seconds after which an allocation or a lock is stale. ``dry_run``: only log removals."""
+    """Options. ``timeout``: seconds after which an allocation or lock is stale. ``dry_run``: only log what is stale."""
 
     timeout: float = 300.0
     dry_run: bool = False
 
 
 class StaleAllocationGc:
-    """Checks each pod when an allocation on it can first be stale, and each node when a lock on it can first be stale.
+    """Checks each pod and each node as soon as an allocation on the pod, or a lock on the node, can be stale.
 
     ``timeout``: seconds that the binding of a pod may take, or that a lock may exist. ``wall``: returns the Unix time.
     """
@@ -148,11 +148,11 @@ class StaleAllocationGc:
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
-        """Return whether the loop runs and has handled no key for five periods."""
+        """Return whether the loop runs, but has handled no key for five periods."""
         return self.reconciler.is_stuck(PERIOD_SECONDS * STUCK_PERIODS)
 
     def look_at_all(self) -> None:
-        """Queue all objects that have allocations or locks to check, according to the watches."""
+        """Queue all pods with allocations and all nodes with locks, according to the watches."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
         pods = list(self._pods.all_pods())
         stored = {pod.uid for pod in pods}
@@ -167,7 +167,7 @@ class StaleAllocationGc:
     def reconcile(self, key: str) -> float | None:
         """Remove the stale allocations of one pod or node, or queue all objects. Return the seconds to the next check.
 
-        Raises VcudaError, or an error of decoding.
+        ``key``: see `EVERYTHING`. Raises VcudaError, or an error of decoding.
         """
         if key == EVERYTHING:
             self.look_at_all()
@@ -183,9 +183,9 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Read a pod or node and remove its stale allocations. Return the seconds until another one can be stale.
+        """Read a pod or node, and remove its stale allocations. Return the seconds until another one can be stale.
 
-        Raises Conflict if every patch conflicted with another write, another VcudaError, or an error of decoding.
+        Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """
         judge = self._judge_pod if "/" in key else self._judge_node
         for _ in range(MAX_ATTEMPTS - 1):
@@ -260,7 +260,7 @@ class StaleAllocationGc:
         return lock.expires(seen, now, self._timeout)
 
     def _watched(self, key: str) -> stored_pods.StoredPod | tuple[stale.Lock, ...] | None:
-        """Return the pod, or the locks of the node, as the watches have it; None if missing."""
+        """Return the watched pod, or the locks of the watched node, with this queue key; None if it does not exist."""
         namespace, slash, name = key.partition("/")
         if slash:
             return self._pods.pod(namespace, name)

@@ -1,7 +1,7 @@
 """The routes of the usage page, and the HTTP headers of every response.
 
 Every replica of the controller serves the page, but only the leader has figures. A standby answers 503 with a page that
-names the leader. The standby's page reloads itself, because the next connection through a Service may reach the leader.
+names the leader. This standby page reloads itself, because the next connection through a Service may reach the leader.
 A redirect would not work, because browsers outside the cluster cannot reach the leader's address. For load balancers,
 ``/leading`` answers 200 on the leader and 503 on standbys.
 
@@ -38,28 +38,28 @@ HEADERS: Mapping[str, str] = {
 }
 
 MAX_ROWS = 500
-"""The most table rows on one page. A search finds the rows that are left out."""
+"""The most table rows on one page. By a search, users find the rows that are left out."""
 
 MIN_ZIPPED_BYTES = 1024
-"""A response with fewer bytes is not compressed."""
+"""An HTTP response whose body has fewer bytes is not compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
 
 MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
-"""The default order of the table of pods and claims."""
+"""The default order of the table of pods and claims: the largest number of cards first."""
 
 COME_AGAIN = {"Retry-After": "2"}
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The state of this replica: ``feed`` if it leads and is ready, otherwise the ``reason`` that the page shows."""
+    """The state of this replica: its ``feed`` of figures if it leads and is ready, otherwise the ``reason`` to show."""
 
     feed: Feed | None
     reason: str
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application. ``standing``: returns this replica's state. ``hosts``: additional host names."""
+    """Return the page's WSGI application. ``standing``: returns this replica's state. ``hosts``: more host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's answer to OPTIONS would lack `HEADERS`
@@ -121,7 +121,7 @@ def _file(
 
 
 def _holders(feed: Feed, picture: snapshot.Picture, name: str) -> Sequence[model.HolderRow]:
-    """Return the pods and claims of a namespace. Answers 404 if the namespace has neither these nor a quota."""
+    """Return the pods and claims of a namespace. Answer 404 if the namespace has no pods, no claims and no quota."""
     pods = tuple(feed.source.pods(name))
     if name not in picture.uses and not pods:
         flask.abort(
@@ -243,11 +243,11 @@ def _finish(response: flask.Response) -> flask.Response:
 
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-"""The content type of each kind of static file, by the suffix of the file name."""
+"""The content type of each kind of static file, by the suffix of the file's name."""
 
 
 class Asset(msgspec.Struct, frozen=True):
-    """A static file of the page. ``tag``: the ETag, a hash of the content."""
+    """A static file of the page. ``tag``: its ETag, which is a hash of the content."""
 
     body: bytes
     content_type: str

@@ -13,7 +13,7 @@ from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
-"""The most Events of one kind that are kept in memory. Older Events are dropped. Each has a few hundred bytes."""
+"""The most Events with one reason that are kept in memory. Older Events are dropped. Each has a few hundred bytes."""
 
 MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that one tenant's Events cannot displace those of others."""
@@ -28,14 +28,14 @@ class EventObject(K8sStruct, frozen=True, gc=False):
 
 
 class Series(K8sStruct, frozen=True, gc=False):
-    """The ``series`` of an Event of events.k8s.io: the number of occurrences, and the time of the last one."""
+    """The ``series`` of an Event of events.k8s.io: the number of occurrences, and the time of the last occurrence."""
 
     count: int = 0
     last_observed_time: str | None = None
 
 
 class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that the page needs. Which time fields are set depends on the writer of the Event."""
+    """The fields of an Event that the usage page needs. The writer of the Event decides which time fields are set."""
 
     metadata: ObjectMeta = ObjectMeta()
     involved_object: EventObject = EventObject()
@@ -46,7 +46,7 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     series: Series | None = None
 
     def last(self, now: datetime.datetime) -> str:
-        """Return the time of the last occurrence (RFC 3339). If that time is impossible, return the creation time."""
+        """Return when the Event occurred last (RFC 3339). If that time is impossible, return the creation time."""
         stored = self.metadata.creation_timestamp or ""
         # For core/v1 Events, client-go sets lastTimestamp. For events.k8s.io it sets eventTime and a series.
         written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
@@ -79,7 +79,7 @@ def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
 
 
 class Newest(Generic[T]):
-    """The newest entries, each made from an Event: at most ``most`` in all, and ``most_of_one`` per namespace."""
+    """The newest entries of a list on the page: at most ``most`` in all, and at most ``most_of_one`` per namespace."""
 
     def __init__(self, most: int = MAX_EVENTS, most_of_one: int = MAX_EVENTS_A_NAMESPACE) -> None:
         self._most = most
@@ -111,7 +111,7 @@ class Newest(Generic[T]):
 
 
 class EventInformer(Generic[T]):
-    """Watches the Events with one reason in all namespaces. Keeps the newest entries that ``read`` makes from them."""
+    """Watches the Events with one reason in all namespaces. ``read`` turns each Event into an entry for the page."""
 
     def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
         self._read: Callable[[StoredEvent, str], T | None] = read
@@ -122,7 +122,7 @@ class EventInformer(Generic[T]):
         )
 
     def newest(self) -> Sequence[T] | None:
-        """Return the entries, newest first; None until the Events have been listed once."""
+        """Return the kept entries, newest first; None until the Events have been listed once."""
         return self._newest.all() if self.reflector.synced.is_set() else None
 
     def _decode(self, raw: bytes) -> None:

@@ -11,19 +11,19 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 
 MAX_HOLDERS = 5000
-"""The most pods and claims in one exported file. Each of them has less than a kilobyte."""
+"""The most pods and claims in one exported file. Each of them takes less than a kilobyte."""
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""A spreadsheet may execute a cell that begins with one of these characters (OWASP, CSV Injection)."""
+"""The first characters by which a cell may become a formula in a spreadsheet (OWASP, CSV Injection)."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
-    """The usage of one model by one namespace, in cards or in MiB. A figure is None if it does not apply."""
+    """What one namespace uses of one GPU model, in cards or in MiB. A figure is None if it does not apply."""
 
     namespace: str
     mode: str
     model: str
-    """Empty if the quota of the namespace lists no model."""
+    """The name of the GPU model; empty if the quota of the namespace lists no model."""
     used: float | None = None
     limit: float | None = None
     available: float | None = None
@@ -35,7 +35,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
 
 
 class HolderRecord(msgspec.Struct, frozen=True):
-    """A pod or a claim that is charged for cards. ``model``: None if no model is known. ``created``: RFC 3339."""
+    """A pod or claim that is charged for cards. ``model``: None if no model is known. ``created``: time in RFC 3339."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ Records = Sequence[UsageRecord] | Sequence[HolderRecord]
 
 
 def usage_records(uses: Iterable[NamespaceUse]) -> Iterator[UsageRecord]:
-    """Yield one record for each model of each namespace. A namespace without a model has one record, too."""
+    """Yield a record for each GPU model of each namespace. A namespace without a model also has one record."""
     for use in sorted(uses, key=lambda use: use.namespace):
         for each in use.models:
             yield UsageRecord(
@@ -67,7 +67,7 @@ def holder_record(holder: HolderRow) -> HolderRecord:
 
 
 def as_csv(kind: type[UsageRecord] | type[HolderRecord], records: Records) -> str:
-    """Return the records as CSV (RFC 4180), with the names of the fields in the first line."""
+    """Return the records as CSV (RFC 4180). The first line has the names of the fields."""
     text = io.StringIO()
     lines = csv.writer(text)
     lines.writerow(kind.__struct_fields__)
@@ -76,7 +76,7 @@ def as_csv(kind: type[UsageRecord] | type[HolderRecord], records: Records) -> st
 
 
 def as_json(records: Records, updated: str, left_out: int = 0) -> bytes:
-    """Return the records as JSON. ``left_out``: the number of records that were left out."""
+    """Return the records as JSON. ``left_out``: how many more records exist than are in ``records``."""
     return msgspec.json.encode({"updated": updated, "left_out": left_out, "items": records})
 
 

@@ -2,7 +2,7 @@
 
 A *picture* is a copy of all figures at one time. A thread that needs a picture takes a new one if the last picture is
 older than a second. A *listener* is the stream of changes to one browser. Each listener has its own position in the
-changes, so a slow browser does not delay the others. A browser that is too late for the kept changes reloads the page.
+changes, so a slow browser does not delay the others. A browser that needs changes that were dropped reloads the page.
 """
 
 import secrets
@@ -17,24 +17,24 @@ import structlog
 from controller.ui import model, page, snapshot
 
 MIN_INTERVAL_SECONDS = 1.0
-"""The least number of seconds between two pictures (copies of all figures)."""
+"""The least number of seconds between two pictures, which are copies of all figures of the page."""
 
 HEARTBEAT_SECONDS = 10.0
-"""If nothing changes for so many seconds, each browser is sent a heartbeat."""
+"""If no figure changes for this many seconds, each browser is sent a heartbeat."""
 
 MAX_LISTENERS = 64
-"""The most browsers that can listen for changes at the same time. Each of them occupies a thread of the server."""
+"""The most browsers that can listen for changes at the same time. Each browser occupies a thread of the server."""
 
 MAX_KEPT_CHANGES = 60
-"""The most changes that are kept for slow browsers."""
+"""The most changes of the page that are kept for browsers that are slow to read them."""
 
 
 class TooManyListeners(Exception):
-    """`MAX_LISTENERS` browsers are already listening for changes."""
+    """Another browser wants to listen for changes, but `MAX_LISTENERS` browsers do already."""
 
 
 class Feed:
-    """Reads the page's figures from ``source``, and keeps the changes for browsers. ``clock``: returns seconds."""
+    """Reads the page's figures from ``source``, and keeps their changes for browsers. ``clock``: returns seconds."""
 
     def __init__(
         self,
@@ -60,24 +60,24 @@ class Feed:
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Start the thread that reads the figures while browsers listen."""
+        """Start the thread that reads the figures of the page while browsers listen."""
         threading.Thread(target=self._run, name="page feed", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread, and the stream of changes to each browser."""
+        """End the thread that reads the figures, and end the stream of changes to each browser."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def picture(self) -> snapshot.Picture:
-        """Return a picture (all figures) that is at most `MIN_INTERVAL_SECONDS` old."""
+        """Return a picture (copy of all figures) that is at most `MIN_INTERVAL_SECONDS` old."""
         with self._taking:
             if self._picture is None or self._clock() >= self._taken + MIN_INTERVAL_SECONDS:
                 self._picture = self._take(self._picture)
             return self._picture
 
     def listen(self, since: str, namespace: str) -> "Listener":
-        """Return the stream of changes after version ``since``, for a browser that shows ``namespace``.
+        """Return the stream of the changes after version ``since``, for a browser that shows the page of ``namespace``.
 
         Raises TooManyListeners.
         """
@@ -95,13 +95,13 @@ class Feed:
 
     @property
     def updated(self) -> str:
-        """The time at which the figures were read last (RFC 3339); empty before the first time."""
+        """The time at which the figures of the page were read last (RFC 3339); empty before the first time."""
         return self._picture.updated if self._picture else ""
 
     def after(self, position: int) -> tuple[int, bytes] | None:
-        """Wait for messages after ``position``. Return the position of the last message, and the messages.
+        """Wait for changes after ``position``. Return the position of the last change, and the messages to send.
 
-        Return None if no message arrives within `HEARTBEAT_SECONDS`. Raises EOFError when the feed is closed.
+        Return None if nothing changes within `HEARTBEAT_SECONDS`. Raises EOFError when the feed is closed.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._number > position, HEARTBEAT_SECONDS)
@@ -117,7 +117,7 @@ class Feed:
             return self._number, b"".join(missed)
 
     def position(self, version: str) -> int:
-        """Return the position of a version in the changes. Return -1 for an unknown version or another leader's."""
+        """Return the position of a version in the changes; -1 if the version is unknown or from another leader."""
         epoch, _, number = version.partition("-")
         known = epoch == self._epoch and number.isdecimal() and len(number) < len(str(2**53))
         return int(number) if known and int(number) <= self._number else -1
@@ -165,7 +165,7 @@ class Feed:
 
 
 class Listener:
-    """The stream of server-sent events to one browser. The caller must call ``close`` at the end."""
+    """The stream of server-sent events to one browser. The server must call ``close`` when the browser is gone."""
 
     def __init__(self, feed: Feed, since: str, namespace: str) -> None:
         self._feed = feed
@@ -184,7 +184,7 @@ class Listener:
             yield text
 
     def close(self) -> None:
-        """End the stream, so that it no longer counts as a listener. A second call has no effect."""
+        """End the stream, so that the browser no longer counts as a listener. A second call has no effect."""
         if self._open:
             self._open = False
             self._feed.leave(self._namespace)

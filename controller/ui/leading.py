@@ -1,4 +1,4 @@
-"""Serves the usage page of one replica: the figures while this replica leads, otherwise a standby page."""
+"""Serves the usage page of one replica: with the figures while this replica leads, otherwise as a standby page."""
 
 import itertools
 import threading
@@ -32,9 +32,9 @@ SERVICE = "vcuda-page"
 class UsagePage:
     """Serves the usage page of this replica.
 
-    ``holder``: returns the identity of the last known leader, or an empty string.
+    ``holder``: returns the identity of the last known leader, or an empty text.
     ``hosts``: the host names of the page, in addition to localhost and IP addresses.
-    ``links``: the addresses of documentation and dashboard to link to.
+    ``links``: the addresses of the documentation and the dashboard to link to.
     """
 
     def __init__(self, holder: Callable[[], str], hosts: Collection[str] = (), links: page.Links | None = None) -> None:
@@ -46,11 +46,11 @@ class UsagePage:
         self._lock = threading.Lock()
 
     def serve(self, address: tuple[str, int]) -> httpd.Server:
-        """Serve the page on HOST:PORT. Raises OSError if the server cannot listen there."""
+        """Serve the page at ``address``. Raises OSError if the server cannot listen at this host and port."""
         return serve(address, app.create_app(self.standing, self._views, self._hosts))
 
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
-        """Show the figures of ``source`` as soon as ``ready`` returns True. To be called when this replica leads."""
+        """Show the figures of ``source`` as soon as ``ready`` returns True. The caller must be the leader."""
         with self._lock:
             # Each time this replica becomes the leader, it has a new feed. Browsers of an older feed then reload.
             self._ready = ready
@@ -58,14 +58,14 @@ class UsagePage:
             self._feed.start()
 
     def close(self) -> None:
-        """Show the standby page from now on, and end the stream of changes to each browser."""
+        """Show the standby page from now on, and end the streams of changes to browsers."""
         with self._lock:
             shown, self._feed = self._feed, None
         if shown:
             shown.close()
 
     def standing(self) -> app.Standing:
-        """Return the feed of figures if this replica leads and has listed all objects, otherwise why there is none."""
+        """Return the feed of figures. If there is none, say why: this replica does not lead, or is still listing."""
         with self._lock:
             shown, ready = self._feed, self._ready
         if shown is None:
@@ -79,7 +79,7 @@ class UsagePage:
 
 
 def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
-    """Serve the page in threads. Raises OSError if the server cannot listen on the address.
+    """Serve the usage page in threads. Raises OSError if the server cannot listen at the address.
 
     Each connection serves one request, because the next request may have to go to another replica.
     """
@@ -89,7 +89,7 @@ def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
 
 @contextmanager
 def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterator[None]:
-    """Within this context, route Service `SERVICE` to this IP address and port."""
+    """In the ``with`` block, Service `SERVICE` routes its connections to this IP address and port."""
     stopping = threading.Event()
     advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
     # If the loop fails, the leader must go on, so `on_fault` does nothing.
@@ -104,7 +104,7 @@ def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterato
 
 @contextmanager
 def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
-    """Within this context, show the leader's figures on the page, and run the watches that only the page needs."""
+    """In the ``with`` block, show the leader's figures on the page, and run the watches that only the page needs."""
     source = LeaderSource(kube, labels, leader)
     for reflector in source.reflectors:
         reflector.start()
@@ -118,7 +118,7 @@ def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: m
 
 
 class LeaderSource:
-    """Collects the figures of the page from the leader, and has the watches that only the page needs."""
+    """Collects the figures of the page from the leader, and runs the watches that only the page needs."""
 
     def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
@@ -188,7 +188,7 @@ class LeaderSource:
 
 
 def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
-    """Return for each model the free parts of partly used cards, as a number of cards."""
+    """Return the free parts of partly used cards, for each GPU model, as a number of cards."""
     models = free_by_model(free_cards, ()).items()
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in models}
 
@@ -199,7 +199,7 @@ def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certifica
 
 
 def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: Nodes) -> Sequence[HolderRow]:
-    """Return a row for each pod that has cards, with the pod's charge under the limits of its namespace."""
+    """Return a table row for each pod that has not ended, with its charge under the limits of its namespace."""
     limits = quota.limits if quota else {}
     rows = []
     for pod in (pod for pod in pods if pod.live):
@@ -213,7 +213,7 @@ def holder_rows(pods: Iterable[StoredPod], quota: NamespaceQuota | None, nodes: 
 def claim_rows(
     claims: Iterable[tuple[StoredClaim, ClaimCharge]], quota: NamespaceQuota | None, devices: Devices
 ) -> Iterator[HolderRow]:
-    """Yield one row for each claim and model. The node of the row is the node of the claim's first device."""
+    """Yield a table row for each claim and GPU model. The row shows the node of the claim's first device."""
     limits = quota.limits if quota else {}
     for claim, taken in claims:
         found = (devices.by_name.get((each.driver, each.pool, each.device)) for each in claim.allocated)
@@ -233,10 +233,10 @@ def _cards_of(use: ModelUse) -> float:
 def cluster_cards(
     cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
-    """Return one entry for each GPU model that a node has, a limit names, or a pod uses.
+    """Return one entry for each GPU model that a node has, a limit names, or a pod or claim uses.
 
-    ``cards``: the cards of each model on all nodes. ``uses``: the report of each limited namespace.
-    ``unlimited``: the charges of pods and claims in all other namespaces, each with the model.
+    ``cards``: the cards of each model on all nodes. ``uses``: the report of each limited namespace. ``unlimited``: the
+    charges of pods and claims in all other namespaces, each with the model.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""The rows of the usage page's tables, their order, the format of figures, and the number of cards of each node."""
+"""The rows of the usage page's tables and their order, the format of figures, and the number of cards of each node."""
 
 import datetime
 import math
@@ -18,10 +18,10 @@ from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth
 from vcuda.requests.schemes import SCHEMES
 
 FULL = 10
-"""The step on the scale of colours for usage that has reached the limit."""
+"""The step on the page's scale of colours for usage that has reached the limit."""
 
 OVER = 11
-"""The step on the scale of colours for usage above the limit, for example after the limit was lowered."""
+"""The step on the page's scale of colours for usage above the limit, for example after the limit was lowered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class ModelRow(ModelUse):
 
     @property
     def fullness(self) -> float:
-        """The used part of the limit: 1 is the whole limit. If memory is limited as well, the larger part counts."""
+        """The used part of the limit; 1 is the whole limit. If memory is limited too, the larger used part counts."""
         cores = 0.0 if self.limit is None else _share(self.used, self.limit)
         return max(cores, _share(self.memory_used or 0, self.memory_limit)) if self.memory_limit else cores
 
     @property
     def step(self) -> int:
-        """The step on the scale of colours: 0 if unused, 1 to 9 for tenths of the limit, then `FULL` and `OVER`."""
+        """The step on the scale of colours: 0 for no usage, 1 to 9 for tenths of the limit, then `FULL` and `OVER`."""
         if self.fullness > 1:
             return OVER
         # Even small usage has step 1. The tiny summand corrects rounding errors, for example 6.99 instead of 7.
@@ -44,13 +44,13 @@ class ModelRow(ModelUse):
 
     @property
     def share(self) -> str:
-        """The used part of the limit as text, for example ``94 %``; ``over`` if the limit is 0."""
+        """The used part of the limit as text, for example ``94 %``. For a limit of 0, the text is ``over``."""
         # Round down, so that only a limit that is reached is shown as 100 %.
         return f"{math.floor(self.fullness * 100 + 1e-9)} %" if self.limit or self.memory_limit else "over"
 
     @property
     def blocked(self) -> bool:
-        """True if the limit is 0 and nothing is used."""
+        """True if the limit is 0 and nothing is used, so that the namespace cannot use the model."""
         return self.limit == 0 and not self.used
 
 
@@ -61,7 +61,7 @@ def _share(used: float, limit: float) -> float:
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """The table row of a namespace, with its usage by GPU model. ``unpinned``: its pods without a known model."""
+    """The table row of a namespace, with its usage by GPU model. ``unpinned``: how many of its pods have no model."""
 
     namespace: str
     mode: str
@@ -73,7 +73,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
     @property
     def fullest(self) -> ModelRow | None:
-        """The model whose limit is used up the most; None if the namespace has no model."""
+        """The usage of the GPU model whose limit is used up the most; None if the namespace has no model."""
         return max(self.amounts.values(), key=lambda amount: (amount.fullness, amount.used), default=None)
 
 
@@ -123,7 +123,7 @@ class HolderRow(msgspec.Struct, frozen=True):
 
 
 def rounded(cards: Iterable[float]) -> float:
-    """Return the sum of numbers of cards, rounded to hundredths of a card."""
+    """Return the sum of several numbers of cards, rounded to hundredths of a card."""
     # Without rounding, the sum of three times 0.1 would be 0.30000000000000004.
     return round(sum(cards) * CORES_PER_CARD) / CORES_PER_CARD
 
@@ -134,7 +134,7 @@ def number(cards: float) -> str:
 
 
 def local(time: str) -> str:
-    """Return a time of RFC 3339 without seconds and in its own time zone, for example 2026-12-02 00:00+01:00."""
+    """Return a time in RFC 3339 without its seconds, in its own time zone, for example 2026-12-02 00:00+01:00."""
     return datetime.datetime.fromisoformat(time).isoformat(sep=" ", timespec="minutes")
 
 
@@ -149,7 +149,7 @@ def memory(mebibytes: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """Return a time span in its largest unit, for example 3 d, 5 h, 12 min or 40 s."""
+    """Return a time span as text in its largest unit, for example 3 d, 5 h, 12 min or 40 s."""
     whole = max(int(seconds), 0)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if whole >= size:
@@ -163,26 +163,26 @@ MODEL = "model."
 """The prefix of a sort key that names a model, so that a model named ``fullest`` differs from `FULLEST`."""
 
 TEXTS = (NAME, "kind", "model", "node")
-"""The columns with text. A click sorts texts from a to z, and figures from the largest to the smallest."""
+"""The columns that contain text. The first click sorts text from a to z, and figures from the largest down."""
 
 MAX_SEARCH_LENGTH = 100
-"""The most characters of a search text. The rest is ignored."""
+"""The most characters of a search text that are used. The rest is ignored."""
 
 
 class TableQuery(msgspec.Struct, frozen=True):
-    """The search text and the order of a table."""
+    """The search text and the order of a table on the page."""
 
     search: str = ""
     sort: str = NAME
     descending: bool = False
 
     def toggled(self, sort: str) -> "TableQuery":
-        """Return the order after a click on the header of column ``sort``. A second click reverses the order."""
+        """Return the table query after a click on the header of column ``sort``. A second click reverses the order."""
         turned = not self.descending if sort == self.sort else sort not in TEXTS
         return TableQuery(self.search, sort, turned)
 
     def query(self) -> str:
-        """Return the query string of the URL for this search and order; empty for the default."""
+        """Return the query string of the page's URL for this search and order; empty for the default."""
         fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
         defaults = {"q": "", "sort": NAME, "order": ""}
         return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
@@ -195,7 +195,7 @@ class TableQuery(msgspec.Struct, frozen=True):
 
 
 def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
-    """Return the search and the order in a query string. A column that does not exist is ignored."""
+    """Return the search and the order in a URL's query string. A column that does not exist is ignored."""
     search, sort = query.get("q", "").strip()[:MAX_SEARCH_LENGTH], query.get("sort", NAME)
     # A bookmark may name a model that no longer exists.
     return TableQuery(search, sort, query.get("order") == "desc") if sort in sorts else TableQuery(search)
@@ -206,12 +206,12 @@ def sorts_of(models: Iterable[str]) -> list[str]:
 
 
 def matches(search: str, name: str) -> bool:
-    """Return True if a name contains every word of the search, ignoring case."""
+    """Return True if the name contains every word of the search text. Letter case is ignored."""
     return all(word in name.casefold() for word in search.casefold().split())
 
 
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
-    """Return the rows that match the search, in order.
+    """Return the namespaces' rows that match the search, in order.
 
     The order is by name, by the used cards of one model, or by how full the fullest limit is. In the order by a model,
     rows without this model come last.
@@ -248,7 +248,7 @@ HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | float]] = {
     "node": lambda holder: holder.node,
     "age": _age,
 }
-"""The columns by which pods and claims can be sorted, each with the sort key of a row."""
+"""The columns by which the table of pods and claims can be sorted, each with the sort key of a row."""
 
 
 def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence[HolderRow]:
@@ -257,11 +257,11 @@ def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence
 
 
 MAX_DEVICES = 1024
-"""The most cards of one node. A larger number is ignored as a mistake."""
+"""The most cards that one node can have. A larger number is ignored as a mistake."""
 
 
 class ModelNode(msgspec.Struct, frozen=True):
-    """The GPU model and the cards of a node.
+    """The GPU model of a node, and the number of its cards.
 
     ``model``: the value of the node's model label.
     ``cards``: the number of cards; None if the node does not report the number.
@@ -278,7 +278,7 @@ _REGISTERS = tuple(scheme.register for scheme in SCHEMES if scheme.register and 
 
 
 def read_node(raw: bytes, model_label: str) -> ModelNode | None:
-    """Return the model and the number of cards of a node; None if the node has no model label."""
+    """Return the GPU model and the number of cards of a node in JSON; None if the node has no model label."""
     node = _NODE.decode(raw)
     model = node.labels.get(model_label)
     if not model:
@@ -290,10 +290,10 @@ def read_node(raw: bytes, model_label: str) -> ModelNode | None:
 
 
 def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> float | None:
-    """Return the number of a node's cards; None if the allocatable resources do not show the number.
+    """Return the number of a node's cards; None if neither allocatable resources nor ``register`` show it.
 
-    If the node has a resource of cores, a card is 100 cores. With NVIDIA's own plugin, ``nvidia.com/gpu`` is the number
-    of cards. With HAMi, it is the number of shares, so the entries of HAMi's ``register`` annotation are counted.
+    If the node has a resource of cores, 100 cores are a card. With NVIDIA's own plugin, ``nvidia.com/gpu`` is the
+    number of cards. With HAMi, it is the number of shares, so the cards in HAMi's ``register`` annotation are counted.
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
@@ -306,7 +306,7 @@ def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> fl
 
 
 def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapping[str, float | None]:
-    """Return the number of cards of each model; None if a node of the model does not report its number."""
+    """Return the number of cards of each GPU model; None for a model if one of its nodes does not report a number."""
     found: dict[str, list[float | None]] = {}
     for node in nodes:
         model = named.model_of(node.model)
@@ -337,11 +337,11 @@ def _listed(devices: str) -> int | None:
 
 
 class CapacityInformer:
-    """Watches the nodes, and counts the cards of each model."""
+    """Watches the nodes, and counts the cards of each GPU model."""
 
     def __init__(self, kube: Kube, labels: NodeLabels) -> None:
         self.reflector = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
 
     def totals(self, named: CardModels) -> Mapping[str, float | None]:
-        """Return the number of cards of each model; empty until the nodes have been listed once."""
+        """Return the number of cards of each GPU model; empty until the nodes have been listed once."""
         return total_cards(self.reflector.snapshot().values(), named)

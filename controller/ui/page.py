@@ -17,7 +17,7 @@ Clock = Callable[[], datetime.datetime]
 
 
 class Links(msgspec.Struct, frozen=True):
-    """The URLs to which the usage page links. An empty URL is not linked."""
+    """The URLs to which the usage page links. If a URL is empty, the page has no such link."""
 
     docs: str = ""
     """The URL of the documentation for users."""
@@ -25,12 +25,12 @@ class Links(msgspec.Struct, frozen=True):
     """The URL of the Grafana dashboard."""
 
     def grafana_of(self, namespace: str) -> str:
-        """Return the URL of the dashboard for one namespace, which sets the dashboard's variable ``namespace``."""
+        """Return the URL of the dashboard for one namespace. It sets the dashboard's variable ``namespace``."""
         return f"{self.grafana}{'&' if '?' in self.grafana else '?'}var-namespace={quote(namespace, safe='')}"
 
 
 class Views:
-    """Renders the templates of the page. ``links``: the links at the top of every page."""
+    """Renders the templates of the usage page. ``links``: the links at the top of every page."""
 
     def __init__(self, clock: Clock = lambda: datetime.datetime.now(datetime.UTC), links: Links | None = None) -> None:
         self._clock = clock
@@ -61,11 +61,11 @@ class Views:
         return self._row.render(row=row, columns=columns)
 
     def now(self) -> str:
-        """Return the current time (RFC 3339, in UTC, to the second)."""
+        """Return the current time in UTC, to the second (RFC 3339)."""
         return f"{self._clock().astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def time(self, text: str) -> Markup:
-        """Return an HTML element that shows the age of a time (RFC 3339). Its attribute has the time itself."""
+        """Return an HTML element that shows how long ago a time was. Its attributes have the time itself (RFC 3339)."""
         at = refusals.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
@@ -74,7 +74,7 @@ class Views:
         )
 
     def until(self, text: str) -> tuple[str, str]:
-        """Return the time until ``text`` (RFC 3339), and its state: ``ended``, ``soon``, ``later`` or ``unknown``."""
+        """Return the time left until ``text`` (RFC 3339), and ``ended``, ``soon``, ``later`` or ``unknown``."""
         at = refusals.moment(text)
         if at is None:
             return "end not known", "unknown"
@@ -85,4 +85,4 @@ class Views:
 
 
 SOON = 14 * 86400
-"""If a certificate ends in fewer seconds, it is marked. This leaves time to repair a failed rotation."""
+"""A certificate that ends in fewer seconds is marked, which leaves time to repair a failed rotation."""

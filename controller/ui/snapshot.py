@@ -1,6 +1,6 @@
 """The data of the usage page, and the functions from which the page reads its data.
 
-The page does not use the controller's watches and loops itself. `Source` has one function for each part of the page.
+The page does not use the controller's watches and loops directly. `Source` has one function for each part of the page.
 These functions are called by one thread at a time, at most once a second, and only while a browser shows the page.
 """
 
@@ -16,11 +16,11 @@ from vcuda.ledger.report import NamespaceUse
 
 
 class ModelCards(msgspec.Struct, frozen=True):
-    """The cards of one model in the whole cluster.
+    """The cards of one GPU model in the whole cluster.
 
     ``cards``: the number of cards of all nodes; None if a node does not report its number.
     ``used``: the cards charged to pods and claims of all namespaces, including pods that are not bound yet.
-    ``promised``: the sum of all limits.
+    ``promised``: the sum of all namespaces' limits.
     ``fragmented``: the free parts of partly used cards, which pods for whole cards cannot use; None if unknown.
     """
 
@@ -32,7 +32,7 @@ class ModelCards(msgspec.Struct, frozen=True):
 
     @property
     def free(self) -> float | None:
-        """The number of unused cards, never less than 0; None if the number of cards is unknown."""
+        """The number of cards that are not used, at least 0; None if the number of cards is unknown."""
         return None if self.cards is None else max(self.cards - self.used, 0.0)
 
 
@@ -50,7 +50,7 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of the webhook. ``not_after``: its end (RFC 3339). ``problem``: empty if there is no problem."""
+    """A certificate of the webhook. ``not_after``: when it ends (RFC 3339). ``problem``: empty if it has no problem."""
 
     name: str
     not_after: str
@@ -58,7 +58,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A stored pod or claim that the quota would not admit. ``at``: when this was found first (RFC 3339)."""
+    """A stored pod or claim that the quota would not admit today. ``at``: when this was first found (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -68,12 +68,12 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The functions that return the data of each part of the page.
+    """The functions that return the data of each part of the usage page.
 
-    ``uses``: returns the usage report of every limited namespace, by the namespace.
+    ``uses``: returns the usage report of every limited namespace, by the namespace's name.
     ``pods``: returns the pods and claims of a namespace that are charged for GPUs.
     ``cluster``: returns one entry for each GPU model.
-    ``refusals``: returns the refusals, newest first; None if they are not known yet.
+    ``refusals``: returns the refused workloads, newest first; None if they are not known yet.
     ``removals``, ``certificates``, ``findings``: return the entries; None if the page must not show this part.
     """
 
@@ -87,10 +87,10 @@ class Source(msgspec.Struct, frozen=True):
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
-"""The parts of the overview that a change replaces as a whole. Each part has its own template."""
+"""The parts of the overview that are replaced as a whole when their data change. Each part has its own template."""
 
 MAX_LISTED = 50
-"""The most entries of each list on the page, for example of refusals."""
+"""The most entries in each list on the page, for example in the list of refusals."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """All data of the page at one time. The pods are not included: they are read only for the namespace on display.
+    """All data of the usage page at one time, without pods: they are read only for the namespace on display.
 
     ``updated``: when the data was read last (RFC 3339). ``version``: stays the same as long as the data is the same.
     """
@@ -123,12 +123,12 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> Sequence[ModelCards]:
-        """The models in `total`: the models whose number of cards is known. If no number is known, all models."""
+        """The models that `total` adds up: those with a known number of cards, or all models if no number is known."""
         return [model for model in self.cluster if model.cards is not None] or self.cluster
 
     @property
     def total(self) -> ModelCards:
-        """The sum over the models in `counted`, although their cards differ in speed and memory."""
+        """The sum of the cards of all models in `counted`, although these cards differ in speed and memory."""
         known = [model.cards for model in self.counted if model.cards is not None]
         used = rounded(model.used for model in self.counted)
         promised = rounded(model.promised for model in self.cluster)
@@ -136,7 +136,7 @@ class Picture(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """The changes from one picture of the page's data to the next, as they are sent to browsers.
+    """The changes from one picture (copy of the page's data) to the next, as they are sent to browsers.
 
     ``version``, ``updated``: the version and the time of the new picture.
     ``rows``: the changed table rows as HTML, by namespace.
@@ -154,7 +154,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
-    """Read all data from ``source``, and return it as a new picture. Unchanged rows are not rendered again."""
+    """Read all data of the page from ``source``, and return a new picture. Unchanged rows are not rendered again."""
     uses = source.uses()
     cluster = tuple(source.cluster())
     # The table has a column for each model with a quota or with a node.
@@ -184,7 +184,7 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 
 
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
-    """Return the changes between two pictures. The caller must ensure that `has_other_rows` returns False for them."""
+    """Return the changes between two pictures of the page. For these pictures, `has_other_rows` must return False."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
     # The page of a namespace also shows the pods in the report. So any change of the report changes that page, even if
     # the row in the overview stays the same.
@@ -196,13 +196,13 @@ def change_of(before: Picture, after: Picture, views: Views) -> Change:
 
 
 def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
-    """Return one part of the overview as HTML. ``root``: the relative URL of the overview, for links."""
+    """Return one part of the overview as HTML. ``root``: the relative URL of the overview, for links in the part."""
     given = {"refusals": choose(picture.refusals or ()), "removals": choose(picture.removals or ())}
     return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, listed=given, root=root)
 
 
 def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
-    """Return at most ``most`` entries, newest first. The newest entry of each namespace is chosen before older ones."""
+    """Return at most ``most`` entries, newest first. Each namespace's newest entry is chosen before older entries."""
     # If age alone decided, a tenant could fill the whole list by writing many Events.
     earlier: dict[str, int] = {}
     ranks = []
@@ -229,6 +229,6 @@ def _shown(part: str, picture: Picture) -> object:
 
 
 def full(picture: Picture) -> list[str]:
-    """Return the namespaces in which the limit of at least one model is reached."""
+    """Return the namespaces that have used up the limit of at least one GPU model."""
     amounts = {name: line.row.amounts.values() for name, line in picture.lines.items()}
     return sorted(name for name, each in amounts.items() if any(one.used and one.fullness >= 1 for one in each))

@@ -1,1 +1,1 @@
-"""ResourceClaims (Dynamic Resource Allocation): the devices of the cluster, the charge of a claim, and its pin."""
+"""ResourceClaims (Dynamic Resource Allocation): the cluster's devices, and the charge and the pin of a claim."""

@@ -1,7 +1,7 @@
 """Finds the driver and the attribute values that a CEL selector requires of every device.
 
 Only equalities such as ``device.driver == "gpu.nvidia.com"`` that ``&&`` joins at the top level are found. All other
-CEL is ignored. That is safe, because an equality can only narrow the devices for a request.
+CEL is ignored. That is safe, because an ignored condition can only narrow the devices for a request.
 """
 
 import itertools
@@ -25,24 +25,24 @@ _ATTRIBUTE = re.compile(r'device\.attributes\["([^"]*)"\]\.(\w+)(?:==("[^"]*")| 
 _TEXT = re.compile(r'"([^"]*)"')
 
 Attributes = Mapping[tuple[str, str], frozenset[str]]
-"""The values that an attribute may have, by the attribute's domain and name."""
+"""The values that the attributes of a device may have, by the domain and the name of the attribute."""
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """The properties that a device must have to match an expression."""
+    """The properties that a device must have to match a CEL expression."""
 
     driver: str | None = None
-    """The driver of the device; None if the expression requires no driver."""
+    """The driver that the device must have; None if the expression requires no driver."""
     attributes: Attributes = {}
 
     def only(self, domain: str | None, attribute: str) -> str | None:
-        """Return the value that an attribute must have; None if several values are possible."""
+        """Return the value that an attribute must have; None if it may have several values, or any value."""
         found = self.attributes.get((domain or "", attribute), frozenset())
         return next(iter(found)) if len(found) == 1 else None
 
 
 def read_facts(expressions: Iterable[str]) -> Facts:
-    """Return the facts that follow if all ``expressions`` are true."""
+    """Return the properties of a device that follow if all CEL ``expressions`` are true for it."""
     driver: str | None = None
     attributes: dict[tuple[str, str], frozenset[str]] = {}
     for condition in (each for expression in expressions for each in _conditions(expression)):
@@ -55,7 +55,7 @@ def read_facts(expressions: Iterable[str]) -> Facts:
 
 
 def _conditions(expression: str) -> Iterator[str]:
-    """Yield the conditions on ``device`` that ``&&`` joins, without blanks and with double quotes only."""
+    """Yield the parts of a CEL expression that ``&&`` joins, without blanks and with double quotes only."""
     if _UNREAD.search(expression) or not _READABLE.fullmatch(expression):
         return
     tokens = _TOKEN.findall(expression)
@@ -75,7 +75,7 @@ def _conditions(expression: str) -> Iterator[str]:
 
 
 def _joints(tokens: Sequence[str]) -> list[int] | None:
-    """Return the positions of ``&&``, ``||`` and ``?`` outside of brackets; None if brackets are unbalanced."""
+    """Return the positions of ``&&``, ``||`` and ``?`` outside of brackets; None if the brackets are unbalanced."""
     joints, depth = [], 0
     for at, token in enumerate(tokens):
         if token in _STEPS:

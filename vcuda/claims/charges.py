@@ -25,25 +25,25 @@ from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResource
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""The most bytes of the cache of requests of claim templates."""
+"""The most bytes of the cache of claim requests. Its keys are the digests (short forms) of the claims' specs."""
 
 REQUEST_PER_DIGEST = 25
-"""The size of a cached request is estimated as the size of its digest times this number."""
+"""The size of a cached claim request is estimated as the size of its digest (short form) times this number."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one driver and type. Of devices with the same charge, only one is listed."""
+    """The devices of one driver and type: all, and by model. Of devices with equal charges, only one is listed."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
 
     def on(self, model: str) -> tuple[DeviceOffer, ...]:
-        """Return the devices of a model; the devices of all models if the model has no devices yet."""
+        """Return the devices of a GPU model; if no device of this model is known, the devices of all models."""
         return self.by_model.get(model) or self.all or (_UNSEEN,)
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The data that the charge of a claim depends on, besides its spec: devices, products and values of units."""
+    """The data that the charge of a claim depends on, besides its spec: devices, products and values of devices."""
 
     devices: Devices
     products: Products
@@ -52,7 +52,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
     # Cached, because a claim can have many entries and a cluster many devices.
     @functools.cached_property
     def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
-        """The devices by driver and type."""
+        """The devices of the cluster, by driver and device type."""
         found: dict[tuple[str, str], list[DeviceOffer]] = {}
         for offer in self.devices.offers:
             found.setdefault((offer.driver, offer.type), []).append(offer)
@@ -75,7 +75,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def capacities_of(self) -> Mapping[str, frozenset[str]]:
-        """The names of all capacities that the devices of a driver have, by driver."""
+        """By the name of a driver: the names of all capacities that its devices have."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
@@ -94,29 +94,29 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
 
 class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
-    """One entry of a device request: ``exactly``, or one of the alternatives in ``firstAvailable``."""
+    """One entry of a device request in a claim: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     path: str
-    """The field path of the entry."""
+    """The field path of the entry in the claim."""
     request: int
-    """The position of the request in the claim."""
+    """The position in the claim of the request to which the entry belongs."""
     name: str
-    """The name of the entry in the claim's allocation: REQUEST, or REQUEST/ENTRY for an entry of ``firstAvailable``."""
+    """The entry's name in the claim's allocation: the name of its request, or REQUEST/ENTRY in a ``firstAvailable``."""
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
-    """The requested amount of each capacity."""
+    """The amount of each capacity that the entry requests for a device."""
     has_selectors: bool
     pins: tuple[ClaimPin, ...]
-    """The pins of the entry: selectors that this webhook added, or that have the same form."""
+    """The pins of the entry: selectors for one GPU model that the webhook added, or that have the same form."""
     profile: str
-    """The MIG profile that the selectors require; empty if no profile is required."""
+    """The MIG profile that the entry's selectors or its DeviceClass require; empty if they require none."""
     products: frozenset[str] | None
-    """The products that the selectors allow; None if they allow every product."""
+    """The product names that the entry's selectors allow; None if they allow every product."""
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
-    """The request of a claim. If there are ``faults``, ``entries`` may be incomplete."""
+    """What a ResourceClaim requests. If there are ``faults``, ``entries`` may be incomplete."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]
@@ -139,12 +139,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
     def by_name(self) -> Mapping[str, ClaimEntry]:
-        """Return the entries that are charged, by their name in the claim's allocation."""
+        """Return the entries that are charged, by the names that they have in the claim's allocation."""
         return {each.name: each for each in self.gpus}
 
     @property
     def has_share(self) -> bool:
-        """True if the claim may get a share of a card. The driver limits what the containers use of the card."""
+        """True if the claim may get a share of a card. The DRA driver limits what the containers use of the card."""
         return any(entry.found.kind is Kind.SHARE for entry in self.entries)
 
     @functools.cached_property
@@ -152,7 +152,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the charge to this model's quota. Only the largest charge of each ``firstAvailable`` counts."""
+        """Return the claim's charge on GPU model ``model``. Of a ``firstAvailable``, only the largest charge counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -166,7 +166,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return total(dearest.values())
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
-        """Return the charge to this model's quota for one device of this entry."""
+        """Return the charge on GPU model ``model`` for one device that the entry requests."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth
@@ -189,7 +189,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the model to which all entries are pinned, or None. ``lenient``: ignore unknown products in pins."""
+        """Return the GPU model to which pins limit all entries, or None. ``lenient``: ignore unknown products."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -211,7 +211,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def excludes(self, model: str) -> str | None:
-        """Return the reason why the claim cannot be pinned to this model; None if it can."""
+        """Return the reason why the claim cannot be pinned to this model; None if the claim can be pinned to it."""
         if model not in self._exclusions:
             self._exclusions[model] = self._excluded_from(model)
         return self._exclusions[model]
@@ -230,7 +230,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the operations that pin every entry to this model. `excludes` must return None for this model."""
+        """Return the JSON Patch that pins every entry to a model for which `excludes` has returned None."""
         operations = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
@@ -247,20 +247,21 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return the reason why no claim can be pinned to ``model``: ``product`` may belong to another model too."""
+    """Return why no claim can be pinned to ``model``: its patterns match ``product``, which may be of another model."""
     return f"its products: {product} matches the products of {model}, but may belong to another model"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Return the devices that differ in more than their product, which does not affect the charge."""
+    """Of devices that differ only in their product, return one, because the product does not affect the charge."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
 _UNSEEN = DeviceOffer("", shared=True)
-"""The device that is assumed while a driver has no devices. A share is charged all that it does not request."""
+"""The device that is assumed while a driver has published no devices. A share that requests no cores is charged all
+cores of a card. A share that requests no memory is charged all memory."""
 
 ANY_PROFILE = ""
-"""Stands for an unknown MIG profile, which is charged as a whole card."""
+"""The value for an unknown MIG profile. A partition with an unknown profile is charged as a whole card."""
 
 # MIG profiles as NVIDIA's driver names them. Media extensions may follow the memory, as in 1g.10gb+me.
 _PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
@@ -300,7 +301,7 @@ def _whole(number: Decimal) -> int:
 
 
 def _add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
-    """Return the JSON Patch operation that appends a selector to the entry at ``path``."""
+    """Return the JSON Patch operation that appends a CEL selector to the claim's entry at ``path``."""
     selector = {"cel": {"expression": expression}}
     if has_selectors:
         return {"op": "add", "path": f"{path}/selectors/-", "value": selector}

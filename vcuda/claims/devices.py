@@ -13,19 +13,19 @@ from vcuda.k8s_types import Quantity, parse_quantity
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):
-    """One capacity of a device, such as its memory. A request for a part of it is rounded up (KEP-5075)."""
+    """One capacity of a device, such as its memory. A requested part of the capacity is rounded up (KEP-5075)."""
 
     value: Decimal
     default: Decimal | None = None
-    """The amount for a request that states no amount; None for the whole capacity."""
+    """The amount for a request that states no amount; None if such a request takes the whole capacity."""
     least: Decimal | None = None
     step: Decimal | None = None
-    """Requests are rounded up to ``least`` plus a multiple of ``step``. None if there is no such rule."""
+    """Requests are rounded up to ``least`` plus a multiple of ``step``; None if the driver sets no step."""
     valid: tuple[Decimal, ...] = ()
-    """The valid amounts, in ascending order."""
+    """The amounts to which a request is rounded up, in ascending order; empty if the driver lists none."""
 
     def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return the amount that the scheduler counts for a request. ``asked`` is None if no amount is requested."""
+        """Return what the scheduler counts for a requested amount. ``asked``: None if no amount is requested."""
         # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
         # largest valid amount is returned unchanged. No device can satisfy it.
         if asked is None:
@@ -41,36 +41,36 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
 
 
 class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
-    """The properties of a device that its charge depends on. A property that the driver does not publish is empty."""
+    """The properties of a device that decide its charge. A property that the driver does not publish is empty."""
 
     driver: str
     type: str = ""
     product: str = ""
     profile: str = ""
     shared: bool = False
-    """True if several claims can use the device at the same time, each with a part of its capacities."""
+    """True if several claims can use the device at the same time, each with a part of the device's capacities."""
     capacities: tuple[tuple[str, Capacity], ...] = ()
 
 
 class PoolSlice(msgspec.Struct, frozen=True, gc=False):
-    """The content of a ResourceSlice, the devices of one driver in one pool."""
+    """The content of a ResourceSlice: devices of one driver in one pool."""
 
     name: str
     driver: str
     pool: str
     generation: int
     node: str
-    """The node of the devices; empty if they do not belong to one node."""
+    """The node to which the devices belong; empty if they do not belong to one node."""
     devices: Mapping[str, DeviceOffer]
     """The devices by name."""
     offers: tuple[DeviceOffer, ...] = ()
-    """The values of ``devices``, each once."""
+    """The different values of ``devices``: equal devices are listed once."""
     of_slices: int = 1
-    """The number of slices that make up this generation of the pool."""
+    """The number of ResourceSlices that make up this generation of the pool."""
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a slice. Raises ValueError if a capacity is malformed. ``alike``: a cache, to share equal offers."""
+    """Return a ResourceSlice's content. Raises ValueError for a malformed capacity. ``alike``: a cache of offers."""
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
     for device in spec.devices or ():
@@ -117,14 +117,14 @@ def _number(quantity: Quantity | None) -> Decimal | None:
 
 
 class ClassFacts(msgspec.Struct, frozen=True, gc=False):
-    """The properties that the selectors of a DeviceClass require of a device."""
+    """The properties that the selectors of a DeviceClass require of a device, and the class's extended resource."""
 
     driver: str | None = None
-    """The required driver; None if no driver is required."""
+    """The driver that the selectors require; None if they require no driver."""
     type: str | None = None
-    """The required device type; None if no type is required."""
+    """The device type that the selectors require; None if they require no type."""
     profile: str | None = None
-    """The required MIG profile; None if no profile is required."""
+    """The MIG profile that the selectors require; None if they require no profile."""
     extended_resource: str = ""
     """The extended resource by which pods can request a device of the class; empty if the class has none."""
 
@@ -136,19 +136,19 @@ def read_class(found: DeviceClass) -> ClassFacts:
 
 
 DeviceName = tuple[str, str, str]
-"""The name of a device in the status of a claim: driver, pool and device."""
+"""The name of a device in the status of a claim: its driver, its pool, and its name in the pool."""
 
 PoolName = tuple[str, str]
-"""The name of a pool: driver and pool."""
+"""The name of a pool of devices, together with the name of the pool's driver."""
 
 
 class DevicesByName(msgspec.Struct, frozen=True):
     """An index of all devices by driver, pool and name."""
 
     slices: Mapping[PoolName, PoolSlice] = {}
-    """The only slice of each pool that has one slice."""
+    """For each pool with only one ResourceSlice, by the name of the pool: this slice."""
     spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
-    """For each pool that has several slices, the slice of each device by the device's name."""
+    """For each pool with several ResourceSlices, by the name of the pool: the slice of each device, by device name."""
 
     @classmethod
     def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
@@ -159,7 +159,7 @@ class DevicesByName(msgspec.Struct, frozen=True):
         return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
 
     def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return the offer of a device and the name of its node, which may be empty; None if the device is unknown."""
+        """Return the properties of a device and its node's name, which may be empty; None if the device is unknown."""
         driver, pool, device = name
         found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
         return (found.devices[device], found.node) if found and device in found.devices else None
@@ -169,13 +169,13 @@ class Devices(msgspec.Struct, frozen=True):
     """The devices and DeviceClasses of a cluster, as watches last delivered them."""
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
-    """The nodes of each different offer."""
+    """By the properties of a device: the names of all nodes that have such a device."""
     classes: Mapping[str, ClassFacts] = {}
     by_name: DevicesByName = DevicesByName()
 
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
-        """Return the devices in ``slices``. Only the newest generation of each pool is used."""
+        """Return the devices in ``slices``. Of each pool, only the slices of the newest generation are used."""
         # This runs after each change, with thousands of slices. So it loops over slices and different offers only.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:

@@ -1,4 +1,4 @@
-"""The digest of a claim's spec: the data that the claim's charge depends on, in a few hundred bytes without CEL.
+"""The digest of a claim's spec: the data that decide the claim's charge, in a few hundred bytes without CEL.
 
 A spec may have 1.27 MB of CEL. It is parsed once, within bounds, when a claim or template is reviewed or observed. Only
 the digest is kept. The digest depends on the spec alone, so it stays valid when the quota or the devices change.
@@ -21,19 +21,19 @@ MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
 names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
 MOST_ENTRIES = 64
-"""The most entries (``exactly`` and ``firstAvailable``) of a claim. The charge of each is computed for every model."""
+"""The most entries of a claim (``exactly`` and ``firstAvailable``). A charge is computed per entry and GPU model."""
 
 MOST_ASKED_BYTES = 8 * 1024
-"""The most bytes of a digest without its pins. 64 entries with names of usual length need half of them."""
+"""The most bytes of a claim's digest without its pins. 64 entries with names of usual length need half of this."""
 
 MOST_PIN_BYTES = 6 * 1024
-"""The most bytes of the pins of one digest, enough for three pins of maximal length or thirty usual pins. Equal pins
-count once."""
+"""The most bytes of all pins in a claim's digest: enough for three pins of maximal length, or for thirty usual pins.
+Equal pins count once."""
 
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
-"""The most characters of one expression that is parsed, and of all parsed expressions of one claim. Expressions beyond
-these limits are ignored. That is safe, because expressions can only narrow the devices. Without a MIG profile, the
-largest charge applies. Without products, no model is excluded."""
+"""The most characters of one CEL expression that is parsed, and of all parsed expressions of one claim. Expressions
+beyond these limits are ignored. That is safe, because expressions can only narrow the devices. If no MIG profile is
+read, the largest charge applies. If no products are read, no GPU model is excluded."""
 
 _TOO_MANY = (
     f"must not have more than {MOST_REQUESTS} requests, {MOST_ALTERNATIVES} entries in one firstAvailable, "
@@ -57,11 +57,11 @@ PINS_TOO_LARGE = (
 )
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""The domain and the name of an attribute, and the values that the selectors allow for it."""
+"""The domain and the name of a device attribute, and the values that a claim's selectors allow for this attribute."""
 
 
 class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One entry of a device request: ``exactly``, or one of the alternatives in ``firstAvailable``."""
+    """One entry of a device request in a claim: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     alternative: int | None
     """The position of the entry in ``firstAvailable``; None for ``exactly``."""
@@ -75,11 +75,11 @@ class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     admin_access: bool = False
     capacities: tuple[tuple[str, Quantity], ...] = ()
     facts: tuple[int, ...] = ()
-    """The products and MIG profiles that the selectors require, as positions in ``ClaimDigest.facts``."""
+    """The products and MIG profiles that the entry's selectors require, as positions in `ClaimDigest.facts`."""
 
     @property
     def field(self) -> str:
-        """The field path of the entry, relative to its request."""
+        """The field path of the entry, relative to the device request that has the entry."""
         return "exactly" if self.alternative is None else f"firstAvailable[{self.alternative}]"
 
 
@@ -91,12 +91,12 @@ class RequestDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One entry of ``config`` in a claim, without the parameters themselves."""
+    """One entry of ``config`` in a claim. The parameters in it are left out."""
 
     driver: str = ""
-    """The driver that gets the parameters; empty if the entry names no driver."""
+    """The DRA driver that gets the parameters; empty if the ``config`` entry names no driver."""
     requests: tuple[str, ...] = ()
-    """The names of the requests to which the parameters apply; empty for all requests."""
+    """The names of the device requests to which the parameters apply; empty if they apply to all requests."""
 
 
 class EntryRead(NamedTuple):
@@ -109,16 +109,16 @@ class EntryRead(NamedTuple):
 
 
 class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """All data of a claim's spec that its charge depends on. If the spec is too large, only ``fault`` is set."""
+    """The data in a claim's spec that decide the claim's charge. If the spec is too large, only ``fault`` is set."""
 
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
-    """The facts of all entries, each once."""
+    """The attribute values that any entry's selectors require. Equal ones are listed once."""
     pins: tuple[ClaimPin, ...] = ()
     """The pins of all entries, each once. A pin is a selector that limits an entry to products of one GPU model."""
     pinned: tuple[tuple[int, ...], ...] = ()
-    """For each entry of all requests, in order: the positions of its pins in ``pins``."""
+    """For each entry of all device requests, in order: the positions of the entry's pins in ``pins``."""
     pin_bytes: int = 0
     """The characters of all selectors that begin like pins (equal ones count once), plus 1 for each pin of an entry."""
     fault: str = ""
@@ -131,7 +131,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
-        """Return whether the spec stays within `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
+        """Return whether all pins stay within `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
         # Only the pins need to be checked, because added pins change nothing else in the digest.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES
@@ -142,7 +142,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 PackedDigest = NewType("PackedDigest", bytes)
-"""A digest encoded as bytes, so that its size is known. Claims with equal requests have equal bytes."""
+"""A claim's digest, encoded as bytes, so that its size is known. Claims with equal requests have equal bytes."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ClaimDigest)
@@ -158,7 +158,7 @@ def unpack(packed: PackedDigest) -> ClaimDigest:
 
 
 def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
-    """Return the digest of the JSON spec ``raw``. Raises one of ``k8s_types.UNDECODABLE`` if ``raw`` is malformed."""
+    """Return the digest of a claim's spec in JSON. Raises one of ``k8s_types.UNDECODABLE`` if the JSON is malformed."""
     return digest_of(_SPEC.decode(raw))
 
 
@@ -232,7 +232,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return two lists of positions: an entry's pins in ``pins``, and its other requirements in ``facts``."""
+        """Return the positions of an entry's pins in ``pins``, and of its other required attributes in ``facts``."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

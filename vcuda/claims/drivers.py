@@ -13,17 +13,17 @@ from vcuda.claims.devices import Devices
 from vcuda.quota.model import Charge
 
 CORES, MEMORY = "cores", "memory"
-"""The capacities that a share of a card requests: cores in hundredths of a card, and memory in bytes."""
+"""The capacities by which a claim requests a share of a card: cores in hundredths of a card, and memory in bytes."""
 
 
 class Kind(enum.Enum):
-    """How one device is charged: as a whole card, by its MIG profile, by its requested share, or by a fixed value."""
+    """How a device is charged: as a whole card, by its MIG profile, by the requested share, or by a fixed value."""
 
     WHOLE = enum.auto()
     MIG = enum.auto()
     SHARE = enum.auto()
     UNIT = enum.auto()
-    """The charge is the value that ``gpu_units`` of the quota ConfigMap has for the DeviceClass."""
+    """The charge is the value that key ``gpu_units`` of the quota ConfigMap has for the DeviceClass."""
 
 
 class Driver(msgspec.Struct, frozen=True):
@@ -31,9 +31,9 @@ class Driver(msgspec.Struct, frozen=True):
 
     name: str
     kinds: Mapping[str, Kind]
-    """How a device is charged, by its attribute ``type``."""
+    """How a device is charged, by the value of its attribute ``type``."""
     classes: Mapping[str, str]
-    """The attribute ``type`` of the devices in each DeviceClass that is installed with the driver."""
+    """By the name of a DeviceClass that is installed with the driver: the attribute ``type`` of its devices."""
 
 
 DRIVERS = (
@@ -54,32 +54,32 @@ _BY_NAME = {driver.name: driver for driver in DRIVERS}
 _BY_CLASS = {name: driver for driver in DRIVERS for name in driver.classes}
 
 NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
-"""Drivers whose devices are not GPUs. The devices of this driver are channels between nodes."""
+"""DRA drivers whose devices are not GPUs. The devices of compute-domain.nvidia.com are channels between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""Returns the value of one device of a DeviceClass by ``gpu_units``; None if ``gpu_units`` does not have the class."""
+"""A function that returns the value of a device of this DeviceClass in ``gpu_units``; None if it is not there."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):
-    """The driver and type of a DeviceClass's devices, and how they are charged."""
+    """The driver and the type of the devices of a DeviceClass, and how such a device is charged."""
 
     driver: str | None
-    """The driver of the devices; None if it is unknown."""
+    """The DRA driver of the devices; None if the driver is unknown."""
     kind: Kind
     type: str = ""
     worth: Charge = Charge()
-    """The value of one device of kind UNIT."""
+    """The configured value of one device, if ``kind`` is UNIT."""
     profile: str = ""
-    """The MIG profile that the class requires; empty if the class requires no profile."""
+    """The MIG profile that the DeviceClass requires; empty if it requires no profile."""
 
     @property
     def is_gpu(self) -> bool:
-        """True if the devices are charged."""
+        """True if devices of the DeviceClass are charged. Devices with an empty configured value are not."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return how the devices of DeviceClass ``name`` are charged; None if no value is configured for the class."""
+    """Return how devices of DeviceClass ``name`` are charged; None for an unknown class without a configured value."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
     # The selectors of the class determine the driver. If the class does not exist yet, a known name determines it.

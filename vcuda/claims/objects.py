@@ -11,25 +11,25 @@ EXACT_COUNT = "ExactCount"
 
 
 class CelSelector(K8sStruct, frozen=True, gc=False):
-    """A condition on devices, as a CEL expression."""
+    """A condition on devices in a claim or DeviceClass, as a CEL expression."""
 
     expression: str = ""
 
 
 class DeviceSelector(K8sStruct, frozen=True, gc=False):
-    """A condition on devices. A device must match all selectors of the request and of the request's DeviceClass."""
+    """A condition on devices. A device must match all selectors of a request and of the request's DeviceClass."""
 
     cel: CelSelector | None = None
 
 
 class CapacityRequirements(K8sStruct, frozen=True, gc=False):
-    """The requested amounts of capacities, by name. For a device that is not shared, the amounts are only a filter."""
+    """The requested amounts of capacities, by name. If a device is not shared, the amounts only select it."""
 
     requests: Mapping[str, Quantity] | None = None
 
 
 class DeviceEntry(K8sStruct, frozen=True, gc=False):
-    """One entry of a device request: ``exactly``, or one of the alternatives in ``firstAvailable``."""
+    """One entry of a device request in a claim: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     name: str = ""
     device_class_name: str = ""
@@ -45,34 +45,34 @@ class DeviceEntry(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceRequest(K8sStruct, frozen=True, gc=False):
-    """One request of a claim: for one entry, or for the first available one of several entries."""
+    """One device request of a claim. It has one entry, or several entries of which the first available one is used."""
 
     name: str = ""
     exactly: DeviceEntry | None = None
     first_available: tuple[DeviceEntry, ...] | None = None
 
     def entries(self) -> Iterator[tuple[int | None, DeviceEntry]]:
-        """Yield the position of each entry in ``firstAvailable`` (None for ``exactly``), and the entry."""
+        """Yield the entries of the request, each with its position in ``firstAvailable`` (None for ``exactly``)."""
         if self.exactly is not None:
             yield None, self.exactly
         yield from enumerate(self.first_available or ())
 
 
 class OpaqueParameters(K8sStruct, frozen=True, gc=False):
-    """Parameters for one driver. Their meaning depends on the driver."""
+    """Parameters for one DRA driver. Only the driver knows their meaning."""
 
     driver: str = ""
 
 
 class DeviceConfig(K8sStruct, frozen=True, gc=False):
-    """Parameters for the devices of some requests, or of all requests if ``requests`` is empty."""
+    """Parameters for the devices of the named requests of a claim; if ``requests`` is empty, for all its devices."""
 
     requests: tuple[str, ...] | None = None
     opaque: OpaqueParameters | None = None
 
 
 class DeviceClaim(K8sStruct, frozen=True, gc=False):
-    """The requests of a claim. The constraints are not read, because they only narrow the devices."""
+    """The device requests of a claim. Constraints are not read, because they only narrow the devices."""
 
     requests: tuple[DeviceRequest, ...] | None = None
     config: tuple[DeviceConfig, ...] | None = None
@@ -85,7 +85,7 @@ class ClaimSpec(K8sStruct, frozen=True, gc=False):
 
 
 class AllocatedDevice(K8sStruct, frozen=True, gc=False):
-    """A device that was allocated for one request. Its driver, pool and name identify the device."""
+    """A device that the scheduler has allocated for one request. Its driver, pool and name identify the device."""
 
     request: str = ""
     driver: str = ""
@@ -94,19 +94,19 @@ class AllocatedDevice(K8sStruct, frozen=True, gc=False):
 
 
 class AllocatedDevices(K8sStruct, frozen=True, gc=False):
-    """The devices that were allocated for a claim."""
+    """The devices that the scheduler has allocated for a claim."""
 
     results: tuple[AllocatedDevice, ...] | None = None
 
 
 class ClaimAllocation(K8sStruct, frozen=True, gc=False):
-    """The allocation of a claim, which the scheduler writes."""
+    """The allocation of devices to a claim, which the scheduler writes."""
 
     devices: AllocatedDevices = AllocatedDevices()
 
 
 class Consumer(K8sStruct, frozen=True, gc=False):
-    """A user of a claim, usually a pod."""
+    """An object that may use a claim's devices, usually a pod."""
 
     resource: str = ""
     name: str = ""
@@ -145,7 +145,7 @@ class ResourceClaimTemplate(K8sObject, frozen=True, gc=False):
 
 
 class DeviceClassSpec(K8sStruct, frozen=True, gc=False):
-    """The selectors of a DeviceClass, and the extended resource by which pods can request its devices."""
+    """The spec of a DeviceClass: its selectors, and the extended resource by which pods can request its devices."""
 
     selectors: tuple[DeviceSelector, ...] | None = None
     extended_resource_name: str | None = None
@@ -158,7 +158,7 @@ class DeviceClass(K8sObject, frozen=True, gc=False):
 
 
 class ValidRange(K8sStruct, frozen=True, gc=False):
-    """The valid amounts of a request: at least ``min``, rounded up to ``min`` plus a multiple of ``step``."""
+    """The rule for requested amounts: at least ``min``, and rounded up to ``min`` plus a multiple of ``step``."""
 
     min: Quantity | None = None
     max: Quantity | None = None
@@ -166,7 +166,7 @@ class ValidRange(K8sStruct, frozen=True, gc=False):
 
 
 class RequestPolicy(K8sStruct, frozen=True, gc=False):
-    """The rules that round a request up to a valid amount. A request without an amount gets ``default``."""
+    """The rules that round a requested amount up to a valid amount. A request without an amount gets ``default``."""
 
     default: Quantity | None = None
     valid_values: tuple[Quantity, ...] | None = None
@@ -174,20 +174,20 @@ class RequestPolicy(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceCapacity(K8sStruct, frozen=True, gc=False):
-    """One capacity of a device. Without a policy, a request that states no amount takes the whole capacity."""
+    """One capacity of a device. If a policy is missing, a request that states no amount takes the whole capacity."""
 
     value: Quantity = 0
     request_policy: RequestPolicy | None = None
 
 
 class DeviceAttribute(K8sStruct, frozen=True, gc=False):
-    """A property of a device. Only string values are decoded."""
+    """An attribute of a device. Only string values are decoded."""
 
     string: str | None = None
 
 
 class Device(K8sStruct, frozen=True, gc=False):
-    """A device of a slice. Names of attributes and capacities without a domain belong to the driver's domain."""
+    """A device in a ResourceSlice. Attributes and capacities without a domain belong to the domain of the driver."""
 
     name: str = ""
     attributes: Mapping[str, DeviceAttribute] | None = None
@@ -196,7 +196,7 @@ class Device(K8sStruct, frozen=True, gc=False):
 
 
 class ResourcePool(K8sStruct, frozen=True, gc=False):
-    """The pool of a slice. Slices of older generations of the pool are ignored."""
+    """The pool to which a ResourceSlice belongs. Slices of older generations of the pool are ignored."""
 
     name: str = ""
     generation: int = 0
@@ -204,7 +204,7 @@ class ResourcePool(K8sStruct, frozen=True, gc=False):
 
 
 class ResourceSliceSpec(K8sStruct, frozen=True, gc=False):
-    """Devices of one driver. ``node_name`` is empty if the devices do not belong to one node."""
+    """The devices of one driver in a ResourceSlice. ``node_name`` is empty if they do not belong to one node."""
 
     driver: str = ""
     pool: ResourcePool = ResourcePool()
@@ -213,6 +213,6 @@ class ResourceSliceSpec(K8sStruct, frozen=True, gc=False):
 
 
 class ResourceSlice(K8sObject, frozen=True, gc=False):
-    """A part of a pool of devices, as a driver publishes it."""
+    """A ResourceSlice: a part of a pool of devices, which the driver of the devices publishes."""
 
     spec: ResourceSliceSpec = ResourceSliceSpec()

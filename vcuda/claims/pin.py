@@ -1,8 +1,8 @@
-"""Writes and reads pins. A pin is a selector that limits a request of a claim to the products of one GPU model.
+"""Writes and reads pins. A pin is a CEL selector that limits a request of a claim to the products of one GPU model.
 
 A pin first tests that a device has the product attribute. Without this test, one device without the attribute would
-stop the scheduling of every pod that uses the claim. ``orValue`` is no alternative: the API server would reject the
-claim, because the API server cannot estimate the cost of ``matches`` then.
+stop the scheduling of every pod that uses the claim. ``orValue`` is no alternative: the API server could not estimate
+the cost of ``matches`` on its result, and would reject the claim.
 """
 
 import re
@@ -16,8 +16,8 @@ MOST_SELECTORS = 32
 """The API server's limit on the selectors of one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
-"""The most characters of a pin that is written or read. The API server allows 10 KiB (CELSelectorExpressionMaxLength).
-About forty products of one model fit in 2 KiB."""
+"""The most characters of a pin that is written or read, enough for about forty products of one model. The API server
+allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 
 # The most characters of the MIG profiles in a pin.
 _MOST_OF_PROFILES = 512
@@ -38,17 +38,17 @@ _OPEN, _CLOSE = "(?i)^(?:", ")$"
 
 
 class ClaimPin(NamedTuple):
-    """The content of a pin: the products and MIG profiles of a driver's devices that the pin allows."""
+    """The content of a pin: a DRA driver, and the products and MIG profiles that the pin allows for its devices."""
 
     driver: str
     patterns: tuple[str, ...]
-    """Patterns of products, in lower case. The product of a device must match one of the patterns."""
+    """Patterns of product names, in lower case. The product of a device must match one of the patterns."""
     profiles: tuple[str, ...] = ()
-    """The allowed MIG profiles; empty for every profile."""
+    """The MIG profiles that the pin allows; empty if it allows every profile."""
 
 
 def write_pin(pin: ClaimPin) -> str:
-    """Return the CEL expression of a pin. Patterns and profiles that do not fit in `LONGEST_PIN` are left out."""
+    """Return a pin as a CEL expression. Patterns and profiles for which `LONGEST_PIN` has no room are left out."""
     # Leaving out patterns only narrows the devices. The last patterns are the least important: products seen on nodes.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
@@ -78,7 +78,7 @@ def looks_like_pin(expression: str) -> bool:
 
 
 def read_pin(expression: str) -> ClaimPin | None:
-    """Return the pin in a CEL expression; None if the expression does not have the exact form of `write_pin`."""
+    """Return the pin in a CEL expression; None if `write_pin` would not return exactly this expression."""
     found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Finds the GPU model of a product name. Names are folded: a space becomes ``-``, and letters become lower case."""
+"""Finds the GPU model of a product name. Names are compared in folded form: in lower case, with ``-`` for a space."""
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -10,33 +10,33 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import WILDCARDS, CardModels, matcher
 
 Rows = Mapping[str, tuple[str, ...]]
-"""The patterns of product names, by model."""
+"""Patterns of product names for each GPU model."""
 
 
 class ModelProducts(msgspec.Struct, frozen=True):
     """The products of one model."""
 
     patterns: tuple[str, ...]
-    """The name of the model, its products in ``gpu_models``, and further products that were seen on its nodes."""
+    """The model's name, its patterns in ``gpu_models``, and the other products of devices on the model's nodes."""
     foreign: str | None
-    """A product that matches the patterns although it may belong to another model; None if no product does."""
+    """A product that ``patterns`` match although it may belong to another model; None if there is no such product."""
 
 
 class Products(msgspec.Struct, frozen=True, dict=True):
-    """The products of each model, with folded names. A product that could belong to several models has no model."""
+    """The products of each GPU model, in folded form. A product that could belong to several models has no model."""
 
     names: Mapping[str, frozenset[str]]
-    """The models by their folded name."""
+    """By a name in folded form: the GPU models that have this name."""
     rows: Rows
-    """The patterns that ``gpu_models`` of the quota ConfigMap has for each model."""
+    """The patterns that key ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]
-    """The models of all nodes that have a device of the product, by product."""
+    """By the name of a product: the models of all nodes that have a device with this product."""
 
     @classmethod
     def of(
         cls, models: Iterable[str], named: CardModels, devices: Devices, model_of_node: Callable[[str], str | None]
     ) -> "Products":
-        """Return the products of ``models``. They come from ``gpu_models`` and from the devices on the nodes."""
+        """Return the products of ``models``, according to ``gpu_models`` and to the devices on nodes of each model."""
         names: dict[str, frozenset[str]] = {}
         for model in {*models, *named.rows}:
             names[fold(model)] = names.get(fold(model), frozenset()) | {model}
@@ -58,7 +58,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def model_of(self, product: str) -> str | None:
-        """Return the model of a product; None if it has no model, or more than one."""
+        """Return the GPU model of a product; None if the product has no model, or could belong to several."""
         folded = fold(product)
         if folded in self.names:
             return _only(self.names[folded])
@@ -66,7 +66,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return _only(listed or self.seen.get(folded, frozenset()))
 
     def model_of_pattern(self, pattern: str) -> str | None:
-        """Return the model of all products that match a pattern; None if they could belong to several models."""
+        """Return the model of all products that match a pattern; None if these could belong to several models."""
         if not WILDCARDS.intersection(pattern):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
@@ -91,7 +91,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return self._known[model]
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
-        """Return a function that returns a true value if a product matches one of ``patterns``."""
+        """Return a function that returns a true value if a product's name matches one of ``patterns``."""
         matches = matcher(patterns)
         return lambda product: matches(fold(product))
 

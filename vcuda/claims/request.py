@@ -1,4 +1,4 @@
-"""Finds the charged entries and the faults of a claim's request in the claim's digest, a short form of its spec."""
+"""Finds the charged entries and the faults of a claim's request. Reads the claim's digest, a short form of its spec."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,11 +18,11 @@ MOST_DEVICES = 32
 """The API server's limit on the devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
 
 _MOST = 2**53
-"""The most of a capacity that can be requested, more than any device has."""
+"""The largest amount of a capacity that can be requested. No device has more."""
 
 
 def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim, with the field path and message of every fault."""
+    """Return the request of a claim. Each of its ``faults`` has a field path and a message."""
     entries: list[ClaimEntry] = []
     faults: list[Fault] = [*digest.faults]
     reads = digest.entries()
@@ -47,7 +47,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim with this encoded digest. ``policy`` caches the result."""
+    """Return the request of a claim with this encoded digest (short form of the spec). ``policy`` caches the result."""
     known = policy.requests.get(packed)
     if known is None:
         known = read_claim(unpack(packed), policy)
@@ -85,7 +85,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the pins of an entry that name the entry's driver. A device must match all of these pins."""
+    """Return the pins of an entry that are for the entry's driver. A device must match all these pins."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 GRACE_SECONDS = 10.0
-"""If a verb and a resource get a 403 for longer than this many seconds, the cause is not a starting API server."""
+"""If a 403 for one verb and resource repeats for longer than this many seconds, an RBAC permission is missing."""
 
 FORGET_SECONDS = 60.0
-"""After this many seconds without a 403 for a verb and a resource, the next 403 counts as their first 403."""
+"""If a verb and resource had no 403 for this many seconds, their next 403 starts a new `GRACE_SECONDS`."""
 
 # Matches the message of a 403 from the authorizer of the API server (forbiddenMessage in k8s.io/apiserver,
 # pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message, and is not
@@ -25,7 +25,7 @@ _REFUSED = re.compile(
 
 
 class AuthorizerGrace:
-    """Records the 403s that this process gets, by verb and resource. All methods are thread-safe."""
+    """Decides whether a 403 may come from an API server that has just started. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class AuthorizerGrace:
         self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:
-        """Record a 403 with this message. Return True if the cause may be that the API server has just started."""
+        """Record a 403 with the API server's ``message``. Return True if the API server may have just started."""
         found = _REFUSED.match(message)
         if found is None:
             return False

@@ -1,4 +1,4 @@
-"""Sends requests to the API server. Bodies are bytes. Every failure raises an exception of `vcuda.errors`."""
+"""A client of the API server. Bodies of requests and answers are bytes. All failures raise errors of `vcuda.errors`."""
 
 import contextlib
 import datetime
@@ -36,13 +36,13 @@ _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict,
 
 
 class Details(msgspec.Struct, frozen=True):
-    """The ``details`` of a Status. Only the causes are decoded."""
+    """The field ``details`` of a Kubernetes Status. Only its causes are decoded."""
 
     causes: tuple[errors.Cause, ...] | None = None
 
 
 class Status(msgspec.Struct, frozen=True):
-    """A Kubernetes Status. It is the body of every error answer, and the object of a watch event of type ERROR."""
+    """A Kubernetes Status: the body of every error answer, and the object of a watch event of type ERROR."""
 
     message: str = ""
     code: int = 0
@@ -68,14 +68,14 @@ class Heard(NamedTuple):
 _STATUS = msgspec.json.Decoder(Status)
 
 LIST_SECONDS = 60.0
-"""The default time limit of a whole LIST, in seconds."""
+"""The default time limit of a whole LIST with all its pages, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kube:
     """A client of one API server. All methods are thread-safe. `Kube.connect` creates a client.
 
-    Paths start with ``/api`` or ``/apis``. A timeout is in seconds, for the whole call.
+    A ``path`` starts with ``/api`` or ``/apis``. A ``timeout`` is the seconds for one request with its answer.
 
     If the API server refuses a request, every method raises NotFound, Conflict, Gone or another ApiError with the
     server's message. For status 429 or 5xx, a failed or broken connection, and a timeout, every method raises
@@ -96,12 +96,12 @@ class Kube:
         version_check: VersionCheck | None = None,
         grace: AuthorizerGrace | None = None,
     ) -> "Kube":
-        """Return a client that uses the given kubeconfig. No request is sent yet.
+        """Return a client of the API server. No request is sent yet.
 
-        Without ``kubeconfig`` and ``context``, the client uses the pod's service account if KUBERNETES_SERVICE_HOST is
-        set. Otherwise it reads KUBECONFIG or ~/.kube/config. ``pool_size``: the number of connections that stay open.
-        ``version_check``: checks the Kubernetes version before the first request. ``grace`` turns a 403 from a starting
-        API server into Unavailable; the callers must then retry.
+        If ``kubeconfig`` and ``context`` are None and KUBERNETES_SERVICE_HOST is set, the client uses the pod's service
+        account. Otherwise, without ``kubeconfig``, it reads KUBECONFIG or ~/.kube/config. ``pool_size``: the number of
+        connections that stay open. ``version_check``: checks the Kubernetes version before the first request. ``grace``
+        turns a 403 from a starting API server into Unavailable; the callers must then retry.
 
         Raises BadInput if the credentials cannot be read.
         """
@@ -118,40 +118,40 @@ class Kube:
         self.sender.close()
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:
-        """Read one object. The read is consistent (from etcd), unless ``params`` set a resourceVersion.
+        """Return one object as JSON. The read is consistent (from etcd), unless ``params`` set a resourceVersion.
 
         Raises TooLarge if the answer has more than ``most`` bytes.
         """
         return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
     def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Read one object, as `get` does. Return the body with the time of the answer."""
+        """Read one object, as `get` does. Return its JSON together with the time of the answer."""
         return self._heard(ApiRequest("GET", path, params), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Create the object in ``body`` (JSON). Raises Conflict if an object of this name exists."""
+        """Create the object in ``body`` (JSON), and return it. Raises Conflict if an object of this name exists."""
         return self.post_heard(path, body, params, timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Create an object, as `post` does. Return the body with the warnings of the answer."""
+        """Create an object, as `post` does. Return it as stored, together with the warnings of the answer."""
         return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Replace the object by ``body``. Raises Conflict if the resourceVersion in ``body`` is not the newest."""
+        """Replace the object by ``body`` (JSON). Raises Conflict unless ``body`` has the newest resourceVersion."""
         return self.put_heard(path, body, params, timeout).body
 
     def put_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Replace an object, as `put` does. Return the body with the time of the answer."""
+        """Replace an object, as `put` does. Return it as stored, together with the time of the answer."""
         return self._heard(ApiRequest("PUT", path, params, body), timeout)
 
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
-        """Patch an object. ``content_type``: MERGE_PATCH, JSON_PATCH or another patch type of the API server."""
+        """Patch an object by the patch in ``body``. ``content_type``: MERGE_PATCH, JSON_PATCH or another patch type."""
         return self._heard(ApiRequest("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
-        """Delete an object. ``body``: DeleteOptions in JSON, for example with preconditions."""
+        """Delete one object. ``body``: DeleteOptions in JSON, for example with preconditions."""
         return self._heard(ApiRequest("DELETE", path, params, body), timeout).body
 
     def list_pages(
@@ -167,10 +167,10 @@ class Kube:
         """Yield the pages of one consistent LIST. A page has at most ``limit`` objects and a few MiB.
 
         ``timeout``: seconds for one page. ``seconds``: seconds for the whole LIST, including the caller's work between
-        pages. ``skip`` is called with each object of more than `MOST_OBJECT_BYTES`. The pages do not include it.
+        pages. ``skip``: called with each object of more than `MOST_OBJECT_BYTES`, which the pages do not include.
 
-        Without ``skip``, an object of more bytes raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if
-        etcd has dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
+        Without ``skip``, such an object raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if etcd has
+        dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
         # Each page may have another limit, because the continue token contains only the version of the LIST and the key
@@ -225,7 +225,7 @@ class Kube:
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
     """Create the object in ``manifest``. If it exists, patch it with the fields of ``manifest``. Return it as stored.
 
-    All other fields stay unchanged. Raises Conflict if another client creates the object at the same time.
+    Fields that are not in ``manifest`` stay unchanged. Raises Conflict if another client creates the object meanwhile.
     """
     body = msgspec.json.encode(manifest)
     try:
@@ -236,7 +236,7 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
-    """Return the error for an answer whose status is not 2xx. The error's message is taken from ``body``."""
+    """Return the exception for an answer with an HTTP status other than 2xx. Its message is taken from ``body``."""
     try:
         reported = _STATUS.decode(body)
     except msgspec.MsgspecError:
@@ -261,7 +261,7 @@ _ESCAPED = re.compile(r"\\(.)")
 
 
 def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
-    """Return the texts in ``Warning`` headers. A value that is not a well-formed warning is left out."""
+    """Return the warning texts in the ``Warning`` headers of an answer. Malformed header values are left out."""
     return tuple(_text(quoted) for header in headers for quoted in _WARNING.findall(header))
 
 
@@ -295,9 +295,9 @@ def transport(what: str) -> Iterator[None]:
 
 
 def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
-    """Return the body of a response. ``deadline``: a time of `time.monotonic`, in seconds.
+    """Return the body of an HTTP response. ``deadline``: a time of `time.monotonic`, in seconds.
 
-    Raises TimeoutError after the deadline, HTTPError if the body is truncated, and TooLarge if it exceeds ``most``.
+    Raises TimeoutError after the deadline, HTTPError for a truncated body, and TooLarge for more than ``most`` bytes.
     """
     # urllib3 restarts its own timeout at every read, so a server that sends one byte at a time would never time out.
     parts = _Parts(most)
@@ -320,7 +320,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
 
 
 class _Parts:
-    """Collects parts of an answer, up to ``most`` bytes. Each byte is copied only once, when `take` joins the parts."""
+    """Collects the parts of an HTTP body, up to ``most`` bytes. `take` joins the parts, so each byte is copied once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -328,7 +328,7 @@ class _Parts:
         self._size = 0
 
     def add(self, part: bytes) -> None:
-        """Add a part. Raises TooLarge if all parts together now exceed the maximum."""
+        """Add a part of the body. Raises TooLarge if all parts together have more than the maximum number of bytes."""
         self._parts.append(part)
         self._size += len(part)
         if self._size > self._most:
@@ -361,7 +361,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Stream:
-    """A streaming answer. One thread reads the lines. Any thread may call `abort`. The ``with`` block closes it."""
+    """A streamed answer. One thread reads the lines. Any thread may call `abort`. ``with`` closes the stream."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         # `abort` shuts the socket down through a second descriptor. A close would not wake the thread that reads from
@@ -380,7 +380,7 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield lines until the server ends the stream, or sends nothing for the read timeout.
+        """Yield the lines until the server ends the stream, or sends nothing for the read timeout.
 
         Raises Unavailable if the connection breaks, and WatchLost if a line is too large.
         """
@@ -399,6 +399,6 @@ class Stream:
                 yield chunk
 
     def abort(self) -> None:
-        """End the stream at once. In the reading thread, the iteration ends or raises Unavailable."""
+        """End the stream at once. In the thread that reads the lines, the iteration ends or raises Unavailable."""
         with contextlib.suppress(OSError):  # the socket is already closed, so no thread waits for it
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Sends requests to the API server over kept connections, with credentials. Checks the Kubernetes version."""
+"""Sends requests to the API server with credentials, over connections that stay open. Checks the Kubernetes version."""
 
 import math
 import os
@@ -22,7 +22,7 @@ from yaml import YAMLError
 from vcuda import errors, k8s_types
 
 Load = Callable[[Configuration], None]
-"""Reads the current credentials into a client configuration. Raises BadInput if the credentials cannot be read."""
+"""A function that reads the current credentials into a client configuration. Raises BadInput if they cannot be read."""
 
 # The official loader hardly checks a kubeconfig. For a malformed kubeconfig it may raise any of these exceptions.
 _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
@@ -31,8 +31,8 @@ _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError,
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
     """Return a function that loads the credentials from ``kubeconfig``.
 
-    If ``kubeconfig`` is None, the function uses the service account of the pod. Outside a pod, or if ``context`` is
-    given, the function reads kubectl's default kubeconfig instead.
+    If ``kubeconfig`` is None, the returned function reads kubectl's default kubeconfig. In a pod, if ``context`` is
+    also None, it uses the service account of the pod instead.
     """
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
@@ -93,11 +93,11 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""Credentials are reused for this many seconds, because to look them up takes a sixth of a request's time."""
+"""The credentials are looked up again after this many seconds. A look-up takes a sixth of a request's time."""
 
 
 class Sender:
-    """Sends requests over connections that stay open, from any thread. ``load`` reads the current credentials."""
+    """Sends requests over connections that stay open. Thread-safe. ``load``: reads newer credentials after a 401."""
 
     # The official client keeps the configuration, renews the token and owns the connection pool. The client's `request`
     # method is not used. It would encode a JSON body a second time, and send a JSON Patch in bytes as a strategic merge
@@ -125,7 +125,7 @@ class Sender:
         self._api.close()  # type: ignore[no-untyped-call]  # the method has no type hints
 
     def send(self, request: ApiRequest, timeout: urllib3.Timeout) -> urllib3.BaseHTTPResponse:
-        """Send a request. After a 401, send the request once more if there are newer credentials."""
+        """Send a request, and return the answer. After a 401, send it once more if there are newer credentials."""
         looked_at, kept = self._kept
         used = kept if self._clock() < looked_at + KEPT_SECONDS else self._look()
         response = self._send_as(used, request, timeout)
@@ -187,7 +187,7 @@ _INFO = msgspec.json.Decoder(_Info)
 
 
 def check_version(answer: bytes, server: str) -> str:
-    """Return a warning if the version in the answer to GET /version is unknown; otherwise an empty text.
+    """Check the version in the answer to GET /version. Return a warning if the version is unknown, otherwise "".
 
     Raises UnsupportedVersion if the version is older than `OLDEST`.
     """
@@ -235,7 +235,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the answer to GET /version that ``read`` returns. Raises the error of ``read`` if a retry may help."""
+        """Check the Kubernetes version that ``read`` returns. A refusal except a 401 counts as an unknown version."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

@@ -28,7 +28,7 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """The permission to LIST objects of a namespace until ``until`` (`time.monotonic`). ``timeout``: for one page."""
+    """Permission to LIST a namespace's objects until ``until`` (`time.monotonic`). ``timeout``: seconds per page."""
 
     kube: client.Kube
     namespace: str
@@ -61,8 +61,8 @@ class ListedPods(NamedTuple):
 class NamespaceCounter:
     """Lists the pods and claims of a namespace, and counts their charges. `ListTurns` limits the concurrent LISTs.
 
-    ``timeout``: the seconds for one page of a LIST, and also for the wait for a turn. If no turn becomes free in time,
-    or if the LIST does not end in time, the method raises ListOverdue.
+    A LIST waits for its turn for at most ``timeout`` seconds. ``timeout`` is also the limit for one page of the LIST. A
+    method raises ListOverdue if no turn becomes free in time, or if its LIST does not end in time.
     """
 
     kube: client.Kube
@@ -74,22 +74,22 @@ class NamespaceCounter:
 
     @property
     def config_version(self) -> str:
-        """The resourceVersion of the quota ConfigMap. That version decides what each pod is charged."""
+        """The resourceVersion of the quota ConfigMap by which this process now charges pods."""
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of pods and claims. Raises Unavailable if the devices of claims have not been read."""
+        """Return the charges of a namespace's pods and claims. Raises Unavailable for claims if devices are unknown."""
         return self._in_turn(namespace, timeout, self._count)
 
     def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
-        """Return the charges of all claims not named in ``extended``; None if the API server does not serve claims."""
+        """Return the charges of a namespace's claims not named in ``extended``; None if the server serves no claims."""
         return _count_claims(*self.priced_claims(namespace, extended, timeout))
 
     def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
-        """Return the resourceVersion of the LIST, and the claims of a namespace with their charges.
+        """List a namespace's claims. Return the resourceVersion of the LIST, and the claims with their charges.
 
         ``extended``: the names of claims to leave out, because their pods are charged instead. The version is empty if
-        the API server does not serve claims. Raises Unavailable if there are claims, but devices have not been read.
+        the API server does not serve claims. Raises Unavailable if claims exist, but devices were not read yet.
         """
         return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
 
@@ -98,8 +98,8 @@ class NamespaceCounter:
         return pods.uids | {claim.uid for claim in claims}
 
     def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """Return the resourceVersion of the LIST, and a namespace's claims. The version is empty if the API server does
-        not serve claims."""
+        """List a namespace's claims. Return the resourceVersion of the LIST, and the claims. The resourceVersion is
+        empty if the API server does not serve claims."""
         return self._in_turn(namespace, timeout, self._claims)
 
     def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:

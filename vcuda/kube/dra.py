@@ -29,9 +29,9 @@ _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template counts with
-`ENTRY_BYTES` and the size of its packed requests: usually 100 bytes, at most 14 KiB. So the first bound allows about
-600 usual templates, and the second 40,000."""
+"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template takes
+`ENTRY_BYTES` and its packed device requests, which have usually 100 bytes, and at most 14 KiB. So the first bound
+allows about 600 usual templates, and the second 40,000."""
 
 
 def is_served(kube: client.Kube) -> bool:
@@ -45,8 +45,8 @@ def is_served(kube: client.Kube) -> bool:
 
 @dataclass(eq=False)
 class ServedWatches:
-    """The watches of resource.k8s.io/v1, which start as soon as the API server serves this API. ``wait`` sleeps for the
-    given seconds, and returns True if the watches must stop."""
+    """The watches of resource.k8s.io/v1. They start as soon as the API server serves this API. ``wait`` sleeps between
+    two checks for the API, and returns True if the checks must stop."""
 
     kube: client.Kube
     reflectors: Mapping[str, reflector.Reflector[Any]]
@@ -63,7 +63,7 @@ class ServedWatches:
 
     @property
     def settled(self) -> bool:
-        """True if every watch has listed its objects, or if the API server once answered that the API is missing."""
+        """True if all watches have listed their objects, or if resource.k8s.io/v1 was missing at an earlier check."""
         # A later upgrade of the API server does not change the value to False. So the component stays ready.
         return self._once_unserved or self.synced
 
@@ -106,7 +106,7 @@ class ServedWatches:
 
 
 class DeviceInformer:
-    """Watches the ResourceSlices and DeviceClasses. After a change, `current` rebuilds the index of devices."""
+    """Watches the ResourceSlices and DeviceClasses. After a change, `current` builds a new index of the devices."""
 
     def __init__(self, kube: client.Kube, on_change: Callable[[], None] = lambda: None) -> None:
         self._on_change = on_change
@@ -161,7 +161,7 @@ class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class _RawTemplate(k8s_types.K8sObject, frozen=True, gc=False):
-    """A ResourceClaimTemplate. The spec for its claims is not decoded here."""
+    """A ResourceClaimTemplate. The spec for its claims stays undecoded JSON here."""
 
     spec: _RawTemplateSpec = _RawTemplateSpec()
 
@@ -172,7 +172,7 @@ _TEMPLATE = msgspec.json.Decoder(_RawTemplate)
 class TemplateInformer:
     """Watches the ResourceClaimTemplates of all namespaces, and keeps their device requests within a memory bound.
 
-    A template beyond the bound is not kept. This is safe: each claim from the template is itself checked and charged.
+    A template beyond the bound is not kept. This is safe: each claim made from it is itself checked and charged.
     """
 
     def __init__(self, kube: client.Kube) -> None:
@@ -187,7 +187,7 @@ class TemplateInformer:
         return {"resourceclaimtemplates": self._templates}
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:
-        """Return the device requests in a claim template; None if the template does not exist or is not kept."""
+        """Return the device requests in a claim template; None if it is missing, or exceeded the memory bound."""
         found = self._templates.get((namespace, name))
         return found.digest if found else None
 
@@ -237,11 +237,11 @@ class ClaimPolicies:
         self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return the GPU resources that pods can request, with the charges that are known so far."""
+        """Return the GPU resources that pods can request. Charges consider DeviceClasses and nodes read so far."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return the resources of a quota ConfigMap, with the charges that depend on DeviceClasses and nodes added."""
+        """Return ``known`` (resources of a quota ConfigMap) with the charges by DeviceClasses and nodes added."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
         # The result is cached, because every pod of the cluster is checked with it.
         if made and made.known is known and made.devices is found and made.nodes is nodes:

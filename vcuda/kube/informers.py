@@ -43,13 +43,13 @@ class QuotaPlace(msgspec.Struct, frozen=True):
 
 
 class QuotaInformer:
-    """Watches the quota ConfigMap. If the new document is malformed, the last good document stays in force, and an
+    """Watches the quota ConfigMap. If its new document is malformed, the last good document stays in force, and an
     Event reports the fault.
 
-    After the ConfigMap is deleted, no namespace is limited, as with a deleted ResourceQuota.
+    After the ConfigMap is deleted, no namespace is limited, as after the deletion of a ResourceQuota.
 
-    ``on_change`` is called after a new quota comes into force. ``clock`` returns the Unix time in seconds. It decides
-    when a grant (a dated addition to a limit) begins and ends.
+    ``on_change`` is called after a new quota comes into force. ``clock`` returns the Unix time in seconds. This time
+    decides when a grant (a dated addition to a limit) begins and ends.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class QuotaInformer:
         return self.clock.now(read.quota) if read else None
 
     def resources(self) -> GpuResources:
-        """Return the GPU resources that pods can request. Their version is empty until the ConfigMap has been read."""
+        """Return the GPU resources that pods can request. Their ``version`` is empty until the quota has been read."""
         read = self.in_force()
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the parsed ConfigMap in force, with no grants applied; None until the ConfigMap has been read."""
+        """Return the parsed quota ConfigMap in force, before grants (dated additions) apply; None until it is read."""
         # Only the thread of the watch assigns `_config`. If this method also did, a late "not found" here could
         # overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
@@ -96,7 +96,7 @@ class QuotaInformer:
         return config.QuotaConfig(self._nobody, built_in)
 
     def stored_version(self) -> str:
-        """Return the resourceVersion of the stored quota ConfigMap by a consistent LIST; empty if none is stored."""
+        """List the quota ConfigMap, and return its stored resourceVersion; empty if the ConfigMap does not exist."""
         for page in self._kube.list_pages(self._path, self._params, seconds=10):
             for metadata in (_decode(raw).metadata for raw in page.items):
                 if metadata.name == self._place.name:
@@ -104,7 +104,7 @@ class QuotaInformer:
         return ""
 
     def is_valid(self) -> bool:
-        """Return False if the stored document is malformed, even if an older document is still in force."""
+        """Return False if the stored quota document is malformed, even while an older document is still in force."""
         return not self._faulty
 
     def _on_event(self, _old: ConfigMap | None, new: ConfigMap | None) -> None:
@@ -150,22 +150,22 @@ class QuotaInformer:
 
 
 NodeChange = Callable[[Node | None, Node | None], None]
-"""Called with the old and the new state of a node. The old state of a created node, and the new state of a deleted
-node, are None."""
+"""A function that is called with the old and the new state of a node. The old state is None if the node was created.
+The new state is None if the node was deleted."""
 
 
 class ObservedNode(Node, frozen=True):
-    """The kept fields of a node: labels, GPU capacity, locks, registered cards, and facts about its device plugins."""
+    """The fields of a node that are kept: labels, GPU capacity, locks, registered cards, facts about device plugins."""
 
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
-    """The vendors' schemes whose list of the node's cards is out of date, by `outdated_registers`."""
+    """The names of the schemes whose register (the vendor's list of the node's cards) is out of date."""
 
 
 class _RegisterCache:
-    """Reads the registers of nodes. A register is an annotation that lists the cards of a node. Nodes change every few
-    seconds, so an unchanged register is not parsed again."""
+    """Reads the registers of nodes. A register is a node annotation in which HAMi or vgpu-manager lists the cards. Node
+    objects change every few seconds, so an unchanged register is not parsed again."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[bytes, Registers]] = {}
@@ -196,7 +196,7 @@ class NodeInformer:
     """Watches the labels, registered cards, GPU capacity and locks of nodes, and indexes the labels and cards.
 
     ``on_model_change`` is called after the GPU model or the registered cards of a node change. ``resources`` returns
-    the GPU resources, with the table that translates label values to models.
+    the GPU resources, including the table that translates the values of the model label to models.
     """
 
     kube: client.Kube
@@ -215,14 +215,14 @@ class NodeInformer:
         )
 
     def follow(self, on_change: NodeChange) -> None:
-        """Call ``on_change`` after a node is created or deleted, and after a kept field of a node changes.
+        """Call ``on_change`` after a node is created or deleted, and after a field in `ObservedNode` changes.
 
         The caller must call this before the watch starts.
         """
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
-        """Return the newest state of the nodes that the watch has delivered."""
+        """Return all nodes, each in the newest state that the watch has delivered."""
         named = self.resources().models
         with self._lock:
             if self._stale or self._nodes.named is not named:
@@ -271,7 +271,7 @@ def _indexed(node: ObservedNode) -> tuple[object, ...]:
 
 
 class FreeCardsInformer:
-    """Watches the ConfigMap ``gpu-cards``, which lists the free cards. If it is missing, the free cards are unknown."""
+    """Watches the ConfigMap ``gpu-cards``, which lists the free cards. Without it, the free cards are unknown."""
 
     def __init__(self, kube: client.Kube, namespace: str) -> None:
         path = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
@@ -286,7 +286,7 @@ class FreeCardsInformer:
 
 
 class _RuntimeClass(K8sStruct, frozen=True, gc=False):
-    """The fields of a RuntimeClass that are read. ``handler`` names the container runtime that runs its pods."""
+    """The fields of a RuntimeClass that are read. ``handler``: the container runtime for the pods of the class."""
 
     handler: str = ""
 
@@ -295,7 +295,7 @@ _decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:
-    """Watches the RuntimeClasses, and keeps the handler of each class. Only administrators write RuntimeClasses."""
+    """Keeps the handler of each RuntimeClass in memory, without a bound: only administrators write RuntimeClasses."""
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"
@@ -304,5 +304,5 @@ class RuntimeClassInformer:
         )
 
     def handler_of(self, name: str) -> str | None:
-        """Return the handler of a RuntimeClass; None if the class does not exist, or has not been read yet."""
+        """Return a RuntimeClass's handler (container runtime); None if the class is missing or was not read yet."""
         return self.reflector.get(("", name))

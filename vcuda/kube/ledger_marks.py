@@ -2,7 +2,7 @@
 
 A ledger holds the charges of one namespace (the GPU quota that its pods take). Until an admitted pod is stored, only
 the ledger records the charge of the pod. A count of the stored pods would miss this charge. So every new ledger is
-closed, which means that nothing is admitted. It is opened at once only if the namespace has never had a ledger.
+closed, which means that nothing is admitted. It is opened at once only if the namespace has no mark.
 """
 
 import math
@@ -23,8 +23,8 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""After this many seconds, the closed ledger of a marked namespace counts as lost. Until then, a replica may be about
-to open the ledger, because a replica marks the namespace before it opens the ledger."""
+"""If the closed ledger of a marked namespace is not opened within this many seconds, an earlier ledger was lost. Until
+then, a replica may be about to open the ledger, because a replica writes the mark first."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -41,8 +41,8 @@ class _Opener(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """A closed ledger, which may be lost. ``counter``: a random number that identifies the ledger. ``since``: the time,
-    by this process's clock, at which this process first read the closed ledger."""
+    """A closed ledger, which may replace a lost ledger. ``counter``: a random number that identifies the closed ledger.
+    ``since``: when this process first read the closed ledger, by this process's clock."""
 
     counter: int
     since: float
@@ -50,7 +50,7 @@ class _Loss(NamedTuple):
 
 @dataclass(eq=False)
 class LedgerMarks:
-    """Reads and writes the marks. A mark is a ConfigMap in the namespace of the ledgers.
+    """Reads and writes the marks of namespaces. A mark is a ConfigMap that shows that the namespace has had a ledger.
 
     A mark is deleted only together with its ledger, and only after every charge of the ledger belongs to a stored
     object. So a lost ledger is noticed even if the namespace was deleted and created again. ``storable_seconds``: a pod
@@ -65,13 +65,13 @@ class LedgerMarks:
     _losses: dict[str, _Loss] = field(default_factory=dict)
 
     def check_lost(self, namespace: str, lost: Reservation) -> None:
-        """Raise LedgerLost if a pod that was charged in the lost ledger may still be stored later."""
+        """Raise LedgerLost if a pod that was charged in the namespace's lost ledger may still be stored later."""
         missing = self.missing(namespace, lost)
         if (left := lost.seconds + self.storable_seconds + MARGIN_SECONDS - missing) > 0:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return the seconds since this process first read the closed ledger of the namespace."""
+        """Return the seconds since this process first read the closed ledger that replaces a lost ledger."""
         known, now = self._losses.get(namespace), self.clock()
         # Each created ledger has a new random counter. So the age of a newer ledger starts at 0.
         if known is None or known.counter != lost.counter:
@@ -81,9 +81,9 @@ class LedgerMarks:
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
         """Create the mark of a namespace. Return True if the namespace had no mark before.
 
-        True means that no earlier ledger can have admitted a charge. So the caller may open the ledger at once, by a
-        write at ``version``, the resourceVersion at which the caller read the closed ledger. If another replica opens
-        the ledger first, this write raises Conflict.
+        True means that an earlier ledger never existed, or was deleted when all its charges belonged to stored objects.
+        So the caller may open the ledger at once, by a write at ``version``, the resourceVersion at which the caller
+        read the closed ledger. If another replica opens the ledger first, this write raises Conflict.
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
@@ -102,7 +102,7 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Replace or create the mark. Then a process that has read an older version of the mark cannot delete the mark.
+        """Replace or create the mark of a namespace. Then no process that has read the older mark can delete the mark.
         Raises Conflict if another process writes the mark at the same time."""
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
@@ -124,7 +124,7 @@ class LedgerMarks:
         return mark.metadata.resource_version if mark else None
 
     def remove(self, namespace: str, version: str) -> None:
-        """Delete the mark of a namespace if it has this resourceVersion. Otherwise raises Conflict or NotFound."""
+        """Delete a namespace's mark if its resourceVersion is ``version``. Otherwise raises Conflict or NotFound."""
         self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:
@@ -142,7 +142,7 @@ class SeenVersions:
     """The newest resourceVersion of each ledger that this process has read within the last ``seconds``.
 
     resourceVersions only grow, even if an object is deleted and created again. They decrease only when etcd is restored
-    from a backup. Older entries are not needed: pods that were admitted before then are stored, or never will be.
+    from a backup. An older entry is not needed: all pods that its ledger admitted are stored by now, or never will be.
     """
 
     seconds: float
@@ -151,12 +151,12 @@ class SeenVersions:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest version; 0 if there is none. If a read returns an older version, etcd was restored."""
+        """Return the newest version of a ledger that was read, or 0. If a later read is older, etcd was restored."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Record a version that was read or written. With ``anew``, it replaces even a newer recorded version."""
+        """Record a ledger's version that was read or written. With ``anew``, replace even a newer recorded version."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now

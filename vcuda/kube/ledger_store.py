@@ -30,7 +30,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""The finalizer of a ledger. It keeps a ledger that a user deletes, until every charge belongs to a stored pod."""
+"""The finalizer of a ledger. A ledger that a user deletes stays until each of its charges belongs to a stored pod."""
 
 LOOK_AGAIN_SECONDS = 0.05
 
@@ -56,18 +56,18 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A ledger as the watch delivered it. `read` decodes the ledger on demand, because few versions are ever read."""
+    """A version of a ledger from the watch. `read` decodes it on demand, because most versions are never read."""
 
     namespace: str
     config_map: k8s_types.ConfigMap
 
     @property
     def deleting(self) -> bool:
-        """True if a user has deleted the ConfigMap, but its finalizer still keeps it."""
+        """True if a user has deleted the ledger's ConfigMap, but its finalizer still keeps the ConfigMap."""
         return self.config_map.metadata.deletion_timestamp is not None
 
     def read(self) -> Stored:
-        """Return the decoded ledger. Raises UnreadableLedger if its text is damaged."""
+        """Return the decoded ledger. Raises UnreadableLedger if the ledger's text is damaged."""
         return _read(self.config_map)
 
     @property
@@ -77,7 +77,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def pending_bytes(self) -> int:
-        """The length of the rest of the ledger's text, which has the pending, terminating and reserved charges."""
+        """The size of the ledger's text after `counted`, which has the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
@@ -123,7 +123,7 @@ class LedgerStore(NamespaceCounter):
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the open ledger, for reading only. If there is none, return a ledger counted from a LIST of the pods.
+        """Return a namespace's open ledger, for reading only. If there is none, return a ledger counted from a LIST.
 
         ``timeout``: seconds for each call. Raises UnreadableLedger if the ledger is damaged. Raises LedgerLost if the
         ledger was lost, and if pods that were charged in the lost ledger may still be stored later.
@@ -139,8 +139,8 @@ class LedgerStore(NamespaceCounter):
                     return Stored(self._counted(namespace, stored.ledger, timeout), None)
 
     def open(self, namespace: str, timeout: float = 10) -> Stored:
-        """Return the stored ledger, for writing. If there is none, create a closed ledger (it admits nothing). For a
-        closed ledger, count the pods and return an open ledger. The ledger is open when the caller has written it.
+        """Return a namespace's stored ledger, for writing. If there is none, create a closed ledger (it admits
+        nothing). For a closed ledger, count the pods, and return an open one, which the caller must write.
 
         Raises the errors of `read`, Conflict if another writer was first, and WriteUnanswered if the outcome of a write
         is unknown. After an error the caller may call `open` again.
@@ -161,7 +161,7 @@ class LedgerStore(NamespaceCounter):
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
     def _awaits_opening(self, namespace: str, lost: Reservation) -> bool:
-        """Return False if this replica may open the ledger. If another replica may be about to open the ledger, sleep
+        """Return False if this replica may open the closed ledger. If another replica may be about to open it, sleep
         briefly and return True.
 
         Raises LedgerLost if pods that were charged in a lost ledger may still be stored later.
@@ -176,7 +176,7 @@ class LedgerStore(NamespaceCounter):
         return False
 
     def _counted(self, namespace: str, ledger: Ledger, timeout: float) -> Ledger:
-        """List the pods, and return an open ledger with the charges in this LIST."""
+        """List a namespace's pods, and return ``ledger`` as an open ledger with the charges in this LIST."""
         observed = self.count_pods(namespace, timeout)
         counted = settle(ledger, observed, Expired(reaped={LOST}), counted_since=observed.resource_version)
         if counted.lost:
@@ -196,7 +196,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _created(self, namespace: str, timeout: float) -> Stored | None:
-        """Create and return a closed ledger (one that admits nothing). Return None if a ledger exists already."""
+        """Create and return a closed ledger (it admits nothing). Return None if the namespace has a ledger already."""
         newest, ledger = self._versions.newest(namespace), Ledger(reserved={LOST: _everything()})
         body = self._encode(namespace, ledger, None)
         try:
@@ -209,7 +209,7 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger that is older than a version that was read before, because etcd was restored from a backup.
+        """Close a ledger whose version is older than a version that was read before: etcd was restored from a backup.
         Pods that were charged in the newer version may still be stored later."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
@@ -227,8 +227,8 @@ class LedgerStore(NamespaceCounter):
             self._marks.opened(namespace)
 
     def write(self, namespace: str, ledger: Ledger, replaced: Stored, timeout: float = 10) -> Stored:
-        """Write ``ledger`` in place of ``replaced``, the result of `open` or `write`. Raises Conflict if another writer
-        was first, and WriteUnanswered if the outcome is unknown."""
+        """Write ``ledger`` in place of ``replaced``, the result of an earlier `open` or `write`. Raises Conflict if
+        another writer was first, and WriteUnanswered if it is unknown whether the write was stored."""
         if replaced.version is None:
             raise ValueError(namespace)  # a programming error: a ledger without a version must be opened before a write
         body = self._encode(namespace, ledger, replaced.version)
@@ -241,10 +241,10 @@ class LedgerStore(NamespaceCounter):
         return stored
 
     def drop(self, namespace: str, version: str) -> None:
-        """Delete the ledger and its mark, if the ledger still has ``version``. Otherwise raises Conflict or NotFound.
+        """Delete a ledger and its mark, if the ledger still has ``version``. Otherwise raises Conflict or NotFound.
 
-        The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace
-        is opened at once, and then counts only stored pods.
+        The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace is
+        opened at once, and then counts only stored pods.
         """
         # The mark is read before the ledger is deleted. The mark of a later ledger has another version.
         mark = self._marks.current(namespace)
@@ -262,7 +262,7 @@ class LedgerStore(NamespaceCounter):
         self.finish_drop(namespace)
 
     def finish_drop(self, namespace: str) -> None:
-        """Delete the mark of a ledger that this process deleted, if the mark still exists."""
+        """Delete the mark of a namespace whose ledger this process has deleted, if the mark still exists."""
         if mark := self._dropped.get(namespace):
             # If the namespace's mark has another version, it belongs to a newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
@@ -274,8 +274,9 @@ class LedgerStore(NamespaceCounter):
     ) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
-        If ``on_charge`` is given, it is called instead after two kinds of writes: writes that leave the charges of
-        stored objects unchanged, and writes of this process. It gets the namespace and `NamedLedger.pending_bytes`.
+        If ``on_charge`` is given, it replaces ``on_change`` after two kinds of writes: writes that leave the charges of
+        stored objects unchanged, and writes of this process. Its arguments are the namespace and
+        `NamedLedger.pending_bytes`.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:

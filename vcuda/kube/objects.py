@@ -31,7 +31,7 @@ class InvolvedObject(msgspec.Struct, frozen=True, rename="camel", omit_defaults=
 class Event(msgspec.Struct, frozen=True):
     """A Kubernetes Event. Its name is the subject's name, a dot and ``id``. A message that is too long is truncated.
 
-    ``component``: the part of this system that writes the Event.
+    ``subject``: the object that the Event is about. ``component``: the part of this system that writes the Event.
     """
 
     subject: InvolvedObject
@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event, unless an Event of this name exists. Raises ApiError if it is refused, or Unavailable."""
+    """Write an Event, unless an Event of this name exists. Raises ApiError if it is refused, otherwise Unavailable."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest = {
@@ -64,7 +64,7 @@ def post_event(kube: Kube, event: Event) -> None:
 
 
 def post_event_or_log(kube: Kube, event: Event) -> None:
-    """Write an Event. If this fails, log the error and go on."""
+    """Write an Event. If this fails, log the error and return normally."""
     try:
         post_event(kube, event)
     except errors.VcudaError as error:
@@ -96,14 +96,14 @@ SERVICE_NAME = "kubernetes.io/service-name"
 """The label of an EndpointSlice that names its Service."""
 
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
-"""The label of an EndpointSlice that names its writer. Kubernetes' own controllers change only their own slices."""
+"""The label of an EndpointSlice that names its writer. Kubernetes' controllers do not change other writers' slices."""
 
 # Slices of type FQDN are left out, because neither the API server nor kube-proxy uses them.
 _DIALLED = ("IPv4", "IPv6")
 
 
 class Conditions(k8s_types.K8sStruct, frozen=True):
-    """The state of an endpoint. An endpoint without ``ready`` counts as ready."""
+    """The conditions of a Service's endpoint. An endpoint without ``ready`` counts as ready."""
 
     ready: bool | None = None
 
@@ -120,7 +120,7 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
 
 
 class Port(k8s_types.K8sStruct, frozen=True):
-    """A port of all endpoints of a slice. A port without a number means "all ports". No client can connect to it."""
+    """A port of all endpoints of an EndpointSlice. No number means "all ports"; then there is no port to connect to."""
 
     name: str | None = None
     port: int | None = None
@@ -139,7 +139,7 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint of a Service, and whether the endpoint is ready. Raises VcudaError."""
+    """Return HOST:PORT of every endpoint of a Service, with True if it is ready. Raises VcudaError if a read fails."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
     pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)
@@ -150,7 +150,7 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
-    """Return HOST:PORT of each endpoint at port ``port_name``, and whether the endpoint is ready."""
+    """Return HOST:PORT of each endpoint in the slices at port ``port_name``, with True if the endpoint is ready."""
     found: dict[str, bool] = {}
     # An endpoint that moves between slices is in both for a while. It is ready if one of the slices reports it ready.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):

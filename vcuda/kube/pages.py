@@ -11,25 +11,25 @@ import msgspec
 from vcuda import errors
 
 MOST_PAGE_BYTES = 8 * 2**20
-"""The maximum size of a page with several objects. If a page is larger, it is requested again with fewer objects."""
+"""The maximum bytes of a page with several objects. If a page is larger, it is requested again with fewer objects."""
 
 MOST_OBJECT_BYTES = 16 * 2**20
 """The most bytes that are read of one object. etcd stores objects up to 1.5 MiB (--max-request-bytes). Go writes each
 ``<``, ``>`` and ``&`` as six bytes of JSON (encoding/json, HTMLEscape). So an object may have over 9 MiB of JSON."""
 
 FIRST_PAGE = 32
-"""The number of objects in the first page."""
+"""The number of objects in the first page of a LIST."""
 
 GROWTH = 4
 """After a page succeeds, the next page may have up to this many times as many objects. After a page fails, it is
 requested again with this many times fewer objects."""
 
 AIM_BYTES = 4 * 2**20
-"""The intended size of a page, in bytes."""
+"""The intended size of a page of a LIST, in bytes."""
 
 
 class PageSize:
-    """Chooses the number of objects to request in the next page, from 1 to ``most``."""
+    """Chooses how many objects to request in the next page of a LIST, from 1 to ``most``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -44,12 +44,12 @@ class PageSize:
         return self.objects > FIRST_PAGE
 
     def came(self, objects: int, size: int) -> None:
-        """Record the size in bytes of a page that was read, so that the next page has about `AIM_BYTES`."""
+        """Record that a page with so many objects had ``size`` bytes, so that the next page has about `AIM_BYTES`."""
         fitting = AIM_BYTES * objects // size if objects else self.objects
         self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
 
     def shrink(self) -> None:
-        """Record that the page was too large. The caller then requests the page again, with fewer objects."""
+        """Record that a page was too large or too slow. The caller then requests the page again, with fewer objects."""
         self.objects = max(1, self.objects // GROWTH)
 
 
@@ -74,13 +74,13 @@ _LIST = msgspec.json.Decoder(_List)
 
 
 def read_page(body: bytes) -> tuple[Page, str]:
-    """Return a page and the continue token, which is empty on the last page. Raises msgspec.MsgspecError."""
+    """Return the page in ``body``, and the continue token (empty for the last page). Raises msgspec.MsgspecError."""
     listed = _LIST.decode(body)
     return Page(listed.metadata.resource_version, listed.items or []), listed.metadata.continue_
 
 
 class SkippedObject(NamedTuple):
-    """An object that is too large to be read. The fields are empty if the object's first bytes do not name it."""
+    """An object that is too large to be read. The fields are empty if its first bytes do not contain its name."""
 
     namespace: str
     name: str
@@ -97,7 +97,7 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Read the ``head`` of a page whose object is too large. Return an empty page, the next token and the name."""
+    """Read ``head``, the start of a page with a too large object. Return an empty page, the next token and the name."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")
@@ -111,11 +111,11 @@ def name_in(head: bytes) -> SkippedObject:
 
 
 Fetch = Callable[[int, str, float, int], bytes]
-"""Returns the bytes of a page. The arguments are the maximum number of objects, the continue token, the timeout in
-seconds, and the maximum number of bytes. Raises TooLarge for a page of more bytes, and TimedOut after the timeout."""
+"""A function that returns the bytes of a page of a LIST. It gets the maximum number of objects, the continue token, the
+timeout in seconds, and the maximum number of bytes. Raises TooLarge for a larger page, or TimedOut."""
 
 Skip = Callable[[SkippedObject], None]
-"""Called with an object that is too large to be read."""
+"""A function that is called with each object that is too large to be read."""
 
 
 @dataclass(eq=False)
@@ -142,7 +142,7 @@ class Pager:
         self._deadline = self.clock() + self.seconds
 
     def __iter__(self) -> Iterator[Page]:
-        """Yield the pages. Raises the errors of `Kube.list_pages`."""
+        """Yield the pages of the LIST. Raises the errors of `Kube.list_pages`."""
         page, token = self._next("")
         yield page
         while token:
@@ -150,7 +150,7 @@ class Pager:
             yield page
 
     def _next(self, token: str) -> tuple[Page, str]:
-        """Return the page at a continue token, and the token of the next page."""
+        """Return the page at a continue token, and the token of the next page, which is empty after the last page."""
         while (left := self._deadline - self.clock()) > 0:
             try:
                 return self._read(token, min(self.timeout, left))

@@ -1,4 +1,4 @@
-"""Keeps the objects of a resource in memory. A LIST reads all objects, and then a watch delivers each change."""
+"""Keeps all objects of one resource in memory. A LIST reads the objects, and then a watch delivers each change."""
 
 import math
 import random
@@ -18,8 +18,8 @@ from vcuda.kube import client, connection, store, watch
 T = TypeVar("T")
 
 OnEvent = Callable[[T | None, T | None], None]
-"""Called after an object changes, with the old and the new object. The old object is None if the object was created.
-The new object is None if it was deleted."""
+"""A function that is called after an object changes, with the old and the new object. The old object is None if the
+object was created. The new object is None if the object was deleted."""
 
 _SERVER_TIMEOUT = 300  # seconds, ±20 %; then the API server ends the watch. New watches balance the API servers' load.
 SILENCE = 70
@@ -39,7 +39,7 @@ _MOST_DOUBLINGS = 32  # more doublings would overflow a float; the delay reaches
 
 @dataclass(slots=True)
 class Backoff:
-    """Delays in seconds that double from ``first`` to ``ceiling``. ``draw`` returns a float from 0 to 1, for jitter."""
+    """Seconds between failed attempts: they double from ``first`` to ``ceiling``. ``draw``: a random float up to 1."""
 
     first: float = 0.1
     ceiling: float = 10.0
@@ -63,13 +63,13 @@ class Reflector(Generic[T]):
     ``synced`` is set after the first list. After that, the store never returns to an older version, and ``on_event``
     gets every change. If the connection is lost, the store keeps its objects, and ``last_event_age`` grows.
 
-    ``decode`` gets the raw JSON of one object. It returns None if the object must not be kept. If ``decode`` fails,
+    ``decode`` gets the raw JSON of one object, and returns None if the object must not be kept. If ``decode`` fails,
     the error is logged and counted, and the store keeps the last good value of the object.
 
     ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If ``on_event`` raises
     an exception, this is logged and counted, and the next event follows. ``on_listed`` is called after each list and
-    its events. ``on_listing`` is called before each list. It must return True if ``decode`` has new rules. Then
-    unchanged objects are decoded again. An unexpected error in the reflector itself is logged and ends the thread.
+    its events. ``on_listing`` is called before each list. If it returns True, the list also decodes unchanged objects
+    again, because ``decode`` has new rules. An unexpected error in the reflector itself is logged and ends the thread.
     ``alive`` is then False.
 
     ``listed_version`` is the version of the last list. It is set before the store changes to that list. The watch
@@ -125,7 +125,7 @@ class Reflector(Generic[T]):
 
     @property
     def resource_version(self) -> str:
-        """The newest version that the store includes; empty before the first list."""
+        """The newest resourceVersion that the store of objects includes; empty before the first list."""
         return self._store.version
 
     @property
@@ -135,22 +135,22 @@ class Reflector(Generic[T]):
     def last_event_age(self, now: float) -> float:
         """Return the seconds between the API server's last answer and ``now``; infinite before the first list.
 
-        Answers are lists, starts of watches, events and bookmarks. More than 120 s mean that the server is silent.
+        Answers are lists, starts of watches, events and bookmarks. An age above 120 s means that the server is silent.
         """
         return now - self._last_event
 
     def start(self) -> None:
-        """Start the thread. ``synced`` is set after the first list and its callbacks."""
+        """Start the reflector's thread. ``synced`` is set after the first list and its callbacks."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the thread end. During a list in pages it ends after the current page, and otherwise at once."""
+        """Make the reflector's thread end: during a list in pages after the current page, and otherwise at once."""
         self._stopping.set()
         self._watches.abort()
 
     def list_again(self) -> None:
-        """Make the reflector list again. Any thread may call this method. An open watch ends at once. If a list is
-        running, it is finished, and another list follows."""
+        """Make the reflector list all objects again. Any thread may call this method. An open watch ends at once. If a
+        list is running, the reflector finishes it, and makes another list."""
         self._asked_again.set()
         self._watches.abort()
 
@@ -189,8 +189,8 @@ class Reflector(Generic[T]):
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
 
     def _list_and_watch(self) -> bool:
-        """Read a list from the initial events of a watch, and then the later events of this watch. Return False if the
-        list must be read in pages instead."""
+        """Open a watch that begins with all objects. Replace the stored objects by these, and then follow the watch.
+        Return False if the list must be read in pages instead."""
         if self._streams_refused or self._stream_broken:
             return False
         with ExitStack() as stack:
@@ -208,7 +208,7 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """Replace the stored objects by a list that is read in pages. The thread does so if it cannot stream a list."""
+        """Replace the stored objects by a list that is read in pages. This is used if a list cannot be streamed."""
         # A LIST without a resourceVersion is as new as etcd, even if the API server answers it from its cache.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
         reader = self._list_reader()
@@ -247,7 +247,7 @@ class Reflector(Generic[T]):
         return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
 
     def follow(self, events: Iterable[watch.WatchEvent]) -> None:
-        """Apply the events of a watch until the watch ends. The thread calls this after a list."""
+        """Apply the events of a watch to the stored objects until the watch ends. A list must have been read before."""
         self.counts.watches += 1
         opened = self._last_event = self.clock()
         try:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoreEntry(Generic[T]):
-    """One object: its uid, its resourceVersion and its decoded value."""
+    """One stored object: its uid, its resourceVersion and its decoded value."""
 
     uid: str
     version: str
@@ -27,7 +27,7 @@ class StoreEntry(Generic[T]):
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of a reflector since its start, for metrics. ``lists`` includes ``streamed_lists``."""
+    """Counters of a reflector since its start, for metrics. ``lists`` includes the ``streamed_lists``."""
 
     lists: int = 0
     streamed_lists: int = 0
@@ -48,7 +48,7 @@ class Store(Generic[T]):
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self.version = ""
-        """The newest resourceVersion that the store includes; empty before the first ``swap``."""
+        """The newest resourceVersion that the store includes; empty before the first call of `swap`."""
 
     def get(self, key: tuple[str, str]) -> T | None:
         """Return the object with this namespace and name; None if it is not stored."""
@@ -94,7 +94,7 @@ class Store(Generic[T]):
         return before
 
     def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
-        """Store one object, or remove it if ``entry`` is None."""
+        """Store one object; if ``entry`` is None, remove the object."""
         with self._lock:
             _put(self._entries, key, entry)
             if self._grouped is not None:
@@ -109,7 +109,7 @@ class Store(Generic[T]):
 
 
 class Listing(NamedTuple, Generic[T]):
-    """A complete list: the kept objects, and the resourceVersion of the list."""
+    """The result of a complete list: the decoded objects, and the resourceVersion of the list."""
 
     entries: dict[watch.Key, StoreEntry[T]]
     version: str
@@ -119,7 +119,7 @@ class Listing(NamedTuple, Generic[T]):
 class ObjectReader(Generic[T]):
     """Decodes objects. An object that is already stored at the same version is decoded again only if ``anew`` is True.
 
-    If an object cannot be decoded, this is logged and counted, and its last good value is used.
+    If an object cannot be decoded, this is logged and counted, and the object's last good value is used.
     """
 
     decode: Callable[[bytes], T | None]
@@ -142,7 +142,7 @@ class ObjectReader(Generic[T]):
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Log and count an object that is too large. Return its stored entry by its key; empty if none is stored."""
+        """Log and count an object that is too large. Return its last good entry by its key; empty if there is none."""
         self.counts.undecodable += 1
         self._log.error("object too large to be read", object=str(skipped))
         key = watch.Key(*skipped)
@@ -174,7 +174,7 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects in a watch's initial events. Raises Unavailable if no bookmark ends the initial events."""
+    """Return the objects in a watch's initial events. Raises Unavailable if the watch ends before the last of them."""
     entries: dict[watch.Key, StoreEntry[T]] = {}
     # Changes may arrive before the bookmark. So events of every type are applied.
     for event in events:

@@ -14,28 +14,28 @@ QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
 """The time limits of a LIST in seconds: for a usual namespace, and for a namespace whose last LISTs were slow."""
 
 MOST_QUICK, MOST_SLOW = 4, 2
-"""The maximum numbers of LISTs at a time: for usual namespaces, and for namespaces whose last LISTs were slow."""
+"""The maximum numbers of LISTs at a time: of usual namespaces, and of namespaces whose last LISTs were slow."""
 
 REST_PER_SECOND = 4.0
-"""After a LIST that timed out, its namespace is not listed for this many times as long as the LIST took."""
+"""If a LIST of a namespace timed out, the namespace is not listed for this many times as long as the LIST took."""
 
 SLOW_FOR_SECONDS = 600.0
 """A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""
 
 MOST_REMEMBERED = 10_000
-"""The maximum number of namespaces that are remembered as slow, and of those whose LIST timed out."""
+"""The maximum numbers of namespaces that are remembered: as slow, and because their LIST timed out."""
 
 
 class ListTurns:
-    """Gives turns to LISTs. A LIST reads the objects of one namespace, and runs only in a turn. Thread-safe.
+    """Limits the LISTs that run at a time. A LIST reads the objects of one namespace, and runs only in a turn.
+    Thread-safe.
 
     A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, it is abandoned and repeated with `SLOW_SECONDS`. Later
     LISTs of that namespace get `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
     `MOST_SLOW` LISTs of slow namespaces run at a time. These bounds limit the memory for pages. They also limit the
     wait of a usual namespace: at most `QUICK_SECONDS` for each `MOST_QUICK` namespaces that wait before it.
 
-    If a LIST is not finished in `SLOW_SECONDS`, its namespace rests for `REST_PER_SECOND` times as long: meanwhile it
-    is not listed. ``clock`` returns seconds.
+    If a LIST takes longer than `SLOW_SECONDS`, its namespace is not listed for `REST_PER_SECOND` times as long.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,10 +46,10 @@ class ListTurns:
         self._rests_until: dict[str, float] = {}
 
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
-        """Call ``make`` in a turn, and return its result. ``make`` gets the seconds that its LISTs may take.
+        """Wait for a turn, call ``make``, and return its result. ``make`` gets the seconds that its LISTs may take.
 
-        ``patience``: seconds to wait for a turn. Raises ListOverdue if no turn is free in time, if the LISTs take too
-        long, or if the namespace rests because earlier LISTs took too long. Also raises the errors of ``make``.
+        ``patience``: the most seconds to wait. Raises ListOverdue if no turn is free in time, if the LISTs take too
+        long, or shortly after earlier LISTs of the namespace took too long. Also raises the errors of ``make``.
         """
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
             raise self._overdue(namespace, left)
@@ -99,4 +99,4 @@ class ListTurns:
 
 
 class _NoTurn(ListOverdue):
-    """No turn became free within the ``patience`` of the caller."""
+    """No turn for a LIST became free in the time that the caller could wait."""

@@ -1,4 +1,4 @@
-"""Opens watches of a resource path, and reads the events. Any thread can end an open watch."""
+"""Opens watches of one resource path, and reads their events. Any thread can end an open watch."""
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ class Key(NamedTuple):
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
-    """The metadata of an object that a reflector needs."""
+    """The fields of an object's metadata that a reflector needs."""
 
     resource_version: str
     namespace: str = ""
@@ -42,8 +42,8 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WatchEvent(NamedTuple):
-    """One event of a watch. A BOOKMARK has only a version. ``ends_initial_events``: True for the BOOKMARK that follows
-    the initial events."""
+    """One event of a watch. A BOOKMARK event has a version, but no object. ``ends_initial_events``: True for the
+    BOOKMARK that follows the initial events."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     meta: Meta
@@ -82,12 +82,12 @@ _STATUS = msgspec.json.Decoder(Status)
 
 
 def read_meta(raw: bytes) -> Meta:
-    """Return the metadata of one object in JSON. Raises msgspec.MsgspecError if it cannot be read."""
+    """Return the metadata of one object in JSON. Raises msgspec.MsgspecError if the metadata cannot be read."""
     return _HEAD.decode(raw).metadata
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in a line of the watch ``what``. Raises ApiError, or WatchLost if an event may be missing."""
+    """Return the event in a line of a watch. Raises the line's ApiError, or WatchLost if an event may be missing."""
     try:
         return _read_change(line) or _read_any(line, what)
     except msgspec.MsgspecError as error:
@@ -95,8 +95,8 @@ def read_event(line: bytes, what: str) -> WatchEvent:
 
 
 def _read_change(line: bytes) -> WatchEvent | None:
-    """Return the event of a line that has a beginning in `_BEGINNINGS`; None for other lines. This is faster than
-    `_read_any`, because the end of the object is not searched."""
+    """Return the event of a line that begins with one of `_BEGINNINGS`; None for other lines. This is faster than
+    `_read_any`, which searches the JSON for the end of the object."""
     beginning, _, rest = line.partition(b',"object":')
     if (kind := _BEGINNINGS.get(beginning)) is None:
         return None
@@ -134,8 +134,8 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
 class Watches:
     """Opens watches of one resource path, one at a time. ``params`` are query parameters, for example selectors.
 
-    A watch ends after ``silence`` seconds without an event. It also ends if ``stopping`` or ``interrupted`` is set when
-    it is opened. `abort` ends the open watch at once, so that no thread waits for the next event.
+    A watch ends after ``silence`` seconds without an event. If ``stopping`` or ``interrupted`` is set when a watch is
+    opened, it ends at once. `abort` ends the open watch at once, so that no thread waits for the next event.
     """
 
     kube: Kube

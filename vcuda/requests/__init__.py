@@ -1,1 +1,1 @@
-"""Reads the GPU requests of pods. The resources by which one vendor's GPUs are requested are a scheme."""
+"""Reads the GPU requests of pods. A scheme is the set of resource names by which pods request one vendor's GPUs."""

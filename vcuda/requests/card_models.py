@@ -35,7 +35,7 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
-"""The maximum number of products in one row. So many names fit into the CEL selector that pins a claim to a model."""
+"""The maximum number of products of one model. So many names fit into the CEL selector that pins a claim to a model."""
 MAX_ROWS = 256
 """The maximum number of models, and of products of all models together. Validation compares all pairs of products."""
 
@@ -59,7 +59,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the next steps of the search: how many characters each pattern consumes, and the text added to the name."""
+    """Yield the next steps of the search: the characters that each pattern consumes, and the text added to the name."""
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -98,7 +98,7 @@ _EXAMPLE = (
 
 
 def read_cores_of_device(value: object) -> int:
-    """Return the cores (hundredths of a card) of one device, from 1 to 100."""
+    """Return the cores (hundredths of a card) of one device, read from ``cards`` in ``gpu_models``: from 1 to 100."""
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
@@ -130,7 +130,7 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 
 
 def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
-    """Parse the text of ``gpu_models``. ``limited``: the models that the quota document limits. Raises QuotaFault."""
+    """Parse ``gpu_models``. ``limited``: the models to which the quota document sets limits. Raises QuotaFault."""
     return check_text(text, lambda tree: _read_models(tree, limited), _sentence)
 
 
@@ -158,7 +158,7 @@ class _Claimed(NamedTuple):
     model: str
     name: str
     at_product: bool = False
-    """True if ``name`` is a product of a row, and not a model."""
+    """True if ``name`` is a product in a row of ``gpu_models``; False if ``name`` is the name of a model."""
 
     @property
     def pattern(self) -> str:
@@ -166,7 +166,7 @@ class _Claimed(NamedTuple):
 
     @property
     def with_vendor(self) -> str:
-        """The pattern with the prefix ``nvidia-``, which some sources add to products (`vcuda.discovery.names`)."""
+        """The product's pattern with the prefix ``nvidia-``, which some sources add (`vcuda.discovery.names`)."""
         pattern = self.pattern
         return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
 
@@ -176,7 +176,7 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each place where a product could belong to two models, with a message."""
+    """Yield each place in ``gpu_models`` with a product that could belong to two models, and a message about it."""
     products = [
         _Claimed((model, "products", at), model, product, at_product=True)
         for model, row in rows.items()

@@ -22,10 +22,10 @@ from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
 TIME_ZONE = "gpu_time_zone"
-"""The keys of the ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
+"""The keys of the quota ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""The beginning of all keys of this system. Other keys of the ConfigMap are ignored."""
+"""All keys of this system in the quota ConfigMap begin with this text. Other keys in it are ignored."""
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,61}\*", re.ASCII)
 
 
 class QuotaConfig(msgspec.Struct, frozen=True):
-    """The content of one version of the quota ConfigMap."""
+    """The parsed content of one version of the quota ConfigMap."""
 
     quota: Quota = Quota()
     resources: GpuResources = BUILT_IN
@@ -42,7 +42,7 @@ class QuotaConfig(msgspec.Struct, frozen=True):
 def parse_config(
     data: Mapping[str, str], key: str = QUOTA, system: frozenset[str] = SYSTEM_NAMESPACES, version: str = ""
 ) -> QuotaConfig:
-    """Return the content of the ConfigMap's ``data``. ``key``: the key of the quota. ``version``: the resourceVersion.
+    """Parse ``data`` of the quota ConfigMap. ``key``: the key of the quota. ``version``: the resourceVersion.
 
     Raises QuotaFault with the faults of all keys. The path of a fault outside the quota begins with the key's name.
     """
@@ -91,7 +91,7 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return ``name`` if it is a valid key of ``gpu_units`` and not in another table. Raises WrongValueError."""
+    """Return ``name`` if it may be a key of ``gpu_units``. Raises WrongValueError if it is malformed or taken."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
         raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}; this covers claims and pods")
@@ -122,7 +122,7 @@ def read_memory_of_unit(value: object) -> int:
 
 
 class _UnitEntry(values.StrictModel):
-    """An entry of ``gpu_units``: the charge of one unit of a resource. It is empty for a resource without GPUs."""
+    """An entry of ``gpu_units``: the charge of one unit of a resource. For a resource without GPUs it is empty."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
@@ -145,7 +145,7 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
-    """Return the charges by unit in ``gpu_units``. Raises QuotaFault, for example for a unit that is in ``taken``."""
+    """Parse ``gpu_units``, and return each unit's charge. Raises QuotaFault, for example for a unit in ``taken``."""
 
     def sentence(details: ErrorDetails) -> str:
         shape = f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
@@ -170,7 +170,7 @@ _DOMAINS = pydantic.TypeAdapter(
 
 
 def parse_domains(text: str) -> tuple[str, ...]:
-    """Parse ``gpu_domains``, and return the domains. Raises QuotaFault."""
+    """Parse key ``gpu_domains`` of the quota ConfigMap, and return its domains. Raises QuotaFault."""
 
     def read(tree: Plain) -> tuple[str, ...]:
         # check_text returns an empty mapping for an empty text. Strict pydantic accepts no list in place of a tuple.

@@ -1,4 +1,4 @@
-"""Brings product names into the form in which they are compared: in lower case, and with ``-`` for a space."""
+"""Folds product names, so that they can be compared: folded names are in lower case, with ``-`` for a space."""
 
 import string
 
@@ -7,5 +7,5 @@ _FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_low
 
 
 def fold(name: str) -> str:
-    """Return a product name, or a pattern of product names, in the form in which they are compared."""
+    """Return a product name, or a pattern of product names, in lower case and with ``-`` for each space."""
     return name.translate(_FOLD)

@@ -15,9 +15,9 @@ from vcuda.requests.share_limits import ShareLimits
 
 SIDECAR = "Always"
 NONE = (0, "0")
-"""The two forms of a zero quantity: people may write a number, and the API server writes a text."""
+"""The two forms of a zero amount of a resource: people may write a number, and the API server writes a text."""
 MOST_UNITS = 10_000_000
-"""The most units of one request: 2,000 per node, for the 5,000 nodes that Kubernetes supports at most."""
+"""The most units in one request: 2,000 for each of the 5,000 nodes that Kubernetes supports at most."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -26,31 +26,31 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The GPU request of a pod."""
 
     charge: Charge
-    """The charge. If there are faults, the charge covers only the part of the request that could be read."""
+    """What the request is charged. If there are faults, the charge covers only the part that could be read."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
     """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
     share: int = 0
-    """The most cores of one card that a container requests. It is 100 if the container requests whole cards."""
+    """The most cores of one card that any container requests. It is 100 if a container requests whole cards."""
     by_units: bool = False
-    """True if the pod requests a GPU resource that belongs to no vendor's scheme."""
+    """True if the pod requests a unit, which is a GPU resource of no vendor's scheme."""
     has_share: bool = False
-    """True if a container requests less than the cores of a card."""
+    """True if a container requests a share: less than all cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """The charge by GPU model, for the models whose charge differs from ``charge``."""
+    """The charge by GPU model, for each model on which it differs from ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
-    """The vendors' libraries that may limit shares of cards in the pod's containers."""
+    """Descriptions of the vendors' libraries that may limit the pod's containers to their shares of cards."""
     share_memory: int = 0
-    """The most memory of one card that a container requests, in MiB."""
+    """The most memory of one card that any container of the pod requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
-    """The schemes that must have a register (list of cards) on the pod's node. No other node can serve the request."""
+    """The schemes whose register (the vendor's list of a node's cards) a node needs to serve the pod."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.get(model, self.charge)
 
     @property
     def asks(self) -> bool:
-        """True if the pod requests a resource that is charged."""
+        """True if the pod requests a GPU resource that is charged."""
         return bool(self.schemes) or self.by_units
 
 
@@ -59,27 +59,27 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """The charges by kind. A kind is the name of a scheme or of a unit. The charge of a pod is computed per kind."""
+    """What the container is charged, by the name of its scheme and of each unit. Each name is charged separately."""
     cores_per_card: int
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The scheme or unit of which the container requests only a number, without cores or memory; empty if none."""
+    """The scheme or unit of which the container requests a number, but no cores or memory; empty if there is none."""
     by_memory: str = ""
-    """The scheme whose shares are charged cores in proportion to their memory; empty if there is none."""
+    """The name of the scheme, if it charges shares for cores in proportion to their memory; empty if it does not."""
     limits: tuple[ShareLimits, ...] = ()
-    """The vendors' libraries that may limit the container's shares of cards."""
+    """Descriptions of the vendors' libraries that may limit the container to its shares of cards."""
     memory_per_card: int = 0
     """The memory of one card that the container requests, in MiB."""
 
     @property
     def needs_register(self) -> bool:
-        """True if only a node with the scheme's register (list of cards) can serve the request. A bare count of whole
-        cards can also be served by NVIDIA's own device plugin."""
+        """True if the request needs a node with the scheme's register, in which the vendor lists the cards. A bare
+        count of whole cards needs none, because NVIDIA's own device plugin can serve it, too."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the charge of one kind on a GPU model. ``worth``: the cores and memory of a device of the model."""
+        """Return the container's charge for scheme or unit ``kind``. ``worth``: a device of the GPU model to charge."""
         charge = self.charges.get(kind, NOTHING)
         # A request without cores is charged all cores of a card for each device. So this is the number of devices.
         devices = charge.cores // CORES_PER_CARD
@@ -92,7 +92,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
-    """Return whether any container requests more than 0 of a resource that is charged."""
+    """Return whether any container of the pod requests more than 0 of a GPU resource that is charged."""
     # This function runs for every pod of the cluster, and most pods request no GPU. So it creates no objects, not even
     # a path. The name of a charged resource contains a slash. One search in the joined names is the fastest check.
     spec = pod.spec
@@ -107,7 +107,7 @@ def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
-    """Return a container's limits, and its requests for resources without a limit, as gpu-manager and HAMi do."""
+    """Return a container's limits, with its requests for resources without a limit, as gpu-manager and HAMi do."""
     # In stored pods limits and requests are equal, as Kubernetes requires for extended resources. A pod template may
     # have only limits or only requests.
     resources = container.resources
@@ -120,7 +120,7 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 
 
 def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
-    """Return the request of a pod, with all faults and their field paths."""
+    """Return the GPU request of a pod. Its ``faults`` contain all faults with their field paths."""
     containers = tuple(pod.all_containers())
     asked = [_read_container(path, container, known) for path, container in containers]
     requests = [request for request in asked if request]

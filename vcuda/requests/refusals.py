@@ -1,7 +1,7 @@
-"""Finds the fields of a pod that give it more GPU than it is charged: unrequested devices, or a share without limits.
+"""Finds fields of a pod that give it more GPU than it is charged: unrequested devices, or a share without limits.
 
-Three things are not part of the pod object and are not checked: variables of the image, variables from a ConfigMap by
-``envFrom``, and the content of a host path.
+Three things are not checked, because the pod object does not contain them: variables of the image, variables from a
+ConfigMap by ``envFrom``, and the content of a host path.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -18,12 +18,12 @@ from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import LimitVariable, ShareLimits
 
 COMPUTE_POLICY = "/vgpu-compute-policy"
-"""The end of the key of vgpu-manager's annotation (pkg/util/consts.go). The domain before the slash is configurable."""
+"""The end of the key of a vgpu-manager annotation (pkg/util/consts.go). The key's domain can be configured."""
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
-"""The annotations by which KAI's pods request a share of a card (KAI-Scheduler, pkg/common/constants). Letter case is
-ignored, because other admission webhooks may copy an annotation with another letter case."""
+"""The annotations by which pods request a share of a card from KAI (KAI-Scheduler, pkg/common/constants). Letter case
+is ignored, because other admission webhooks may copy an annotation with another letter case."""
 
 EFFECTS: Mapping[Allowance, str] = {
     Allowance.DISABLE_CONTROL: "turns off all limits of a share of a card",
@@ -32,12 +32,12 @@ EFFECTS: Mapping[Allowance, str] = {
     Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
     Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
 }
-"""The effect of a variable or volume on a share. The key is the allowance with which a quota permits this effect."""
+"""The effects of variables and volumes on a share of a card, by the allowance with which a quota permits the effect."""
 
 
 class Refusal(NamedTuple):
-    """A reason to refuse a pod. ``allowance``: the entry in a quota's ``allow`` list that would permit the pod; None if
-    no entry would."""
+    """A reason to refuse a pod. ``allowance``: the entry that a quota's ``allow`` list needs to admit the pod; None if
+    no entry would help."""
 
     path: str
     message: str
@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The fault for the user, whose message names the allowance that the administrator can add."""
+        """The refusal as a fault for the user. Its message names the allowance that the administrator can add."""
         if self.allowance is None:
             return Fault(self.path, self.message)
         advice = f"or ask your administrator to add `allow: [{self.allowance}]` to this namespace's quota"
@@ -59,11 +59,11 @@ class _Judge(NamedTuple):
     extended: Collection[str]
     """The extended resources for which the scheduler allocates devices of a DeviceClass."""
     limits: tuple[ShareLimits, ...]
-    """The vendors' libraries that may limit the shares of the pod."""
+    """Descriptions of the vendors' libraries that may limit the pod to its shares of cards."""
 
 
 def could_reach_gpus(pod: Pod) -> bool:
-    """Return whether a pod could get a GPU by any of its fields. All other pods are admitted without further checks.
+    """Return whether a pod could get a GPU by any of its fields. If not, the pod is admitted without further checks.
 
     The matchConditions in manifests/base/registration.yaml must match every pod for which this function returns True.
     """
@@ -88,10 +88,10 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield the parts of a pod that must be refused. The faults of the pod's GPU request are not included.
+    """Yield the fields of a pod that must be refused, except the faults that `read_request` has found.
 
-    ``extended``: the extended resources for which the scheduler allocates devices of a DeviceClass; None if this
-    system does not charge claims.
+    ``extended``: the extended resources for which the scheduler allocates devices of a DeviceClass; None if this system
+    does not charge claims.
     """
     spec = pod.spec
     claims = bool(spec.resource_claims)
@@ -129,7 +129,7 @@ def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Ite
 
 
 def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
-    """Yield the annotations of a pod or of a ResourceClaim that turn off the core limit of a share.
+    """Yield the annotations of a pod or of a ResourceClaim that turn off the core limit of a share of a card.
 
     vgpu-manager's DRA driver reads the annotations of the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
     """
@@ -175,7 +175,7 @@ def _variables(
 
 
 def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus: bool) -> LimitVariable | None:
-    """Return the rule for a variable that may lift a limit of a share; None if the variable is harmless."""
+    """Return the rule for a variable if it may lift a limit of a share of a card; None if it is harmless."""
     limit = next(filter(None, (limits.find(variable.name) for limits in judge.limits)), None)
     if limit is None or (limit.is_common and not takes_gpus):
         return None
@@ -218,7 +218,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
-    """Return the scheme whose vGPU count may be requested by a resource with this name; None if there is no scheme."""
+    """Return the scheme whose vendor may count vGPUs by the resource ``name``; None if there is no such scheme."""
     # The vendor gives as many shares as such a resource requests, even if ``gpu_units`` has another value for it.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None

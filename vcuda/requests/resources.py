@@ -1,4 +1,4 @@
-"""The resources by which pods request GPUs. A scheme has a vendor's resources. A unit is a resource of fixed charge.
+"""The resources by which pods request GPUs. A scheme is one vendor's resources. A unit is a resource of no scheme.
 
 Some schemes and units are built in. The operator adds rows by these keys of the quota ConfigMap::
 
@@ -23,9 +23,9 @@ from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
-"""The prefix of resources that request a device of a DeviceClass without a claim (KEP-5004). The class name follows."""
+"""The prefix of a resource by which pods request a device of a DeviceClass without a claim (KEP-5004)."""
 CLASS = "deviceclass/"
-"""The prefix of the name of a DeviceClass in ``gpu_units``."""
+"""The prefix of a DeviceClass's name in key ``gpu_units`` of the quota ConfigMap."""
 
 WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 NOTHING = Charge()
@@ -64,7 +64,7 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile; request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""The DeviceClasses whose charge is not fixed, each with advice for a pod that requests the class by a resource."""
+"""The DeviceClasses whose charge is not fixed, each with advice for users whose pods request it by a resource."""
 
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
@@ -102,8 +102,8 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. If a domain also has other resources, the entry continues with the beginning of
-the accelerators' names."""
+"""The domains of accelerator vendors. If a domain also has other resources, the entry is longer: after the domain
+follows the beginning of the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # The resources of NVIDIA's device plugin with MIG strategy "mixed". A media extension may follow, as in mig-1g.10gb.me.
@@ -112,11 +112,11 @@ _MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
 PROFILE = "nvidia.com/mig-"
 LONGEST = 253 + len("/") + 63
-"""The maximum length of a resource's name, which has a domain, a slash and a name."""
+"""The maximum length of a resource's name, which consists of a domain, a slash and a name."""
 
 
 MAX_PRODUCT = 64
-"""The maximum length of a product's name. The attributes of DRA devices have the same bound. Label values have at most
+"""The maximum length of a product's name. It is also the limit for attributes of DRA devices. Label values have at most
 63 characters."""
 WILDCARDS = frozenset("*?")
 
@@ -139,36 +139,36 @@ def _literal(text: str) -> str:
 
 
 class ProductRow(msgspec.Struct, frozen=True):
-    """The row of one model in ``gpu_models``."""
+    """The row of one GPU model in key ``gpu_models`` of the quota ConfigMap."""
 
     products: tuple[str, ...] = ()
-    """The patterns of the model's products, as they are written in the ConfigMap."""
+    """Patterns of the names of the model's products, as they are written in the ConfigMap."""
     cores: int = CORES_PER_CARD
-    """The cores of one device on nodes of the model."""
+    """The cores (hundredths of a card) of one device on nodes of the model."""
     memory: int = 0
-    """The memory of one card in MiB; 0 if it is unknown."""
+    """The memory of one card of the model in MiB; 0 if it is unknown."""
 
 
 class CardWorth(NamedTuple):
-    """The cores and memory of one device of a model, as in `ProductRow`. Charges on the model depend on these."""
+    """The cores and memory of one device of a GPU model. What pods are charged on the model depends on these."""
 
     cores: int = CORES_PER_CARD
     memory: int = 0
 
 
 class RegisteredMemory(NamedTuple):
-    """The memory, in MiB, of one model's healthy cards in the registers (card lists) of nodes; 0 if not stated."""
+    """The memory in MiB of one model's healthy cards in the nodes' registers (card lists); 0 if not stated there."""
 
     smallest: int = 0
     largest: int = 0
 
 
 RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
-"""The memory of the registered cards of all nodes, by the names of the scheme and of the model."""
+"""By the names of a scheme and a GPU model: the memory of such cards in the registers (card lists) of all nodes."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The rows of ``gpu_models`` by model. A product that no row matches is itself a model."""
+    """The rows of ``gpu_models`` by GPU model. A product that no row matches is itself a model."""
 
     rows: Mapping[str, ProductRow] = {}
 
@@ -180,25 +180,25 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
     def model_of(self, product: str) -> str:
-        """Return the model of a product. A product is the value of a node's label or of a device's attribute."""
+        """Return the GPU model of a product, which is a value of a node's model label, or of a device's attribute."""
         if not self.rows or len(product) > MAX_PRODUCT:
             return product
         found = self._find(fold(product))
         return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
 
     def memory_of(self, model: str) -> int:
-        """Return the memory of one card of a model in MiB; 0 if no row states it."""
+        """Return the memory of one card of a GPU model in MiB; 0 if ``gpu_models`` does not state it."""
         return self.rows.get(model, ProductRow()).memory
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return a model's known label values: its name, those ``seen`` on nodes, and products without wildcards."""
+        """Return the label values of a model: its name, those ``seen`` on nodes, and its products without wildcards."""
         products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
         return tuple(dict.fromkeys([model, *known]))
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
-        """The cores and memory of one device, for each model whose row does not have the defaults."""
+        """The cores and memory of one device, for each model whose row in ``gpu_models`` changes the defaults."""
         worths = {model: CardWorth(row.cores, row.memory) for model, row in self.rows.items()}
         return {model: worth for model, worth in worths.items() if worth != CardWorth()}
 
@@ -219,13 +219,13 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     schemes: tuple[Scheme, ...] = SCHEMES
     own_units: Mapping[str, Charge] = {}
-    """The units that the operator added, by name."""
+    """The charge of each unit (resource of no scheme) that the operator added in ``gpu_units``."""
     own_vendors: tuple[str, ...] = ()
-    """The vendor domains that the operator added."""
+    """The vendor domains that the operator added in ``gpu_domains``."""
     version: str = ""
-    """The resourceVersion of the quota ConfigMap. By another version, pods may be charged differently."""
+    """The resourceVersion of the quota ConfigMap with these tables. With another version, charges may differ."""
     models: CardModels = NO_ROWS
-    """The models that the operator added."""
+    """The GPU models that the operator described in ``gpu_models``."""
     registered: Mapping[str, CardWorth] = {}
     """The cores and memory of one device, for each model for which the registers (card lists) of nodes change them."""
 
@@ -239,17 +239,17 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit the share of a unit or a ResourceClaim. Such requests do not name a vendor."""
+        """The libraries that may limit a share requested by a unit or a ResourceClaim, which name no vendor."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
     def switches(self) -> ShareLimits:
-        """The environment variables of all vendors that turn off all limits of a share."""
+        """The environment variables of all vendors that turn off all limits of a share of a card."""
         return self._variables_with(Allowance.DISABLE_CONTROL)
 
     @functools.cached_property
     def core_policies(self) -> ShareLimits:
-        """The environment variables of all vendors that turn off the core limit of a share."""
+        """The environment variables of all vendors that turn off the core limit of a share of a card."""
         return self._variables_with(Allowance.CORE_POLICY)
 
     def _variables_with(self, allowance: Allowance) -> ShareLimits:
@@ -263,13 +263,13 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def vendors(self) -> re.Pattern[str]:
-        """Matches the beginning of a resource's name that belongs to a GPU vendor."""
+        """A pattern that matches the beginning of a resource's name if the resource belongs to a GPU vendor."""
         # All vendors are joined in one pattern for speed, because a pod may have tens of thousands of resources.
         patterns = map(_pattern_of, (*VENDORS, *self.own_vendors))
         return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the charge of one unit of a resource that is in no vendor's scheme; None if no table has it."""
+        """Return the charge of one unit of a resource outside of all schemes; None if no table has the resource."""
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
@@ -278,20 +278,20 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
 
     def is_unknown_gpu(self, resource: str) -> bool:
-        """Return whether a resource is probably a GPU, although no table has a value for it."""
+        """Return whether a resource is probably a GPU, although this system has no value for it."""
         # The API server rejects longer names (IsQualifiedName).
         if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
-        """Return whether both objects charge every pod the same amount of the same model."""
+        """Return whether both objects charge every pod the same for the same GPU model."""
         mine, theirs = ((each.schemes, each.own_units, each.models, each.registered) for each in (self, other))
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
         """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources. If
-        nvidia.com/gpu is such a resource, one nvidia.com/gpu is a whole card in the copy, as in a claim."""
+        nvidia.com/gpu is among them, one nvidia.com/gpu is a whole card in the copy, as it is in a claim."""
         # Before the pod is placed, it is unknown whether a device plugin or a DRA driver will serve the request.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
@@ -299,10 +299,10 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
-        """Return a copy for a cluster whose nodes have registered ``cards``.
+        """Return a copy for a cluster in which ``cards`` are in the registers (the vendors' card lists) of nodes.
 
-        A request for only a number of devices is charged whole cards on a registered model. Cores that follow the
-        memory of a share are computed from the model's smallest card, unless the model's row states the memory.
+        On a model in a register, a request for only a number of devices is charged whole cards. If cores are charged by
+        the memory of a share, the smallest card of the model decides, unless the model's row states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)
@@ -321,13 +321,13 @@ BUILT_IN = GpuResources()
 
 
 def is_resource(name: str) -> bool:
-    """Return whether an extended resource can have this name, which needs a domain (apimachinery, IsQualifiedName)."""
+    """Return whether ``name`` may be an extended resource, which needs a domain (apimachinery, IsQualifiedName)."""
     domain, _, rest = name.partition("/")
     return can_be_name(domain) and _NAME.fullmatch(rest) is not None
 
 
 def unit_name(resource: str) -> str:
-    """Return the name under which a container's resource is found in ``gpu_units``."""
+    """Return the name that a container's resource has in key ``gpu_units`` of the quota ConfigMap."""
     return CLASS + resource.removeprefix(CLASS_RESOURCE) if resource.startswith(CLASS_RESOURCE) else resource
 
 
@@ -338,5 +338,5 @@ def worth_of_profile(name: str) -> Charge | None:
 
 
 def worth_of_slices(profile: re.Match[str]) -> Charge:
-    """Return the charge of one MIG slice. ``profile`` is a match of `MIG_PROFILE`."""
+    """Return the charge of one MIG slice with this profile. ``profile``: a match of the pattern `MIG_PROFILE`."""
     return Charge(CORES_PER_CARD * int(profile[1]) // _MIG_SLICES, int(profile[2]) * 1024)

@@ -1,4 +1,4 @@
-"""Finds the devices that a runtime gives a container because of environment variables or the RuntimeClass.
+"""Finds the devices that a container runtime gives a container because of environment variables or the RuntimeClass.
 
 The rules are those of NVIDIA/nvidia-container-toolkit: ``internal/config/image/cuda_image.go``,
 ``internal/modifier/cdi.go``, ``internal/info/auto.go`` and ``cmd/nvidia-container-runtime-hook/container_config.go``.
@@ -23,16 +23,16 @@ Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvi
 
 
 def no_handler(_name: str) -> None:
-    """Return None: the handlers of RuntimeClasses are unknown."""
+    """Return None: without a watch of RuntimeClasses, no handler is known."""
 
 
 class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
-    """Decides which RuntimeClasses give pods GPUs."""
+    """Decides which RuntimeClasses make the container runtime give a pod GPUs."""
 
     patterns: tuple[str, ...] = GPU_RUNTIME_CLASSES
-    """Patterns of names of classes or handlers. ``*`` stands for any text, ``?`` for one character."""
+    """Patterns of names of RuntimeClasses or handlers. ``*`` stands for any text, ``?`` for one character."""
     handler_of: Callable[[str], str | None] = no_handler
-    """Returns the handler of the RuntimeClass with this name; None if it is unknown."""
+    """A function that returns the handler of the RuntimeClass with this name; None if the handler is unknown."""
 
     def gives_gpus(self, name: str) -> bool:
         return bool(self._matches(name) or self._matches(self.handler_of(name) or ""))
@@ -77,11 +77,11 @@ DEVICE_VARIABLES = frozenset(
 )
 
 CUDA_VERSION = "CUDA_VERSION"
-"""The variable that makes an image a legacy CUDA image. In such an image an unset NVIDIA_VISIBLE_DEVICES means all
+"""The variable that makes an image a legacy CUDA image. In a legacy image, an unset NVIDIA_VISIBLE_DEVICES means all
 cards (`IsLegacy`)."""
 
 MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
-"""The variables that give a container with CAP_SYS_ADMIN the MIG control files of all cards (hook, `getMigDevices`)."""
+"""With these variables and CAP_SYS_ADMIN, a container gets the MIG control files of all cards (`getMigDevices`)."""
 
 # Other variables of the toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
 # NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
@@ -92,19 +92,19 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether a runtime could give a container devices by this variable. True if its value is unknown."""
+    """Return whether this variable may give a container devices. If its value is unknown, this is assumed."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
 
 
 def makes_legacy_image(variable: EnvVar) -> bool:
-    """Return whether this variable gives a container all cards, unless NVIDIA_VISIBLE_DEVICES hides them."""
+    """Return whether this variable gives a container all cards, unless NVIDIA_VISIBLE_DEVICES hides the cards."""
     return variable.name == CUDA_VERSION and variable.known_value != ""
 
 
 def hides_cards(variables: Iterable[EnvVar]) -> bool:
-    """Return whether these variables of one container keep NVIDIA's runtime from giving the container a card."""
+    """Return whether the ``variables`` of one container make NVIDIA's runtime give the container no card."""
     # If two variables have the same name, kubelet uses the last one.
     last = {variable.name: variable.known_value for variable in variables}
     return last.get(VISIBLE_DEVICES) in NO_DEVICES
@@ -124,7 +124,7 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 # So a container with only a ResourceClaim must itself set NVIDIA_VISIBLE_DEVICES to void. It still gets its cards,
 # because they are CDI devices.
 def is_covered(requested: Collection[str], known: resources.GpuResources) -> bool:
-    """Return whether NVIDIA's plugin sets NVIDIA_VISIBLE_DEVICES in a container with the ``requested`` resources."""
+    """Return whether a device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests these resources."""
     return any(_is_from_nvidia_plugin(name, known) for name in requested)
 
 

@@ -1,8 +1,8 @@
-"""Reads the key ``gpu_schemes`` of the quota ConfigMap: the settings that differ from a vendor's defaults::
+"""Reads the key ``gpu_schemes`` of the quota ConfigMap: settings that replace a vendor's defaults, for example::
 
     hami: {resources: {count: nvidia.com/vgpu}, memory_mib: 100, scheduler: hami-scheduler}
 
-- ``resources``: the names of the resources that pods request.
+- ``resources``: the names of the resources by which pods request the vendor's cards.
 - ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
 - ``default_cores``: the charge for the cores of a share that requests memory but no cores. With ``card``, the default,
   this is all cores of a card. With ``memory``, it is in proportion to the memory, rounded up. Neither HAMi nor
@@ -28,17 +28,17 @@ from vcuda.requests.resources import BUILT_IN_UNITS, CLASS_RESOURCE, PLAIN_CARDS
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 MAX_MEMORY_MIB = 1024 * 1024
-"""The largest ``memory_mib``, which is 1 TiB."""
+"""The largest valid value of ``memory_mib`` in ``gpu_schemes``, which is 1 TiB."""
 
 CARD, MEMORY = "card", "memory"
-"""The two possible values of ``default_cores``."""
+"""The two possible values of ``default_cores`` in ``gpu_schemes``."""
 
 
 _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def read_scheme_name(name: str) -> str:
-    """Return the name of a vendor's scheme. Raises WrongValueError if there is no scheme of this name."""
+    """Return ``name`` if it is the name of a vendor's scheme. Raises WrongValueError if there is no such scheme."""
     if name not in _BY_NAME:
         hint = suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
@@ -70,7 +70,7 @@ def read_scheduler(value: object) -> str:
 
 
 def read_service_account(value: object) -> str:
-    """Return the user name of the service account that ``value`` names as NAMESPACE/NAME."""
+    """Return the user name of a service account. ``value`` names the account as NAMESPACE/NAME."""
     namespace, slash, name = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (slash and all(map(k8s_types.can_be_name, (namespace, name)))):
         raise WrongValueError(f"must be a service account, for example hami-system/hami-scheduler; got {shown(value)}")
@@ -78,7 +78,7 @@ def read_service_account(value: object) -> str:
 
 
 def read_default_cores(value: object) -> bool:
-    """Return True for ``memory``, and False for ``card``."""
+    """Return True if ``default_cores`` is ``memory``, and False if it is ``card``."""
     if value not in (CARD, MEMORY):
         raise WrongValueError(f"must be {CARD} or {MEMORY}; got {shown(value)}")
     return value == MEMORY
@@ -114,7 +114,7 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
 
 
 def parse_schemes(text: str) -> tuple[Scheme, ...]:
-    """Return all schemes, with the settings in ``text`` applied. Raises QuotaFault."""
+    """Return all vendors' schemes, changed by the settings in the text of ``gpu_schemes``. Raises QuotaFault."""
     return check_text(text, _read_schemes, _sentence)
 
 

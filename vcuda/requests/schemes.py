@@ -32,20 +32,20 @@ NANOSECONDS, SECONDS = 1_000_000_000, 1
 """The units of Unix times in annotations. Each value is the number of such units in a second."""
 
 UID, CONTAINER = "{uid}", "{container}"
-"""Placeholders in the name of a pod's directory, for the uid of the pod and the name of a container."""
+"""Placeholders in the name of a pod's directory on a node: for the uid of the pod, and for the name of a container."""
 
 
 class AllocationPhase(msgspec.Struct, frozen=True):
-    """The annotation or label that records the phase of an allocation, and its values. A value is None if the vendor
-    does not write it."""
+    """The annotation or label in which a vendor records the phase of a pod's allocation, and the values for the phases.
+    A value is None if the vendor does not write it."""
 
     key: str
     done: str
-    """The value that the device plugin writes when the pod has its cards."""
+    """The value that the device plugin writes when the pod has got its cards."""
     placed: str | None = None
-    """The value that the scheduler writes when it chooses a node."""
+    """The value that the scheduler writes when it has chosen a node for the pod."""
     allocating: str | None = None
-    """The value that is written while the pod is being bound."""
+    """The value that is written while the pod is being bound to its node."""
 
 
 class OptOut(msgspec.Struct, frozen=True):
@@ -56,14 +56,14 @@ class OptOut(msgspec.Struct, frozen=True):
 
 
 class PodDirectory(msgspec.Struct, frozen=True):
-    """The directories on a node that a device plugin keeps for each pod."""
+    """The directories on a node that a vendor's device plugin keeps for the pods there."""
 
     root: str
     name: str = UID
-    """The name of one directory in ``root``. It contains `UID` once, and may contain `CONTAINER`."""
+    """The pattern of a directory's name in ``root``. It contains `UID` once, and may contain `CONTAINER`."""
     own_socket: str = ""
-    """The name of a socket in a directory or one level below. The device plugin itself listens on it until the
-    directory is gone, so such a listener does not mean that the pod uses the directory. Source for gpu-manager:
+    """The name of a socket in a pod's directory or one level below. The device plugin itself listens on it until the
+    directory is gone, so this listener does not mean that the pod uses the directory. Source for gpu-manager:
     runVDeviceServer and vDeviceWatcher in pkg/services/virtual-manager/manager.go."""
 
 
@@ -74,89 +74,89 @@ class Scheme(msgspec.Struct, frozen=True):
     """
 
     name: str
-    """The name of the scheme in flags, metrics and ``gpu_schemes``."""
+    """The name of the vendor's scheme in flags, in metrics, and in key ``gpu_schemes`` of the quota ConfigMap."""
     display_name: str
     """The name of the vendor's software, as people write it."""
     vendor_domain: str
-    """The domain of the vendor's resources. A pod is refused if it requests a resource of this domain without a known
-    charge. If the domain also has other resources, this field is the beginning of the accelerators' names and ``*``."""
+    """The domain of the vendor's resources. A pod that requests a resource of this domain without a known charge is
+    refused. If the domain also has other resources, this is the beginning of the accelerators' names and ``*``."""
 
     # Resources
     cores: str
-    """The resource for cores. 100 cores are one card."""
+    """The resource by which pods request cores of the vendor's cards. 100 cores are one card."""
     memory: str
     """The resource for memory."""
     memory_unit: int = 1
-    """The MiB in one unit of ``memory``."""
+    """The MiB in one unit of the resource ``memory``."""
     count: str | None = None
-    """The resource for the number of vGPUs, or None. If it is set, ``cores`` and ``memory`` are per vGPU, and a vGPU
-    without cores is charged a card."""
+    """The resource for the number of vGPUs, or None. If it is set, ``cores`` and ``memory`` are the amounts of each
+    vGPU, and a vGPU without cores is charged a card."""
     counts_plain_cards: bool = False
-    """True if NVIDIA's own device plugin has a resource of the same name as ``count``, for whole cards."""
+    """True if NVIDIA's own device plugin serves a resource with the name in ``count``, for whole cards."""
     memory_percentage: str | None = None
-    """The resource for memory as a percentage of the card's memory."""
+    """The resource for memory as a percentage of the card's memory; None if the vendor has none."""
     cores_by_memory: bool = False
-    """True if a share without cores is charged cores in proportion to its memory, and not all cores of a card.
-    ``gpu_schemes`` sets this field for schemes with ``count``."""
+    """True if a share without cores is charged cores in proportion to its memory; False if it is charged all cores.
+    Only ``gpu_schemes`` of the quota ConfigMap sets this field, for schemes with ``count``."""
 
     # Written on a pod by users
     core_limit: str | None = None
-    """The annotation with the upper limit of the cores of a share."""
+    """The annotation that sets an upper limit for the cores that a share may use."""
     wanted_models: str | None = None
-    """The annotation with the types of card that the pod accepts."""
+    """The annotation in which a pod lists the types of card that it accepts."""
     unwanted_models: str | None = None
-    """The annotation with the types of card that the pod does not accept."""
+    """The annotation in which a pod lists the types of card that it does not accept."""
     card_mode: str | None = None
-    """The annotation that chooses how a card is shared; None if the vendor's cards are never in MIG mode."""
+    """The annotation by which a pod chooses how a card is shared; None if the vendor's cards are never in MIG mode."""
     shared_mode: str = ""
-    """The value of ``card_mode`` for a share of a card that is not in MIG mode."""
+    """The value of annotation ``card_mode`` for a share of a card that is not in MIG mode."""
 
     opt_out: OptOut | None = None
-    """The label of a pod that the vendor's webhook must ignore."""
+    """The label by which a pod makes the vendor's webhook ignore the pod."""
 
     # Written on a pod by the vendor's components
     allocation_annotations: tuple[str, ...] = ()
-    """The annotations that the scheduler and the device plugin write."""
+    """The annotations that the vendor's scheduler and device plugin write on pods."""
     allocation_labels: tuple[str, ...] = ()
-    """The labels that the scheduler and the device plugin write."""
+    """The labels that the vendor's scheduler and device plugin write on pods."""
     creation_annotations: tuple[str, ...] = ()
-    """The annotations that the vendor's webhook writes on a pod that it changes. If a new pod already has such an
-    annotation, the pod is a copy."""
+    """The annotations that the vendor's webhook writes on a pod that it changes. If a new pod already has one of them,
+    the pod is a copy."""
     predicate_node: str | None = None
-    """The annotation with the node that the scheduler chose."""
+    """The annotation of a pod with the node that the vendor's scheduler chose."""
     predicate_times: tuple[str, ...] = ()
-    """The annotations with the Unix time when the node was chosen. The newest time counts."""
+    """The annotations with the Unix time at which the scheduler chose the node. The newest of these times counts."""
     time_unit: int = SECONDS
     """The unit of ``predicate_times``."""
     phase: AllocationPhase | None = None
     card_index: str | None = None
-    """The beginning of the annotation that lists a container's cards by number. The index of the container follows. If
-    a scheme has this annotation, our scheduler extender assigns the cards to its pods."""
+    """The beginning of the annotation that lists a container's cards by number. After it follows the container's index.
+    If a scheme has this annotation, our scheduler extender assigns the cards to its pods."""
     allocated: str | None = None
-    """The annotation that lists the cards of the pod by uuid."""
+    """The annotation of a pod that lists the pod's cards by uuid."""
 
     # Written on a node by the vendor's components
     node_lock: str | None = None
-    """The annotation that locks the node, so that only one pod at a time gets its cards there."""
+    """The annotation that locks a node, so that only one pod at a time gets its cards there."""
     register: str | None = None
-    """The annotation that lists the cards of the node."""
+    """The annotation in which the vendor lists the cards of a node."""
     handshake: str | None = None
-    """The annotation by which the scheduler asks whether the device plugin is alive, and the device plugin answers."""
+    """The node annotation by which the scheduler checks whether the device plugin is alive, and the plugin answers."""
     counts_cards_by_register: bool = False
-    """True if a node's capacity has no cores. Then only ``register`` shows how many cards the node has."""
+    """True if a node's capacity has no cores, so that only the annotation ``register`` shows the number of cards."""
     pod_directory: PodDirectory | None = None
-    """The directories that the node agent cleans up."""
+    """The vendor's directories of pods, which the node agent cleans up."""
 
     # Done by the vendor's components
     sets_visible_devices: bool = False
     """True if the device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests `main_resource`."""
     scheduler: str | None = None
-    """The scheduler of the vendor's pods; None for the scheduler in ``--scheduler-name``. ``gpu_schemes`` sets this
-    field."""
+    """The scheduler of pods that request the vendor's cards; None for the scheduler in ``--scheduler-name``. Key
+    ``gpu_schemes`` of the quota ConfigMap sets this field."""
     scheduler_users: tuple[str, ...] = ()
-    """The user names of the scheduler, which creates claims for pods that request an extended resource."""
+    """The user names of the vendor's scheduler, which creates claims for pods that request an extended resource."""
     limits: ShareLimits = ShareLimits()
-    """The variables and files by which the vendor's library limits a share in a container."""
+    """The variables and files by which the vendor's library limits a share of a card in a container."""
 
     @property
     def resources(self) -> tuple[str, ...]:
@@ -165,7 +165,8 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def main_resource(self) -> str:
-        """The resource that the device plugin serves. Only a container that requests this resource gets a card."""
+        """The resource that the vendor's device plugin serves. Only containers that request this resource get a
+        card."""
         return self.count or self.cores
 
     @property
@@ -175,7 +176,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
 
 def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, memory_unit: int = 1) -> Scheme:
-    """Return the scheme of gpu-manager or of a fork. ``domain``: the domain of its resources and annotations."""
+    """Return the scheme of gpu-manager or a fork of it. ``domain``: the domain of its resources and annotations."""
     return Scheme(
         name=name,
         display_name=display_name,
@@ -302,13 +303,13 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 CREATION_ANNOTATIONS = _any_of(
     name for scheme in SCHEMES for name in (*scheme.allocation_annotations, *scheme.creation_annotations)
 )
-"""Matches the whole key of an annotation that must not be on a new pod."""
+"""Matches the key of an annotation that only vendors' components write, so that a new pod must not have it."""
 
 ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)
-"""Match the whole key of an annotation or label that the scheduler or device plugin of any vendor writes."""
+"""Match the key of an annotation or label that the scheduler or device plugin of any vendor writes."""
 
 
 def is_named(key: str, names: tuple[str, ...]) -> bool:
-    """Return whether ``key`` is one of ``names``, or begins with a name that ends in ``-``."""
+    """Return whether an annotation or label is one of ``names``, or begins with a name that ends in ``-``."""
     return any(key == name or (name.endswith("-") and key.startswith(name)) for name in names)

@@ -34,33 +34,33 @@ def never(_value: str) -> bool:
 
 
 class LimitVariable(msgspec.Struct, frozen=True, eq=False):
-    """A rule for environment variables that set or lift a limit of a share."""
+    """A rule for environment variables that set or lift a limit of a share of a card."""
 
     pattern: str
-    """The name of the variables. ``*`` stands for any text, such as the number of a card."""
+    """The name of the environment variables. ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
-    """The allowance by which a quota permits the variables."""
+    """The allowance with which a quota permits pods to set the variables."""
     is_harmless: Callable[[str], bool] = never
-    """Returns True if a value lifts no limit."""
+    """A function that returns True if a value of the variable lifts no limit."""
     harmless: str = ""
-    """The harmless values, as a text for people; empty if there are none."""
+    """The values that lift no limit, as a text for people; empty if there are none."""
     mirrors: str = ""
-    """The resource whose amount the vendor's own webhook writes into the variable. This value is also harmless."""
+    """The resource whose amount the vendor's own webhook writes into the variable. This amount is a harmless value."""
     is_common: bool = False
-    """True if containers without a GPU also use this variable, for other purposes."""
+    """True if containers without a GPU also use a variable of this name, for other purposes."""
 
 
 class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """The variables and files by which one vendor's library limits the shares in a container."""
+    """The variables and files by which one vendor's library limits a container to its share of a card."""
 
     variables: tuple[LimitVariable, ...] = ()
     paths: tuple[str, ...] = ()
-    """The files and directories in a container that have the library and its limits."""
+    """The paths in a container at which the library and its limits are mounted."""
     needs_scheme: bool = False
-    """True if the library limits only shares requested by the scheme's resources, not those of units or claims."""
+    """True if the library limits only shares that the scheme's resources request, and not those of units or claims."""
 
     def covers(self, mount_path: str) -> bool:
-        """Return whether a mount replaces one of the paths in a container, or lets another container replace it.
+        """Return whether a container's mount replaces one of ``paths``, or lets another container replace it.
 
         Runtimes mount deeper paths later, so a volume at a parent directory does not hide a path. But another container
         with the same volume can delete the mount point, and so the mount. This risk is accepted only for /tmp, because
@@ -76,7 +76,7 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def find(self, name: str) -> LimitVariable | None:
-        """Return the rule for an environment variable; None if the variable limits nothing."""
+        """Return the rule for the environment variable ``name``; None if this variable limits nothing."""
         found = self._find(name) if self.variables else None
         return self.variables[(found.lastindex or 1) - 1] if found else None
 
@@ -92,7 +92,7 @@ def _all(allowance: Allowance, *patterns: str) -> Iterable[LimitVariable]:
 
 
 def _numbered(allowance: Allowance, *names: str) -> Iterable[LimitVariable]:
-    """Return rules for variables with these names, with or without the number of a card at the end."""
+    """Return rules for variables with these names, alone or with ``_`` and the number of a card after the name."""
     return _all(allowance, *(pattern for name in names for pattern in (name, f"{name}_*")))
 
 

@@ -15,27 +15,27 @@ _MOST_DOUBLINGS = 6
 
 
 class Now(NamedTuple):
-    """A time on two clocks, in seconds. ``wall``: Unix time, which may jump. ``steady``: a monotonic clock."""
+    """The same time on two clocks, in seconds. ``wall``: Unix time, which may jump. ``steady``: a monotonic clock."""
 
     wall: float
     steady: float
 
 
 class AgePolicy(Protocol):
-    """Decides whether a directory must stay longer. Each sweep calls ``begin``, then ``hold`` for each directory."""
+    """Decides whether a directory must stay longer. Each sweep calls ``begin``, and then ``hold`` per directory."""
 
     def begin(self, now: Now) -> None:
-        """Start a sweep at the time ``now``."""
+        """Begin a sweep, which starts at the time ``now``."""
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
         """Return why the directory must stay; None if it is old enough. ``stamp``: Unix time of its last change."""
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Record that a removal failed because of ``keep``. The next attempt is delayed, longer after each failure."""
+        """Record that a removal failed because of ``keep``. Each failure delays the next attempt for longer."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """The record of one directory across sweeps.
+    """What an age policy remembers of one directory from sweep to sweep.
 
     ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
     ``times``: the number of consecutive sweeps that found it.
@@ -52,10 +52,10 @@ class AgeRecord(msgspec.Struct, frozen=True):
 
 
 class ObservedAge:
-    """The policy of a running agent: a directory must be found in ``times`` consecutive sweeps, and for ``seconds``.
+    """The age policy of a running agent: ``times`` consecutive sweeps must find a directory, and for ``seconds``.
 
-    Its timestamp must be as old too. The timestamp alone is not enough, because the wall clock may have jumped forward.
-    A timestamp in the future is ignored. A directory that a sweep does not pass to ``hold`` is forgotten.
+    The last change of the directory must be ``seconds`` ago, too. This alone is not enough, because the wall clock may
+    have jumped forward. A change in the future is ignored. A directory not passed to ``hold`` in a sweep is forgotten.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -88,7 +88,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next attempt by a minute, and twice as long after each further failure, up to an hour."""
+        """Delay the next removal by a minute, and twice as long after each further failure, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -97,10 +97,10 @@ class ObservedAge:
 
 
 class ModifiedAge:
-    """The policy of a single sweep: the age is the time from the timestamp to the start of the sweep.
+    """The age policy of a single sweep: the age of a directory is the time from its last change to the sweep's start.
 
-    If ``as_of`` (Unix seconds) is before the start of the sweep, the age ends there. A timestamp in the future counts
-    as too young. This policy trusts the wall clock, so a person must check the clock and the result.
+    If ``as_of`` (Unix seconds) is before the start of the sweep, the age ends there. After a change in the future, a
+    directory counts as too young. This policy trusts the wall clock, so a person must check the clock and the result.
     """
 
     def __init__(self, seconds: float, as_of: float = math.inf) -> None:
@@ -114,4 +114,4 @@ class ModifiedAge:
         return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Do nothing, because there is no later sweep."""
+        """Do nothing: the next attempt need not be delayed, because there is no later sweep."""

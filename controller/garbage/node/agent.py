@@ -1,4 +1,4 @@
-"""The loop that starts a sweep each period and after pods were deleted. Also a sweep's output, logs and metrics."""
+"""The node agent's loop, which sweeps in each period and after pods were deleted. Its output, logs and metrics."""
 
 import contextlib
 import queue
@@ -25,7 +25,7 @@ MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """The action of a sweep on one directory. The values are part of the output and the log."""
+    """What a sweep has done with a directory. The values are part of the output and the log."""
 
     KEPT = "kept", ""
     MOVED = "moved", "the pod does not exist"
@@ -37,11 +37,11 @@ class Action(names.Explained):
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
-    """The outcome of a sweep for one directory.
+    """What a sweep has done with one directory, and why.
 
     ``path``: the path relative to the root. Use `shown` to print it, because it may contain control characters and
     bytes that are not UTF-8 (from os.fsdecode).
-    ``verdict``: the action.
+    ``verdict``: the action of the sweep.
     ``keep``: why the directory was kept; None if it was not kept.
     ``freed``: the number of freed bytes.
     """
@@ -57,22 +57,22 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""A function that each sweep calls once for each entry of the root and of the trash."""
+"""A function that each sweep calls once for each entry of the root (the plugin's directory) and of the trash in it."""
 
 
 def shown(text: str) -> str:
-    """Return a file name with unprintable characters escaped, for terminals and JSON."""
+    """Return a file name with its unprintable characters escaped, for terminals and JSON."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
-    """Return one line for each directory: its name, the verdict, and why."""
+    """Return a table with one line for each directory: its name, the action of the sweep on it, and the reason."""
     rows = [(shown(outcome.path), outcome.verdict.value, shown(outcome.why)) for outcome in outcomes]
     return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
 
 
 def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array of objects with directory, verdict, reason (null unless kept), why, and freedBytes."""
+    """Return a JSON array of objects with directory, verdict, reason (null if it was not kept), why, and freedBytes."""
     rows = [
         {
             "directory": shown(outcome.path),
@@ -90,7 +90,7 @@ _NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, na
 
 
 class SweepMetrics:
-    """Metrics of the sweeps. The gauges describe the last sweep that saw all entries of the root and the trash."""
+    """Metrics of the sweeps. The gauges describe the last sweep that saw all entries of the root and of the trash."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in --root.", registry=registry)
@@ -126,7 +126,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count one outcome. The counters change at once, because a failure later in the sweep does not undo it."""
+        """Count the outcome for one directory at once, because a later failure of the sweep does not undo it."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
@@ -139,7 +139,7 @@ class SweepMetrics:
             self._directories += outcome.keep.reason not in _NO_DIRECTORIES
 
     def end(self, result: str, wall: float) -> None:
-        """Publish the metrics of the sweep. ``wall``: when the sweep ended, in Unix seconds."""
+        """Publish the metrics of the sweep that has ended. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
         # Such a sweep has not seen all directories. Its figures would look as if directories had disappeared.
         if result in ("failed", "unfinished"):
@@ -153,7 +153,7 @@ class SweepMetrics:
 
 
 class SweepReporter:
-    """Logs and counts the outcomes of sweeps. A directory that is kept unexpectedly is logged once per reason."""
+    """Logs and counts the outcomes of sweeps. A directory that a person must look at is logged once for each reason."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics = SweepMetrics(registry)
@@ -179,7 +179,7 @@ class SweepReporter:
                     self._log.warning("kept", directory=directory, reason=reason.value, why=why)
 
     def end(self, result: str, wall: float) -> None:
-        """End a sweep. ``result``: complete, blocked, unfinished or failed."""
+        """Log and count the end of a sweep. ``result``: complete, blocked, unfinished or failed."""
         # Unless the sweep was complete, it may have missed directories that are still kept. So their records stay.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
@@ -191,14 +191,14 @@ Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | No
 
 @dataclass(frozen=True, slots=True)
 class SweepInterval:
-    """The seconds from one sweep to the next: ``period``, or ``spacing`` if a pod was deleted meanwhile."""
+    """The seconds from one sweep to the next: ``period``, or only ``spacing`` if a pod is deleted meanwhile."""
 
     period: float = 60.0
     spacing: float = MIN_INTERVAL_SECONDS
 
 
 class Wakeup:
-    """Waits between sweeps. Any thread or signal handler can end the wait."""
+    """Waits for the next sweep. Any thread or signal handler can end the wait."""
 
     def __init__(self) -> None:
         self.stopping = False
@@ -213,7 +213,7 @@ class Wakeup:
         self._queue.put(None)
 
     def wait(self, interval: SweepInterval) -> None:
-        """Return after the period. Return after the spacing if `wake` was called, and at once if `stop` was called."""
+        """Wait for ``interval.period``. After `wake`, wait only ``interval.spacing``; after `stop`, not at all."""
         began = time.monotonic()
         seconds = interval.period
         with contextlib.suppress(queue.Empty):
@@ -223,7 +223,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps until it is stopped. A sweep takes one period at most, and the next sweep continues its work."""
+    """Sweeps until it is stopped. A sweep takes one period at most, and the next sweep continues the work."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run
@@ -235,14 +235,14 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait until ``wakeup`` stops the loop. If a sweep can remove nothing, the next one follows soon."""
+        """Sweep and wait until ``wakeup`` stops the loop. If a sweep can remove nothing, the next follows soon."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()
             self._wakeup.wait(soon if self._blocked else self._interval)
 
     def sweep(self) -> None:
-        """Make one sweep and report its result. Errors are logged."""
+        """Make one sweep, and report its result. If the sweep fails, log the error."""
         deadline = time.monotonic() + self._interval.period
         self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
@@ -251,7 +251,7 @@ class Agent:
             self._ended = time.monotonic()
 
     def unhealthy(self) -> str | None:
-        """Return a message if no sweep has ended for too long; otherwise None."""
+        """Return a message if no sweep has ended for too long; otherwise return None."""
         # A sweep also counts as ended if it could not reach the API server, because a restart would not help.
         silent = time.monotonic() - self._ended
         too_long = silent > MAX_MISSED_PERIODS * self._interval.period

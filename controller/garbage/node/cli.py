@@ -27,7 +27,7 @@ _directory = click.Path(path_type=Path)
 
 
 class NodeSettings(msgspec.Struct, frozen=True):
-    """The values of the command's flags. ``--help`` describes the flags."""
+    """The values of the flags of ``vcuda-controller node``. ``--help`` describes the flags."""
 
     scheme: str
     node: str
@@ -53,7 +53,7 @@ class NodeSettings(msgspec.Struct, frozen=True):
         return self.root or Path(names.VM_DIRECTORIES[self.scheme].root)
 
     def kubelet(self) -> KubeletPods | None:
-        """Return kubelet's directory of pods; None without ``--kubelet-pods``."""
+        """Return the source of the pods in kubelet's directory; None without ``--kubelet-pods``."""
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
     def sweep(self, source: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:

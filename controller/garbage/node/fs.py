@@ -27,14 +27,14 @@ _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
 
 class Identity(NamedTuple):
-    """The identity of a file, which does not change when the file is renamed."""
+    """The device and inode of a file. They do not change when the file is renamed."""
 
     device: int
     inode: int
 
 
 class Mount(NamedTuple):
-    """The mount that contains a directory: the device of the file system, and the mount id."""
+    """The mount that contains a directory: the device of its file system, and its mount id."""
 
     device: int
     number: int
@@ -50,7 +50,7 @@ class DirectoryEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenDirectory:
-    """An open directory, and the mount to which its subdirectories must belong."""
+    """An open directory, and the mount to which all directories in it must belong."""
 
     fd: int
     mount: Mount
@@ -58,7 +58,7 @@ class OpenDirectory:
 
 @contextlib.contextmanager
 def opened_root(path: Path) -> Iterator[OpenDirectory]:
-    """Open the directory at ``path``. Raises OSError if that fails or the last part is a symbolic link."""
+    """Open the directory at ``path``. Raises OSError if that fails, also if the last part is a symbolic link."""
     fd = os.open(path, _FLAGS)
     try:
         yield OpenDirectory(fd, mount_of(fd))
@@ -77,7 +77,7 @@ def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
 
 
 def open_directory(name: str, parent: int, mount: Mount) -> int:
-    """Return a descriptor of a directory in ``parent``. The caller must close it."""
+    """Open a directory in ``parent``, and return its descriptor, which the caller must close."""
     fd = os.open(name, _FLAGS, dir_fd=parent)
     try:
         same = mount_of(fd) == mount
@@ -95,7 +95,7 @@ def mount_of(fd: int) -> Mount:
 
 
 def mount_number(info: str) -> int:
-    """Return the mount id of an open file. ``info``: the path of its fdinfo file in /proc."""
+    """Return the mount id of an open file. ``info``: the path of the file's fdinfo in /proc."""
     fd = os.open(info, os.O_RDONLY | os.O_CLOEXEC)
     try:
         text = os.read(fd, 4096)
@@ -113,7 +113,7 @@ def identity_of(fd: int) -> Identity:
 
 
 def identity_at(name: str, parent: int) -> Identity:
-    """Return the current identity of an entry. A symbolic link is not followed."""
+    """Return the current identity of an entry of an open directory. A symbolic link is not followed."""
     found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     return Identity(found.st_dev, found.st_ino)
 
@@ -149,7 +149,7 @@ def _kind(entry: os.DirEntry[str]) -> FileKind:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory between the top of a walk and the current directory. ``rest``: its unvisited entries."""
+    """A directory between the top of a walk and the current directory. ``rest``: the entries not visited yet."""
 
     fd: int
     identity: Identity
@@ -172,7 +172,7 @@ class _Level:
         self.fd = _PARKED
 
     def resume(self, child: int) -> None:
-        """Open the directory again after `park`, by ``..`` in its open subdirectory ``child``."""
+        """Open the directory again after `park`, as the parent (``..``) of its open subdirectory ``child``."""
         if self.fd != _PARKED:
             return
         self.fd = os.open("..", _FLAGS, dir_fd=child)
@@ -186,11 +186,11 @@ class _Level:
 
 
 def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
-    """Yield (descriptor of the parent, entry) for every entry below ``top``.
+    """Yield every entry below the directory ``top``, each with the descriptor of the directory that contains it.
 
     The number of open descriptors and the memory are bounded for trees of any size. A symbolic link is yielded and not
-    followed. Raises MustStay if the tree contains a mount point, changes during the walk, or contains an entry
-    of unknown type.
+    followed. Raises MustStay if the tree contains a mount point, changes during the walk, or contains an entry of
+    unknown type.
     """
     levels = [_Level.of(os.dup(top))]
     try:
@@ -236,7 +236,7 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
 
 
 def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
-    """Rename an entry unless the new name is in use. Return the errno; 0 if there was no error."""
+    """Rename an entry, unless the new name is in use. Return the errno of the system call; 0 if it succeeded."""
     call = getattr(_LIBC, "renameat2", None)
     if call is None:
         return errno.ENOSYS
@@ -257,7 +257,7 @@ class OutOfTime(Exception):
 
 
 class TreeRemoval:
-    """Deletes one subdirectory of ``directory`` with its contents. ``freed`` counts the freed bytes.
+    """Deletes one subdirectory of ``directory`` with its contents. ``freed``: the number of freed bytes.
 
     If ``stopping`` returns True, the deletion ends at once. If ``give_up`` returns True, the deletion ends after at
     least `BATCH` entries. If an entry cannot be deleted, the other entries are still deleted.
@@ -276,7 +276,7 @@ class TreeRemoval:
         self._failures: list[OSError | MustStay] = []
 
     def remove(self, name: str) -> None:
-        """Delete the directory and its contents. Raises the first OSError or MustStay if an entry stays."""
+        """Delete the subdirectory ``name`` with its contents. If an entry stays, raises its OSError or MustStay."""
         with opened(self._directory, name) as top:
             while self._empty(top) and not self._failures:
                 pass

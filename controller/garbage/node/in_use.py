@@ -1,8 +1,8 @@
-"""Finds directories in use: a process has a file open or mapped, listens on a socket, or has the directory mounted.
+"""Finds directories in use: a process has a file in it open or mapped, listens on a socket in it, or has it mounted.
 
-Files are identified by device and inode, because the meaning of a path depends on the mount namespace. /proc shows
-the files of other users' processes only with CAP_SYS_PTRACE (proc(5)). It shows processes outside the container only
-with hostPID.
+Files are identified by device and inode, because the meaning of a path depends on the mount namespace. /proc shows the
+files of other users' processes only with CAP_SYS_PTRACE (proc(5)). It shows processes outside the container only with
+hostPID.
 
 A process may have files open on a server that does not answer (NFS, FUSE). A stat of such a file would hang. So the
 mount of each file is looked up first. A stat is made only if the mount is unknown, or has the file system of the root
@@ -47,11 +47,11 @@ _STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO
 _HOST_THREAD = "kthreadd"  # the name of process 2 in the host's PID namespace
 
 Device = tuple[int, int]
-"""The major and minor number of a device."""
+"""The number of a device, which consists of its major and minor number."""
 
 
 class _Mounted(NamedTuple):
-    """One mount, from a line of mountinfo. The paths are escaped as in that file.
+    """One mount, read from a line of mountinfo. Its paths are escaped as in mountinfo.
 
     ``number``: the mount id.
     ``device``: the device of the file system.
@@ -69,7 +69,7 @@ class _Mounted(NamedTuple):
 
 @dataclass
 class InUse:
-    """The files and mounts that processes use.
+    """The files and mounts that the processes of a node use.
 
     ``files``: open files, and working and root directories.
     ``mapped``: the inodes of mapped files on the file system of the root (the directory with the pods' directories).
@@ -85,7 +85,7 @@ class InUse:
     unseen: list[str] = field(default_factory=list)
 
     def holds(self, file: Identity) -> bool:
-        """Return whether a process has this file open or mapped."""
+        """Return whether a process has the file with this identity open or mapped."""
         return file in self.files or file.inode in self.mapped
 
 
@@ -111,7 +111,7 @@ def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[]
 
 @dataclass
 class Scan:
-    """A scan of all processes in progress.
+    """A scan of the open files and mounts of all processes, while it runs.
 
     ``home``: the mount of the root (the directory with the pods' directories).
     ``moved``: called at each step, to report progress.
@@ -129,7 +129,7 @@ class Scan:
     def at_process(self, process: Path) -> None:
         """Record the files of a process by its first thread, or by its other threads if the first thread has ended.
 
-        A process may run on after its first thread (pthread_exit(3), "Notes"). Only the other threads show its files.
+        A process may run on after its first thread (pthread_exit(3), "Notes"). Then the other threads show its files.
         """
         if self._at_thread(process):
             return
@@ -205,7 +205,7 @@ class Scan:
         self.found.files.add(Identity(held.st_dev, held.st_ino))
 
     def read_mounts(self, process: Path) -> None:
-        """Read the mounts of a process, once per mount namespace (proc_pid_mountinfo(5))."""
+        """Read the mounts of a process, unless its mount namespace was read before (proc_pid_mountinfo(5))."""
         namespace = str((process / "ns" / "mnt").readlink())
         if namespace in self.namespaces:
             return
@@ -248,7 +248,7 @@ def _mounts_in(path: Path) -> list[_Mounted]:
 
 
 def sees_host() -> bool:
-    """Return whether /proc shows the host's processes."""
+    """Return whether /proc shows the processes of the host, and not only those of the container."""
     try:
         return Path("/proc/2/comm").read_text().strip() == _HOST_THREAD
     except OSError:
@@ -256,7 +256,7 @@ def sees_host() -> bool:
 
 
 def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bool], own_socket: str = "") -> None:
-    """Raise MustStay if an open directory, or an entry at any depth, is in use or a mount point.
+    """Raise MustStay if an open directory, or an entry at any depth in it, is in use or a mount point.
 
     ``own_socket``: the name of the socket on which the vendor's device plugin listens, in the directory or one level
     below. This listener does not count as a use. Raises OutOfTime if ``stopping`` returns True, because the check of
@@ -288,7 +288,7 @@ def _is_held(name: str, parent: int, in_use: InUse) -> bool:
 
 
 def listens(parent: int, name: str) -> bool:
-    """Return whether a process listens on a Unix socket in a directory.
+    """Return whether a process listens on the Unix socket ``name`` in a directory.
 
     The function tries to connect, because the kernel then finds a listener in any network namespace, by inode
     (unix(7)). /proc/net/unix has only listeners in the reader's own namespace, by their path at the time of the bind.
@@ -320,7 +320,7 @@ _KEEPS = 2  # a result is used for at most this many times the duration of its s
 
 
 class ProcessScanner:
-    """Runs one scan at a time. While a scan hangs, no other scan starts, and no directory may be removed."""
+    """Scans all processes, one scan at a time. While a scan hangs, no other starts, and no directory may be removed."""
 
     def __init__(self) -> None:
         self._running: _ScanRun | None = None
@@ -328,8 +328,8 @@ class ProcessScanner:
     def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
         """Return the files and mounts in use. Raises MustStay if the scan makes no progress for `SCAN_TIMEOUT_SECONDS`.
 
-        Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True when the scan has taken that long.
-        The scan then continues in its thread, and the next call uses its result.
+        Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True after that many seconds of
+        scanning. The scan then continues in its thread, and the next call uses its result.
         """
         # The scan has its own thread, because reading /proc hangs for a process that waits for a dead server. Such
         # waits are killable, so the thread ends with this process.
@@ -357,7 +357,7 @@ class ProcessScanner:
 
 
 class _ScanRun:
-    """One scan, which starts at once. ``moved``: the time of its last progress; ``hung``: True after a timeout."""
+    """One scan of all processes, which starts at once. ``moved``: when it made progress last; ``hung``: timed out."""
 
     def __init__(self, root: OpenDirectory) -> None:
         self.answer: Future[InUse] = Future()

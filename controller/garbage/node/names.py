@@ -1,4 +1,4 @@
-"""The names of the vendors' directories for pods on a node, and the reasons to keep a directory."""
+"""The names of the directories that vendors keep for pods on a node, and the reasons to keep such a directory."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
 _CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, as the API server requires for container names
 
 TRASH = ".trash"
-"""The name of the trash, a directory in the root. It contains the directories to delete."""
+"""The name of the trash: a directory in the root, with the pods' directories that are to be deleted."""
 
 MOVING = "moving"
-"""The suffix of a directory that was moved into the trash and has not been checked there yet."""
+"""The suffix of the name of a directory that was moved into the trash and has not been checked there yet."""
 
 LONGEST_UID = 64
-"""Maximum length of a recorded uid. Uids have 32 or 36 characters, and no directory has a longer uid in its name."""
+"""The maximum length of a recorded pod uid. Uids have 32 or 36 characters, so no directory's name has a longer one."""
 
 _STATIC_UID = (
     k8s_types.MIRROR_ANNOTATION,
@@ -32,7 +32,7 @@ _STATIC_UID = (
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The root, where one vendor's device plugin keeps directories of pods, and the patterns of names in it.
+    """The root, where one vendor's device plugin keeps one directory per pod, and the patterns of names in it.
 
     ``trashed``: the pattern of names in the trash. ``own_socket``: see `PodDirectory`.
     """
@@ -43,18 +43,18 @@ class Form(msgspec.Struct, frozen=True):
     own_socket: str = ""
 
     def uid(self, name: str) -> str | None:
-        """Return the pod's uid in the name of a directory; None if the name does not match."""
+        """Return the pod uid in a directory's name; None if the name does not match the pattern."""
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 
     def read_trashed(self, name: str) -> "Trashed | None":
-        """Return the parts of a name in the trash; None if the name does not match."""
+        """Return the parts of the name of an entry in the trash; None if the name does not match the pattern."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
 
 
 class Trashed(NamedTuple):
-    """A name in the trash: former name, uid of the pod, Unix time of the move. ``moving``: has the suffix `MOVING`."""
+    """The parts of a name in the trash: former name, pod uid, Unix time of the move. ``moving``: ends in `MOVING`."""
 
     name: str
     uid: str
@@ -63,12 +63,12 @@ class Trashed(NamedTuple):
 
 
 def trash_name(name: str, time: int) -> str:
-    """Return the final name in the trash of a directory that is moved at ``time`` (Unix seconds)."""
+    """Return the name that a directory gets in the trash when it is moved there at ``time`` (Unix seconds)."""
     return f"{name}.{time}"
 
 
 def moving_name(name: str, time: int) -> str:
-    """Return the name in the trash until it is verified that the moved directory is the checked directory."""
+    """Return the name of a directory in the trash until it is verified that the right directory was moved."""
     return f"{trash_name(name, time)}.{MOVING}"
 
 
@@ -81,7 +81,7 @@ def form_of(directory: PodDirectory) -> Form:
 VM_DIRECTORIES: Mapping[str, Form] = {
     scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
-"""By the name of a vendor's scheme, its directories of pods. Schemes without such directories are left out."""
+"""The form of the names of a vendor's directories of pods, by scheme. A scheme without such directories is left out."""
 
 
 class FileKind(StrEnum):
@@ -96,12 +96,12 @@ class FileKind(StrEnum):
 
     @property
     def may_be_directory(self) -> bool:
-        """Whether the entry is a directory or has an unknown type. Opening it shows the type."""
+        """Whether the entry is a directory, or has an unknown type and must be opened to find out."""
         return self in (FileKind.DIRECTORY, FileKind.UNKNOWN)
 
 
 class Explained(StrEnum):
-    """An enumeration whose members have an explanation, ``why``."""
+    """An enumeration whose members have an explanation for people, ``why``."""
 
     why: str
 
@@ -112,7 +112,7 @@ class Explained(StrEnum):
 
 
 class KeepReason(Explained):
-    """Why a directory is kept. The values are label values of a metric."""
+    """The reasons to keep a directory. The values are values of a metric's label."""
 
     POD = "pod", "the pod exists"
     KUBELET = "kubelet", "kubelet still has a directory of the pod"
@@ -136,7 +136,7 @@ class KeepReason(Explained):
 
     @property
     def is_expected(self) -> bool:
-        """Whether the reason will pass by itself. For other reasons, a person must act."""
+        """Whether this reason to keep a directory will pass by itself. For other reasons, a person must act."""
         return self in _EXPECTED
 
 
@@ -146,7 +146,7 @@ _EXPECTED = frozenset(
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Why one directory must be kept. ``detail`` may be empty."""
+    """Why one directory must be kept. ``detail``: more about the reason, or empty."""
 
     reason: KeepReason
     detail: str = ""
@@ -156,7 +156,7 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class PodPresence(msgspec.Struct, frozen=True):
-    """The pods that exist on the node.
+    """The pods that exist on this node, according to the API and to kubelet.
 
     ``pods``: the uids of the pods in the API, in any phase.
     ``kubelet``: the uids in kubelet's directory of pods; None without ``--kubelet-pods``.
@@ -179,7 +179,7 @@ def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -
 
 
 def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
-    """Return why the directory of a pod must be kept; None if the pod does not exist."""
+    """Return why the directory of the pod with this uid must be kept; None if the pod does not exist."""
     if uid in presence.pods:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
@@ -191,7 +191,7 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
 
 
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
-    """Yield the uid of a pod in the API and, if it is a mirror pod, the uid of its static pod."""
+    """Yield the uid of a pod in the API. If it is a mirror pod, also yield the uid of its static pod."""
     yield uid
     # Any user may set these annotations, so that the directory of another pod is kept. The annotations count only if
     # one of them is the mirror annotation. kubelet at once deletes a pod with that annotation but without a static pod.
@@ -209,7 +209,7 @@ class MustStay(errors.VcudaError):
 
 
 def keep_after(error: errors.VcudaError | OSError) -> Keep:
-    """Return why a directory must be kept after an error. A VcudaError is MustStay or an error of the API server."""
+    """Return why a directory must be kept after this error, which a check or a step of the removal has raised."""
     if isinstance(error, MustStay):
         return error.keep
     if isinstance(error, OSError):

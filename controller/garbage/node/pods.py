@@ -23,16 +23,16 @@ _CONFIRMED_FOR = 5.0  # seconds for which a list is reused, so that a thousand d
 
 
 class PodSource(Protocol):
-    """Lists the pods on the node.
+    """Lists the pods that exist on the node.
 
     Both methods raise MustStay if the list is not reliable, and VcudaError if the API server does not answer.
     """
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the pods on the node in any phase, and of the static pods of mirror pods."""
+        """Return the uids of the pods on the node in any phase, and of the static pods of its mirror pods."""
 
     def confirmed(self) -> frozenset[str]:
-        """Return the uids as `known` does, from a list that is at most a few seconds old."""
+        """Return the same uids as `known`, from a list that is at most a few seconds old."""
 
 
 class _PodMeta(msgspec.Struct, frozen=True, gc=False):
@@ -69,7 +69,7 @@ _POD = msgspec.json.Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
-    """Return the uids of one pod in JSON. Raises one of UNDECODABLE if they cannot be read."""
+    """Return the uid of a pod in JSON and, for a mirror pod, of its static pod. Raises one of UNDECODABLE."""
     return _POD.decode(raw).uids()
 
 
@@ -104,7 +104,7 @@ def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str
 
 
 class RecentPodList:
-    """Lists the node's pods, and reuses a list for some seconds. ``clock``: a monotonic clock, in seconds."""
+    """Lists the node's pods, and uses a list again for some seconds. ``clock``: a monotonic clock, in seconds."""
 
     def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
@@ -126,7 +126,7 @@ class RecentPodList:
 
 @dataclass(frozen=True, slots=True)
 class FixedPods:
-    """The pods in a file, which is read instead of the API."""
+    """The pods in a file, which the user has given instead of access to the API."""
 
     uids: frozenset[str]
 
@@ -137,7 +137,7 @@ class FixedPods:
 
 
 class WatchedPods:
-    """Watches the node's pods, and confirms by a LIST. ``on_gone``: called after each deletion of a pod."""
+    """Watches the node's pods. `confirmed` makes a LIST. ``on_gone``: called after each deletion of a pod."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
@@ -150,7 +150,7 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return the uids in the watch. Raises MustStay before the first list, or if the watch is out of date."""
+        """Return the uids of the watched pods. Raises MustStay before the first list, or without recent events."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
         age = self.reflector.last_event_age(time.monotonic())
@@ -185,7 +185,7 @@ class WatchedPods:
 
 @dataclass(frozen=True, slots=True)
 class KubeletPods:
-    """kubelet's directory with one subdirectory per pod, by default /var/lib/kubelet/pods.
+    """The pods in kubelet's directory, which has one subdirectory per pod; by default /var/lib/kubelet/pods.
 
     ``own_uid``: the uid of the agent's pod. Both methods raise MustStay if the directory is not reliable.
     """
@@ -194,7 +194,7 @@ class KubeletPods:
     own_uid: str | None = None
 
     def uids(self) -> frozenset[str]:
-        """Return the names of the subdirectories. Each is the uid of a pod."""
+        """Return the names of the subdirectories in kubelet's directory. Each name is the uid of a pod."""
         try:
             found = frozenset(os.listdir(self.path))  # noqa: PTH208  # only names are needed
         except OSError as error:
@@ -205,7 +205,7 @@ class KubeletPods:
         return found
 
     def check_gone(self, uid: str) -> None:
-        """Check one pod again. Raises MustStay if kubelet still has a directory of the pod."""
+        """Check one pod again. Raises MustStay if kubelet still has a directory of this pod."""
         try:
             (self.path / uid).lstat()
         except OSError as error:
@@ -223,14 +223,14 @@ HOW = "kubectl get pods --all-namespaces -o json"
 
 
 class PodsFile(msgspec.Struct, frozen=True):
-    """The uids of the pods in a file, and of static pods. ``warning``: why the file may lack pods; else None."""
+    """The uids of the pods in a file, and of static pods. ``warning``: why pods may be missing in the file, or None."""
 
     uids: frozenset[str]
     warning: str | None = None
 
 
 def read_pods(text: bytes, node: str | None) -> PodsFile:
-    """Parse a list of pods. Pods of all nodes are included.
+    """Return the pods of all nodes in ``text``, a list of pods in JSON.
 
     ``node``: a pod must be on this node; None if the user has confirmed with --complete that the file has all pods.
 

@@ -23,15 +23,15 @@ _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOW
 
 
 def never() -> bool:
-    """Return False: the sweep is never interrupted."""
+    """Return False: a sweep with this function is never interrupted."""
     return False
 
 
 @dataclass(frozen=True)
 class NodeSweep:
-    """The settings of all sweeps, and the records that are kept between sweeps.
+    """The settings of all sweeps of the root, and the records that are kept between sweeps.
 
-    ``root``, ``form``: the directory to sweep, and the form of the names in it.
+    ``root``, ``form``: the root (the directory with the pods' directories), and the form of the names in it.
     ``pods``, ``kubelet``: the sources of the existing pods.
     ``grace``: decides how long directories stay in the root.
     ``retention``: decides how long directories stay in the trash.
@@ -62,9 +62,9 @@ class NodeSweep:
 
         A root that does not exist counts as empty.
 
-        ``give_up``: returns True when the time is over. The sweep tries at least one directory of the root and one of
-        the trash, so that a slow disk cannot stop all progress. If a scan of the processes is not done when the time is
-        over, it continues in its thread for a later sweep.
+        ``give_up``: returns True when the sweep has used up its time. The sweep tries at least one directory of the
+        root and one of the trash, so that a slow disk cannot stop all progress. If a scan of the processes is not done
+        by then, it continues in its thread for a later sweep.
         ``stopping``: returns True when the process stops. It is called before every step.
 
         Raises OSError if the root cannot be read. Raises OutOfTime if the sweep ended early. A later sweep continues.
@@ -112,7 +112,7 @@ def _but_trash(root: fs.OpenDirectory) -> Iterator[fs.DirectoryEntry]:
 
 @dataclass
 class SweepRun:
-    """One sweep in progress. For ``give_up`` and ``stopping`` see `NodeSweep.run`."""
+    """One sweep while it runs. `NodeSweep.run` describes ``give_up`` and ``stopping``."""
 
     sweep: NodeSweep
     root: fs.OpenDirectory
@@ -124,11 +124,11 @@ class SweepRun:
 
     @cached_property
     def in_use(self) -> InUse:
-        """The files and mounts that processes use. The scan is made once per sweep, when it is first needed."""
+        """The files and mounts that processes use. They are scanned once per sweep, when they are first needed."""
         return self.sweep.scanner.scan(self.root, self.give_up, self.stopping)
 
     def over_all(self) -> None:
-        """Sweep the root, and then the trash. The trash is swept even if the root took all the time."""
+        """Sweep the root, and then the trash. The trash is swept even if the root has taken all the time."""
         try:
             self.over_root()
         except fs.OutOfTime:
@@ -138,7 +138,7 @@ class SweepRun:
         self.over_trash()
 
     def over_root(self) -> None:
-        """Report all entries of the root, and move directories of deleted pods to the trash."""
+        """Report all entries of the root, and move the directories of deleted pods to the trash."""
         self.sweep.grace.begin(self.sweep.clock())
         gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):
@@ -197,7 +197,7 @@ class SweepRun:
             return self.trash.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
-        """Report all entries of the trash, and delete the entries that have been there long enough."""
+        """Report all entries of the trash, and delete the directories that have been there long enough."""
         trash = self.trash.directory
         if trash is None:
             return

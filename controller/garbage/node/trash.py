@@ -1,4 +1,4 @@
-"""The trash, a directory in the root. Directories are moved there before they are deleted.
+"""The trash: a directory in the root, into which the directories of deleted pods are moved before they are deleted.
 
 A move consists of two renames. The first rename gives the directory a name that ends in ``.moving``. The second gives
 it the final name, if the moved directory is the directory that was checked. So a directory with a final name was always
@@ -15,9 +15,10 @@ from controller.garbage.node import agent, fs, names
 
 @dataclass(frozen=True, slots=True)
 class Trash:
-    """The trash. ``directory``: None if the trash does not exist. With ``dry_run`` the methods change nothing.
+    """Moves directories to the trash and back, and deletes them. With ``dry_run``, the methods change nothing.
 
-    Each method returns its action. It raises OSError if a step fails, and MustStay if the directory must be kept.
+    ``directory``: the trash; None if there is none. Each method returns its action (what it has done or would do), and
+    raises OSError if a step fails, or MustStay if the directory must be kept.
     """
 
     root: fs.OpenDirectory
@@ -27,7 +28,7 @@ class Trash:
     def take(self, name: str, fd: int, time: int) -> agent.Action:
         """Move a directory from the root into the trash. ``fd``: the open directory. ``time``: now, in Unix seconds.
 
-        Raises MustStay if the directory was replaced meanwhile. The replacement is moved back.
+        Raises MustStay if another directory has this name by now. That directory is moved back.
         """
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_MOVE
@@ -40,7 +41,7 @@ class Trash:
         return agent.Action.MOVED
 
     def give_back(self, trashed: str, name: str) -> agent.Action:
-        """Move a directory from the trash back to ``name``. Raises FileExistsError if that name is in use."""
+        """Move a directory from the trash back to ``name`` in the root. Raises FileExistsError if that exists."""
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_RESTORE
         fs.rename(trashed, self.directory.fd, name, self.root.fd)
@@ -55,7 +56,7 @@ class Trash:
 
 @contextlib.contextmanager
 def open_trash(root: fs.OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
-    """Open the trash, and create it if it does not exist and this is not a dry run."""
+    """Open the trash. If it does not exist, create it, except in a dry run."""
     # The trash is created even if no directory is to be moved, because a full disk may have no room for it later.
     with contextlib.suppress(FileExistsError):
         if not dry_run:
