@@ -82,7 +82,7 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
     """Return how the devices of DeviceClass ``name`` are charged; None if no value is configured for the class."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # The selectors of the class determine the driver. If the class does not exist yet, a known name determines it.
+    # A DeviceClass's selectors determine its driver; if the class does not exist yet, a vendor's known class name does.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)
@@ -92,7 +92,7 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
         worth = worth_of(name) if name not in known.classes else None
         if worth is not None:
             return DeviceKind(driver, Kind.UNIT, device_type, worth)
-        # A device of an unknown type is charged as a whole card, because it cannot be more.
+        # A device of an unknown type is charged as a whole card, because no device is more than one card.
         return DeviceKind(
             driver, known.kinds.get(device_type, Kind.WHOLE), device_type, profile=(facts and facts.profile) or ""
         )

@@ -160,7 +160,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # The page may be slow because it has too many objects, but only if pages have grown since the first.
+                # If pages have grown since the first page, this page may be too large, so try a smaller page.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()

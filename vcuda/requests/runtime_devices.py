@@ -49,11 +49,12 @@ NO_DEVICES = ("none", "void")
 either. AMD's runtime (ROCm/container-toolkit ``internal/oci/oci.go``) ignores unknown words. Ascend's runtime
 (Ascend/ascend-docker-runtime) accepts ``void``, and fails for ``none``."""
 
-# These runtimes and hooks give a container devices by the next variables: NVIDIA/nvidia-container-toolkit,
-# ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads
-# container toolkit, and the toolkits of MetaX, Cambricon, Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and
-# AWS Neuron. Variables for frameworks, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, are not listed. They
-# only narrow the devices that a container already has.
+# The variables in `DEVICE_VARIABLES` give a container devices by these runtimes and hooks:
+# NVIDIA/nvidia-container-toolkit, ROCm/container-toolkit, HabanaAI/habana-container-runtime,
+# Ascend/ascend-docker-runtime, MooreThreads' mthreads container toolkit, and the toolkits of MetaX, Cambricon,
+# Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and AWS Neuron. Variables for frameworks, such as
+# CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, only narrow the devices that a container already has. So they are
+# not listed.
 DEVICE_VARIABLES = frozenset(
     f"{vendor}_VISIBLE_DEVICES"
     for vendor in (
@@ -83,7 +84,7 @@ cards (`IsLegacy`)."""
 MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 """The variables that give a container with CAP_SYS_ADMIN the MIG control files of all cards (hook, `getMigDevices`)."""
 
-# Other variables of the toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
+# Other variables of NVIDIA's toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
 # NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
 # NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. On a node, an administrator can
 # replace NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration. The API does not show that name.
