@@ -113,8 +113,7 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
         response["patch"] = _encode_patch(answer.patch, check)
     if answer.warnings:
         response["warnings"] = answer.warnings
-    # The API server writes ``auditAnnotations`` into its audit log, so that administrators can see the reason for a
-    # model.
+    # The API server writes ``auditAnnotations`` into its audit log, so administrators see why a pod got its GPU model.
     if answer.reason:
         response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
     if not answer.allowed:

@@ -275,7 +275,7 @@ def parse_quantity(quantity: str | float) -> Decimal:
     if isinstance(quantity, bool) or not _GRAMMAR.fullmatch(text):
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         raise ValueError(f"{shown!r} is not a quantity")
-    number: Decimal = kubernetes_quantity.parse_quantity(text)  # type: ignore[no-untyped-call]  # the client has no types here
+    number: Decimal = kubernetes_quantity.parse_quantity(text)  # type: ignore[no-untyped-call]  # the client has no type hints
     return number
 
 

@@ -134,7 +134,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 counts as no number.
+                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 counts as unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 

@@ -123,7 +123,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # If the key was just replaced by an encrypted key, OpenSSL would prompt for a password without an empty one.
+        # With an empty password, OpenSSL does not prompt for one if the key was just replaced by an encrypted key.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is a subclass of OSError
         raise _bad(certificate, f"and tls.key are refused by OpenSSL: {error}") from error

@@ -94,8 +94,8 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
             if not 0 <= share.card < len(cores):  # a pod's annotation may name a card that was removed from its node
                 continue
             card = share.card
-            # The shares on one card may add up to more than the card has. So the used part of a card counts at most as
-            # its size: add the old used part back to the free totals, then subtract the new used part.
+            # The shares on a card may add up to more than the card. Such a card has nothing free, and never less than
+            # nothing. So at most the card's size is added to the free totals, and then subtracted.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -175,7 +175,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # Without memory, gpu-admission gives a share no card (`IsGPURequiredContainer`), so the container never starts.
+        # A share without memory gets no card from gpu-admission (`IsGPURequiredContainer`). Its container never starts.
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 

@@ -68,8 +68,8 @@ class Case:
 
     def allocated(self) -> float:
         """Return the newest credible time in the allocation's annotations, in Unix seconds; infinity without one."""
-        # No allocation is older than its pod. Users can write any time into the annotations, so ``seen`` replaces a
-        # later time. Otherwise a forged time in the future would keep a stale allocation.
+        # No allocation is older than its pod. Users can write any time into the annotations, so a time after ``seen``
+        # (the first observation) becomes ``seen``. Otherwise a forged future time would keep a stale allocation.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
@@ -107,7 +107,7 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
         yield Staleness("other-node", since, f"the allocation is for {node}, but the pod is bound to {pod.node}")
     if pod.node or math.isinf(made):
         return
-    shown = rfc3339(min(made, case.now))  # a forged time may have a year of more than four digits
+    shown = rfc3339(min(made, case.now))  # a time after ``now`` may have a year of more than four digits
     if case.is_in("allocating"):
         yield Staleness("allocating", since, f"its binding began at {shown} and never completed")
     yield Staleness("unbound", since, f"the allocation was made at {shown}, and the pod was never bound")
@@ -148,7 +148,7 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: flo
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
     """Return the JSON Patch with these removals. The patch fails if the object has another resourceVersion."""
-    # The operation ``test`` protects keys that a scheduler has written since the object was read: the patch then fails.
+    # The operation ``test`` makes the patch fail if a scheduler has changed the object since the object was read.
     operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
     for removal in removals:
         for parent, keys in (("annotations", removal.annotations), ("labels", removal.labels)):

@@ -97,7 +97,7 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Vendors write only ASCII. Other characters are replaced, because they make the text take up to four times as much.
+    # Vendors write only ASCII. Other characters are replaced, because they make the text up to four times as large.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
@@ -251,7 +251,7 @@ def read_stored(
     if not asks_for_vcuda(pod, known):
         return None
     # The charge and the GPU model come only from the pod's spec, which users cannot change. Up to Kubernetes 1.30, the
-    # required node affinity may have a value that is too long for a label. Such a value matches no node.
+    # required node affinity may have a value that is too long for a label. It matches no node, so it is no model.
     metadata = pod.metadata
     # The scheduler names the claim that it created for the pod in the pod's status, which tenants cannot write.
     made = pod.status.extended_resource_claim_status if pod.status else None

@@ -287,7 +287,7 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
     # If a share's default is all memory of its card, charge one card's memory: cards of one model may differ in MiB.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # Without a number of cores, the driver does not limit a share's cores, so all are charged. Memory is treated alike.
+    # A share without a number of cores is not limited by the driver, so all cores are charged. Memory is treated alike.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,

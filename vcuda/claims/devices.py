@@ -176,8 +176,7 @@ class Devices(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
         """Return the devices in ``slices``. Only the newest generation of each pool is used."""
-        # This method runs after each change of a slice or class, with thousands of slices. So it hardly loops over
-        # devices.
+        # This method runs after each change, with thousands of slices. So its own loops are over slices and offers.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
             newest = pools.setdefault((each.driver, each.pool), [])

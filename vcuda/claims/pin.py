@@ -49,7 +49,7 @@ class ClaimPin(NamedTuple):
 
 def write_pin(pin: ClaimPin) -> str:
     """Return the CEL expression of a pin. Patterns and profiles that do not fit in `LONGEST_PIN` are left out."""
-    # A pin without some patterns only allows fewer devices. The last ones, the products seen on nodes, matter least.
+    # A pin without some patterns only allows fewer devices. The last patterns, products seen on nodes, matter least.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -68,7 +68,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # the two added quotes count as the separator, which is no longer than they are
+        room -= len(_quote(text))  # counts two quotes per text, at least as long as the separator
         if room >= 0:
             yield text
 

@@ -35,7 +35,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
-            # An entry for devices that are not GPUs is not checked, because such devices are not charged.
+            # An entry of a claim for devices that are not GPUs is not checked, because they are not charged.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
@@ -121,7 +121,7 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    # For unshared devices, a requested capacity is only a filter. So a claim may name every capacity of the driver.
+    # A requested capacity only filters unshared devices. So a claim may name any capacity that such devices have.
     known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []

@@ -198,7 +198,7 @@ class Kube:
         check = self.version_check
         if check is not None and not check.passed:
             host = urlsplit(self.sender.host)
-            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # omits the user and password before an @
+            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # omits a user and password before the URL's @
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
     def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:

@@ -112,10 +112,10 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        config_version = self.config_version  # read first, so no pod is charged by an older quota ConfigMap
+        config_version = self.config_version  # read before the pods, so that no pod is charged by an older version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # If a claim is left out because its pod is charged, that pod is counted, because the pods are listed first.
+        # A claim is left out if its pod is charged instead. That pod is in the count, because pods are listed first.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,

@@ -64,7 +64,7 @@ class ServedWatches:
     @property
     def settled(self) -> bool:
         """True if every watch has listed its objects, or if the API server once answered that the API is missing."""
-        # After an upgrade adds the API to the API server, the value stays True, so that the component stays ready.
+        # If an upgrade adds resource.k8s.io to the API server, the value stays True, so that the component stays ready.
         return self._once_unserved or self.synced
 
     @property
@@ -208,7 +208,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # The memory allowance may count templates that were deleted after an interrupted list. So release their bytes.
+        # After an interrupted list, the memory allowance may still count deleted templates. So release their bytes.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._told.clear()
 

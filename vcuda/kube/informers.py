@@ -91,7 +91,7 @@ class QuotaInformer:
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # Without a ConfigMap, the watch's version is used. It is newer than every version of a deleted ConfigMap.
+        # Without a quota ConfigMap, the version of its watch is used. Every deleted ConfigMap had an older version.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 

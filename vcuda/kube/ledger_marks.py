@@ -73,7 +73,7 @@ class LedgerMarks:
     def missing(self, namespace: str, lost: Reservation) -> float:
         """Return the seconds since this process first read the closed ledger of the namespace."""
         known, now = self._losses.get(namespace), self.clock()
-        # Each new ledger has its own random counter. So the seconds of a newer ledger are counted from 0 again.
+        # Each new ledger has a random counter. If the counter has changed, the age of the ledger is measured from now.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
         return now - known.since
@@ -87,7 +87,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A replica opens a first ledger within `OPENING_SECONDS`. A ledger that stays closed for longer counts as lost.
+        # A replica opens a namespace's first ledger within `OPENING_SECONDS`. One that is closed longer counts as lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -147,7 +147,7 @@ class SeenVersions:
 
     seconds: float
     clock: Callable[[], float]
-    # `_seen` maps a namespace to its ledger's version and the time of the last read. The oldest read is the first.
+    # `_seen` maps a namespace to its ledger's version and the time of the last read. The first entry is the oldest.
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:

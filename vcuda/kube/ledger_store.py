@@ -119,7 +119,7 @@ class LedgerStore(NamespaceCounter):
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # Versions are kept for so long, because an admitted object is stored within these seconds or never.
+        # Versions of ledgers are kept for so long, because an admitted object is stored within these seconds or never.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
@@ -152,11 +152,11 @@ class LedgerStore(NamespaceCounter):
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # If there was no mark (the record of an earlier ledger), no charges are lost, so no wait is needed.
+            # If there was no mark (the record of an earlier ledger), no charge is lost, so the ledger may open now.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # Another replica may be about to delete the mark at its older version. The renewed mark prevents this.
+                # Renew the mark, so that a replica that has read an older version of the mark cannot delete it.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 

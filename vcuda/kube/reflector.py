@@ -28,8 +28,8 @@ no bookmark arrives, the connection is dead, or the API server does not cache th
 bookmarks for it. The charge of an admitted pod stays pending for longer than this time. So the watch delivers the
 stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts this long resets the back-off
-# A LIST in pages that takes longer than this is started again, because etcd drops its version after 5 minutes.
 RELIST_SECONDS = 240.0
+"""A LIST in pages is started again after this many seconds, because etcd drops its version after 5 minutes."""
 # API servers without WatchList answer these statuses. The feature gate is off up to Kubernetes 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
@@ -171,7 +171,7 @@ class Reflector(Generic[T]):
     def _attempt(self) -> None:
         # Lists if a list is due, and then watches. A lost connection makes no new list due, but other errors do.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # first, so that a `list_again` during the list causes another list
+            self._asked_again.clear()  # cleared first, so that `list_again` during the list starts another list
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():

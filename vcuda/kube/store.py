@@ -44,7 +44,7 @@ class Store(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
-        # The same entries are grouped by namespace. A group is changed in place, because copies take quadratic time.
+        # `_grouped` has `_entries` by namespace. Groups are changed in place, because copies take quadratic time.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self.version = ""

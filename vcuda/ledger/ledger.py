@@ -178,7 +178,7 @@ def admit(
     """
     limit = quota.limits.get(asked.model, NO_LIMIT)
     usage = ledger.usage(asked.model)
-    # The API server may send a pod twice. If its uid already has a pending charge, it is not charged again.
+    # The API server may send a pod twice. A pod whose uid has a pending charge in the ledger is not charged again.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None

@@ -94,7 +94,7 @@ def patch_for(
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
     """Return the operations for a pod that is admitted without a model. They set its scheduler."""
-    # Set the GPU scheduler, because another scheduler could give the pod a card that the GPU scheduler gives to others.
+    # Set the GPU scheduler: another scheduler could give the pod a card that the GPU scheduler gives to another pod.
     return [*_schedule(pod, [], hints)]
 
 
@@ -111,10 +111,10 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # A scheduler that the pod names is kept. If the pod names none, Kubernetes has written its default scheduler.
+    # A scheduler that a person chose is kept. Without a choice, Kubernetes has written its default scheduler's name.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # Allocation keys of a new pod are copied from a stored pod or forged. gpu-admission never places a pod with them.
+    # A new pod's allocation annotations and labels are copied or forged. gpu-admission never places a pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 

@@ -40,7 +40,7 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # If no node has the scheme's register, it is unknown which nodes serve the scheme. Then keep every node.
+        # If no node has the scheme's register (its list of cards), the scheme's nodes are unknown. So keep every node.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)

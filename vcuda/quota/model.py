@@ -250,7 +250,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # Caches each entry with the limits of ``moment``, by the id() of the written entry. Each review reads one.
+        # Caches quota entries with the limits of ``moment``, by the id() of the written entry. Each review reads one.
         return {}
 
 
@@ -303,8 +303,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def total(charges: Iterable[Charge]) -> Charge:
-    # For speed, no Charge is created per addition as by sum(): this function runs for every pod, with up to 512
-    # charges.
+    # sum() would be slow, because it creates a Charge for each addition. This function runs for every pod.
     cores = memory = card_memory = 0
     for charge in charges:
         cores += charge.cores

@@ -135,7 +135,7 @@ def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
 
 
 def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
-    # A bare list is short for a mapping with the key `products`. The paths of the list's faults omit `products`.
+    # A bare list of products is short for a mapping with the key `products`. Paths of faults in the list omit this key.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}

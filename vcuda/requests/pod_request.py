@@ -213,7 +213,7 @@ def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # A bare count of cards is priced by the GPU model. A container with cores or memory, even 0, is charged those.
+    # A bare count of cards is priced by the GPU model. If the container sets cores or memory, even 0, they are charged.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)

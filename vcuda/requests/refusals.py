@@ -219,7 +219,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
     """Return the scheme whose vGPU count may be requested by a resource with this name; None if there is no scheme."""
-    # A vendor's count of shares may have another name in its domain, even a name that has a value in ``gpu_units``.
+    # The count of a vendor's shares may have any name in the vendor's domain, even one with a value in ``gpu_units``.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]

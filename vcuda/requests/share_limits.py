@@ -82,7 +82,7 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # All rules are joined in one pattern for speed, because a pod may have thousands of variables.
+        # All rules are joined in one pattern for speed, because a pod may have thousands of environment variables.
         patterns = (".*".join(map(re.escape, each.pattern.split("*"))) for each in self.variables)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
@@ -112,9 +112,9 @@ def _is_false(value: str) -> bool:
 
 # gpu-manager (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`) sets LD_LIBRARY_PATH,
 # depending on the container's variable compat32, and mounts both paths below. The library (tkestack/vcuda-controller
-# src/loader.c, `read_controller_configuration`) reads the limits from /etc/vcuda. Its only variable is LOGGER_LEVEL.
-# gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original libcuda.so.
-# Without LD_LIBRARY_PATH, the linker would find the original.
+# src/loader.c, `read_controller_configuration`) reads the limits from /etc/vcuda. The only variable that it reads is
+# LOGGER_LEVEL. gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original
+# libcuda.so. Without LD_LIBRARY_PATH, the linker would find the original.
 VCUDA_CONTROLLER = ShareLimits(
     variables=(
         LimitVariable(
