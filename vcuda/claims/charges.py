@@ -284,7 +284,7 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # If a share's default is all memory of its card, charge one card's memory: cards of one model may differ in MiB.
+    # If a share by default gets all memory of its card, charge one card's memory: cards of a model may differ in MiB.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
     # A share without a number of cores is not limited by the driver, so all cores are charged. Memory is treated alike.

@@ -176,7 +176,8 @@ class Devices(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
         """Return the devices in ``slices``. Only the newest generation of each pool is used."""
-        # This method runs after each change, with thousands of slices. So its own loops are over slices and offers.
+        # This method runs after each change of a slice or DeviceClass, and a cluster may have thousands of slices. So
+        # its loops are over slices and their offers (descriptions that equal devices share), not over devices.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
             newest = pools.setdefault((each.driver, each.pool), [])

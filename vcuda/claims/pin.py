@@ -68,7 +68,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # counts two quotes per text, at least as long as the separator
+        room -= len(_quote(text))  # `_quote` adds two characters, enough for the separator
         if room >= 0:
             yield text
 

@@ -64,7 +64,7 @@ class ServedWatches:
     @property
     def settled(self) -> bool:
         """True if every watch has listed its objects, or if the API server once answered that the API is missing."""
-        # If an upgrade adds resource.k8s.io to the API server, the value stays True, so that the component stays ready.
+        # If an upgrade adds resource.k8s.io to the API server, `settled` stays True, so that the component stays ready.
         return self._once_unserved or self.synced
 
     @property

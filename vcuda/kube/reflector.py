@@ -30,7 +30,7 @@ stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts this long resets the back-off
 RELIST_SECONDS = 240.0
 """A LIST in pages is started again after this many seconds, because etcd drops its version after 5 minutes."""
-# API servers without WatchList answer these statuses. The feature gate is off up to Kubernetes 1.31, and in 1.33.
+# API servers that do not stream lists answer these statuses. WatchList is off in Kubernetes up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 

@@ -168,7 +168,7 @@ def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
     """Describe the cards that a pod pinned to ``model`` could get on a node of ``model`` without a charge for them."""
-    # The schedulers do not strip blanks from the items of an annotation. An empty item is part of every card type.
+    # In an annotation that chooses card types, schedulers do not strip blanks. An empty item matches every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):

@@ -167,7 +167,7 @@ def _reach_of(
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):
-            continue  # all models are found, and thousands of terms may follow
+            continue  # skips the slow part: all models are found, and thousands of terms may follow
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
             # If all nodes that the term names are known, their labels decide. An unknown node may have any labels.

@@ -39,7 +39,7 @@ def read_label_value(name: object) -> str:
     """Return ``name``, the name of a model or pool, if it is a valid value of a node label."""
     if not isinstance(name, str):
         raise WrongValueError(f"must be a string; got {shown(name)}; write the name in quotes")
-    # An empty label value is valid in Kubernetes. But a node with an empty model label has no model, so reject it.
+    # Kubernetes allows an empty label value. But a node with an empty model label has no model. So reject empty names.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or "

@@ -111,7 +111,8 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
     return last.get(VISIBLE_DEVICES) in NO_DEVICES
 
 
-# Device plugins set NVIDIA_VISIBLE_DEVICES in containers that get cards. So CUDA_VERSION has no effect there:
+# In a CUDA image (`CUDA_VERSION`), NVIDIA's runtime gives all cards to a container without NVIDIA_VISIBLE_DEVICES. A
+# container that requests cards is not affected, because the part that gives it cards sets NVIDIA_VISIBLE_DEVICES:
 #
 #   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
 #   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)
