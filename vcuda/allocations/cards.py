@@ -94,8 +94,8 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
             if not 0 <= share.card < len(cores):  # a pod's annotation may name a card that was removed from its node
                 continue
             card = share.card
-            # The shares on a card may add up to more than the card. Such a card has nothing free, and never less than
-            # nothing. So at most the card's size is added to the free totals, and then subtracted.
+            # The shares on a card may add up to more than the card. So the used part of each card is limited to the
+            # card's size when the free totals are updated.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)

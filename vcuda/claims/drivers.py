@@ -82,7 +82,8 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
     """Return how the devices of DeviceClass ``name`` are charged; None if no value is configured for the class."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # A DeviceClass's selectors determine the driver. If the class does not exist yet, its name does, if it is known.
+    # The selectors of a DeviceClass determine the driver of its devices. If the class does not exist yet, the driver is
+    # known only for the class names of the built-in drivers.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)

@@ -87,7 +87,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A namespace's first ledger is opened within `OPENING_SECONDS`. One that is closed for longer counts as lost.
+        # A first ledger is opened within `OPENING_SECONDS`. A ledger that stays closed for longer counts as lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
