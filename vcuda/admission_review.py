@@ -113,7 +113,7 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
         response["patch"] = _encode_patch(answer.patch, check)
     if answer.warnings:
         response["warnings"] = answer.warnings
-    # The API server writes these annotations into its audit log. So an administrator can see why a pod got its model.
+    # The API server writes ``auditAnnotations`` into its audit log, so administrators see why a pod got its GPU model.
     if answer.reason:
         response["auditAnnotations"] = {"model": answer.model, "reason": answer.reason}
     if not answer.allowed:
@@ -122,20 +122,20 @@ def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -
 
 
 def _encode_patch(patch: Sequence[Operation], check: Check) -> msgspec.Raw:
-    # The patch of a pod with many affinity terms has megabytes. One call to encode all of it would block all threads.
+    # A JSON Patch can have megabytes. Encode it in pieces, because one long call of msgspec blocks all other threads.
     pieces = []
     for at in range(0, len(patch), 1000):
         check()
         pieces.append(msgspec.json.encode(patch[at : at + 1000])[1:-1])
     text = b"[" + b",".join(pieces) + b"]"
-    step = 3 * 2**16  # a multiple of 3 bytes, so that the base64 texts can be joined
+    step = 3 * 2**16  # base64 needs no padding for a multiple of 3 bytes, so the encoded pieces can be joined
     encoded = b"".join(base64.b64encode(text[at : at + step]) for at in range(0, len(text), step))
     return msgspec.Raw(b'"' + encoded + b'"')
 
 
 def _status(answer: AdmissionResponse) -> dict[str, object]:
     details: dict[str, Any] = {}
-    # The API server sends this value in a Retry-After header. client-go then waits, and sends the request again.
+    # The API server sends ``retryAfterSeconds`` as a Retry-After header. client-go repeats the request after that time.
     if answer.retry_after is not None:
         details["retryAfterSeconds"] = answer.retry_after
     for path, message in answer.faults:

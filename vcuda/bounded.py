@@ -28,7 +28,7 @@ class SizedCache(Generic[K, V]):
         with self._lock:
             if (found := self._entries.pop(key, None)) is None:
                 return None
-            self._entries[key] = found  # now the most recently used entry
+            self._entries[key] = found  # moves the used entry to the end, because the first entry is evicted first
             return found[0]
 
     def put(self, key: K, value: V) -> None:

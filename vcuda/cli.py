@@ -60,7 +60,7 @@ def _namespace_and_name(_context: click.Context, _parameter: click.Parameter, te
     return namespace, name
 
 
-# Each option is a separate decorator, because --help lists flags in the order of the decorators.
+# Each option is a separate decorator, because --help lists the flags of a command in the order of its decorators.
 kubeconfig_option = option(
     "--kubeconfig",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -141,7 +141,7 @@ def family_of(host: str) -> socket.AddressFamily:
 
 def _can_be_host(host: str) -> bool:
     """Return whether ``host`` may be an IP address or a name. An empty host stands for all addresses."""
-    with contextlib.suppress(ValueError):  # also suppresses UnicodeError, for a text that cannot be a host name
+    with contextlib.suppress(ValueError):  # UnicodeError, the error of ``encode``, is a ValueError
         if ":" in host:
             ipaddress.IPv6Address(host)
         else:

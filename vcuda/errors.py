@@ -24,7 +24,7 @@ MOST_FAULTS = 100
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
     """Return at most `MOST_FAULTS` of the faults. If there are more, add a fault at ``path`` with their number."""
-    # kubectl prints only the faults of an answer. So the number of omitted faults is also a fault.
+    # kubectl prints only the faults of a refusal. So the number of omitted faults is added as one more fault.
     more = [Fault(path, f"and {len(faults) - MOST_FAULTS} more faults")] if len(faults) > MOST_FAULTS else []
     return (*faults[:MOST_FAULTS], *more)
 
@@ -33,8 +33,8 @@ class VcudaError(Exception):
     """The base class of all errors in this module."""
 
 
-# `BadInput` is a user's mistake, and ends a command. `Unavailable` is a failure of the API server or of the connection,
-# and is retried.
+# A command ends after `BadInput`, which is a user's mistake. A call is retried after `Unavailable`, which is a failure
+# of the API server or of the connection.
 class BadInput(VcudaError):
     """A user's input is invalid. The message names the place, and explains how to correct the input."""
 
@@ -93,8 +93,8 @@ class Gone(ApiError):
     """410: the resourceVersion or continue token is older than the versions that etcd keeps."""
 
 
-# Statuses 429 and 5xx raise this error and not ApiError, because they decide nothing about the request. For example, a
-# write that timed out in the API server may still be stored.
+# Statuses 429 and 5xx raise `Unavailable` and not `ApiError`, because the outcome of the request is not final. For
+# example, a write that timed out in the API server may still be stored.
 class Unavailable(VcudaError):
     """The connection failed, the request timed out, or the status was 429 or 5xx. A write may or may not be stored."""
 

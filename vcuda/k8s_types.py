@@ -45,11 +45,11 @@ _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a
 
 def can_be_name(text: str) -> bool:
     """Return whether a node, pod or namespace can have this name, which must be a DNS subdomain of RFC 1123."""
-    # Every name in a request is checked, because a slash in a name, even if escaped, would address another resource.
+    # Names in API requests are checked, because a slash in a name, even if escaped, would address another resource.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
-# gc=False: a decoded object is a tree, so Python's collector need not look for cycles in its parts.
+# ``gc=False`` is safe, because a decoded object is a tree. So Python's garbage collector finds no cycles in its parts.
 class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The base class of objects and their parts. Unknown fields are ignored."""
 
@@ -260,8 +260,8 @@ class ConfigMap(K8sObject, frozen=True, gc=False):
     data: Mapping[str, str] | None = None
 
 
-# The grammar of apimachinery (pkg/api/resource/quantity.go). Python also accepts NaN, 1_000 and digits of other
-# alphabets. The length is bounded, because one long quantity would take as much time as thousands of short ones.
+# The grammar of a quantity is that of apimachinery (pkg/api/resource/quantity.go). Python also accepts NaN, 1_000 and
+# digits of other alphabets. The length is bounded, because one long quantity takes as long as thousands of short ones.
 _NUMBER = r"[+-]?(?=\.?[0-9])[0-9]{0,30}(\.[0-9]{0,30})?"
 _GRAMMAR = re.compile(rf"{_NUMBER}([eE][+-]?[0-9]{{1,2}}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 
@@ -275,11 +275,11 @@ def parse_quantity(quantity: str | float) -> Decimal:
     if isinstance(quantity, bool) or not _GRAMMAR.fullmatch(text):
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         raise ValueError(f"{shown!r} is not a quantity")
-    number: Decimal = kubernetes_quantity.parse_quantity(text)  # type: ignore[no-untyped-call]  # the client has no types here
+    number: Decimal = kubernetes_quantity.parse_quantity(text)  # type: ignore[no-untyped-call]  # the client has no type hints
     return number
 
 
-# Results are cached, because the pods of one owner request equal amounts. This function is called for every pod.
+# `parse_whole` is called for every pod. Its results are cached, because the pods of one owner request equal amounts.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
     """Return a whole number from 0 to 2^53. Raises ValueError with a message for any other quantity."""

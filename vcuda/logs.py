@@ -32,7 +32,7 @@ def configure_batched(level: str) -> None:
     """Set up structlog for a server. A thread that logs a line does not wait until the line is written."""
     lines = BatchedLines(sys.stdout.buffer)
     atexit.register(lines.flush)
-    # gunicorn forks its workers after this call. Each worker needs its own lock and its own thread.
+    # gunicorn forks its workers later. Each worker needs its own lock, and its own thread that writes lines.
     os.register_at_fork(after_in_child=lines.start_anew)
     configure(level, lambda *_: lines)
 
@@ -43,7 +43,7 @@ class BatchedLines:
     A warning or an error is written at once, after all earlier lines. The unwritten lines of a killed process are lost.
     """
 
-    # A write releases the interpreter lock. If threads that answer requests wrote lines, they would wait for this lock.
+    # Writing a line releases the interpreter lock, and a thread that answers a request would wait to get the lock back.
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -77,8 +77,8 @@ class BatchedLines:
                 self._stream.flush()
 
     def start_anew(self) -> None:
-        # A forked child has no other thread, and a thread of the parent may hold the lock. The parent writes the lines
-        # that are waiting.
+        # A forked child has only one thread, and inherits a lock that a thread of the parent may hold. The parent
+        # writes the lines that wait, so the child drops them.
         self._lines.clear()
         self._writing = threading.Lock()
         self._thread = None
@@ -96,7 +96,7 @@ class BatchedLines:
 
 
 def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
-    # This function replaces structlog's usual chain of processors. It is faster, and every admission is logged.
+    # This function replaces structlog's usual chain of processors, because it is faster, and every admission is logged.
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(None, method, event)
     stamp = datetime.datetime.now(datetime.UTC).isoformat()

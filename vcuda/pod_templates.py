@@ -84,7 +84,7 @@ def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTempl
             elif "containers" in child_spec:
                 yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
             else:
-                # The child describes other objects, for example Jobs. Their pod templates are inside it.
+                # The child describes other objects, for example Jobs, whose pod templates are inside the child.
                 inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
         waiting += reversed(inner)
 
@@ -134,7 +134,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component with 0 pods creates a pod at the first request, so the number counts as not stated.
+                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 counts as unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 
@@ -166,7 +166,7 @@ def _in_workflow(spec: Manifest, path: str, _times: int | None) -> Iterator[PodT
             containers += sidecars if isinstance(sidecars, list) else []
             inherited = {key: spec[key] for key in _INHERITED if key in spec}
             pod = {**inherited, **template, "containers": containers}
-            # The number of pods is unknown, because a step may run many times, in parallel or in sequence.
+            # The number of pods is unknown, because a Workflow may run a step many times, in parallel or in sequence.
             yield PodTemplate(f"{path}.templates[{index}]", template.get("metadata"), pod, None)
 
 

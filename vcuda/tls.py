@@ -41,8 +41,8 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _Content = tuple[str, ...]
 
 
-# By default gunicorn creates a TLS context for every connection. Then handshakes are slow, and fail while the files are
-# being replaced. Here all new connections share the context of the last good certificate and key.
+# By default gunicorn creates a TLS context for every connection. Then handshakes are slow, and fail while the
+# certificate files are being replaced. Here all new connections share the context of the last good certificate and key.
 @dataclass(frozen=True, slots=True)
 class _Served:
     """A TLS context, and the time when its certificate expires, in Unix seconds."""
@@ -61,8 +61,8 @@ class ServingCertificate:
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
         self._directory = directory
         self._client_ca = client_ca
-        # The webhook requires no client certificate, because kubelet's probes have none. During the handshake the
-        # requested path is not known yet.
+        # The webhook's server cannot require a client certificate: kubelet's probes have none, and the requested path
+        # is not known during the handshake.
         self._verify_mode = ssl.CERT_REQUIRED if client_required else ssl.CERT_OPTIONAL
         self._loaded = self._fingerprint()
         self._refused: _Content | None = None
@@ -123,7 +123,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # If the key was just replaced by an encrypted key, the empty password prevents a prompt of OpenSSL.
+        # With an empty password, OpenSSL does not prompt for one if the key was just replaced by an encrypted key.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is a subclass of OSError
         raise _bad(certificate, f"and tls.key are refused by OpenSSL: {error}") from error
@@ -230,15 +230,16 @@ def present_files(directory: Path) -> tuple[str, ...]:
     return tuple(name for name in names if os.path.lexists(directory / name))
 
 
-# The layout is that of kubelet's AtomicWriter (pkg/volume/util/atomic_writer.go) for a mounted Secret. The files are in
-# a fresh hidden directory, ``..data`` is a link to it, and ``tls.crt`` is a link to ``..data/tls.crt``. One rename of
-# ``..data`` replaces all files. If each file was renamed, a killed run could leave a key without its certificate.
+# The layout of ``directory`` is that of kubelet's AtomicWriter (pkg/volume/util/atomic_writer.go). The files are in a
+# fresh hidden directory, ``..data`` is a link to the hidden directory, and ``tls.crt`` is a link to ``..data/tls.crt``.
+# One rename of ``..data`` replaces all files. With separate renames, a killed run could leave a key without
+# certificate.
 def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
         # Two concurrent runs would remove each other's files, so the second run waits for the lock. Some file systems
-        # have no locks.
+        # have no locks, so an error is ignored.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _swap_in(directory, files)
@@ -256,7 +257,7 @@ def _swap_in(directory: Path, files: Sequence[File]) -> None:
             _link(directory / file.name, f"{_DATA}/{file.name}", fresh)
         _link(directory / _DATA, fresh.name, fresh)
     except BaseException:
-        # If the interruption came right after the swap, the fresh set is in use and stays.
+        # If the process was interrupted right after the swap, the fresh set of files is in use and must stay.
         if _link_target(directory / _DATA) != fresh.name:
             shutil.rmtree(fresh)
         raise
@@ -297,10 +298,10 @@ def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
     for name in set(present_files(directory)) - kept:
         if _link_target(directory / name) == f"{_DATA}/{name}":
             (directory / name).unlink()
-    # A killed run may have left its own set of files or the previous set, perhaps with the key of a CA.
+    # A killed run may have left a set of files that is not in use, perhaps with the key of a CA. Delete such sets.
     for old in directory.glob(f"{_SET_PREFIX}*"):
         if old.name != current:
-            shutil.rmtree(old, ignore_errors=True)  # ignores a set that this process may not remove
+            shutil.rmtree(old, ignore_errors=True)  # a set that this process may not remove is left in place
 
 
 def _sync(directory: Path) -> None:

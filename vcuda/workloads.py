@@ -128,7 +128,7 @@ def _read(where: str, document: object, namespace: str, check: Check) -> list[Wo
 
 
 def _is_built_in(manifest: Manifest) -> bool:
-    # The name of a built-in group has no dot, or ends in .k8s.io. An object without apiVersion may be of any group.
+    # The name of a built-in API group has no dot, or ends in .k8s.io. An object without apiVersion may be of any group.
     version = str(manifest.get("apiVersion") or "")
     group = version.rpartition("/")[0]
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
@@ -144,7 +144,7 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
         raise errors.BadInput(f"{where}: {error}") from error
     found = []
     for template in templates:
-        # The template of a Notebook has no metadata. notebook-controller copies annotations and labels of the Notebook.
+        # A Notebook's template has no metadata. notebook-controller copies the Notebook's annotations and labels.
         copied = {key: metadata[key] for key in ("annotations", "labels") if key in metadata}
         own = copied if manifest["kind"] == "Notebook" else template.metadata
         inner = _mapping(where, {"metadata": own}, "metadata")
@@ -157,7 +157,7 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
 
 
 def _is_claim(manifest: Manifest) -> bool:
-    # Another API group may have a kind of this name. An object without apiVersion is assumed to be a claim.
+    # Another API group may have a kind ResourceClaim too. An object without apiVersion is assumed to be a claim.
     group = str(manifest.get("apiVersion", GROUP)).partition("/")[0]
     return manifest["kind"] in (CLAIM, TEMPLATE) and group == GROUP
 
@@ -264,7 +264,7 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
         stated = pod_templates.at_once({field: spec.get(field) for field in _KINDS[kind]})
     except ValueError as error:
         raise errors.BadInput(f"{where}: {error}") from error
-    # An object that states no number has one pod. A DaemonSet has one pod per node, but only one of them is checked.
+    # An object that states no number of pods counts as one pod. Of a DaemonSet, which has many pods, one is checked.
     return 1 if stated is None else stated
 
 

@@ -15,7 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_LONGEST_NAME = 253  # characters, RFC 1123 section 2.1 and RFC 1035 section 2.3.4
+_LONGEST_NAME = 253  # characters of a DNS name (RFC 1123 section 2.1, RFC 1035 section 2.3.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def parse_dns_name(text: str) -> str:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        pass  # good, because an IP address is not a DNS name in a certificate
+        pass  # the name may be a DNS name, because it is not an IP address
     else:
         raise ValueError(f"{text!r} is an IP address: give it with --ip")
     labels = name.removeprefix("*.").split(".")
@@ -184,7 +184,7 @@ def _is_our_name(certificate: x509.Certificate, attribute: Literal["subject", "i
             str(one.value).startswith((_AUTHORITY_NAME, _CLIENT_AUTHORITY_NAME))
             for one in getattr(certificate, attribute)
         )
-    except ValueError:  # a name that cannot be read
+    except ValueError:  # a certificate whose names cannot be read is not ours
         return False
 
 
@@ -204,7 +204,7 @@ def _make(
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    # This is the authority's own subject key identifier, as RFC 5280 section 4.2.1.1 requires.
+    # The issuer's key identifier is the subject key identifier of the CA, as RFC 5280 section 4.2.1.1 requires.
     extended = authority and authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
     issuer = extended.value if extended else identifier
     builder = (
@@ -229,5 +229,5 @@ def _to_seconds(moment: datetime) -> datetime:
 
 
 def _key_usage(*bits: str) -> x509.KeyUsage:
-    # No other bits are set, because an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
+    # All other key usages are False, because an ECDSA key never enciphers or agrees keys in TLS 1.2 or 1.3.
     return x509.KeyUsage(**{bit: bit in bits for bit in _KEY_USAGES})

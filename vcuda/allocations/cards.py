@@ -91,11 +91,11 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         cores, memory = list(self.used_cores), list(self.used_memory)
         free_cores, free_memory = self.free_cores, self.free_memory
         for share in shares:
-            if not 0 <= share.card < len(cores):  # the annotation names a card that was removed from the node
+            if not 0 <= share.card < len(cores):  # a pod's annotation may name a card that was removed from its node
                 continue
             card = share.card
-            # The used part may exceed the card. So add the used part of this card to the free totals, update the used
-            # part, and subtract it again. At most the size of the card is added and subtracted.
+            # The shares on a card may add up to more than the card. So the used part of each card is limited to the
+            # card's size when the free totals are updated.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -158,8 +158,8 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
     None if the pod requests no such cards.
     """
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
-    # gpu-manager never starts an init container with a card: it looks for the card only in the annotations of the
-    # other containers (`Allocate` in pkg/services/allocator/nvidia).
+    # gpu-manager reads a container's cards from pod annotations, and looks only for annotations of regular containers
+    # (`Allocate` in pkg/services/allocator/nvidia). So an init container that requests a card never starts.
     if any(_asks(pod.spec.init_containers, scheme) for scheme in INDEXED):
         return Unplaceable("init containers cannot get vcuda cards")
     if not schemes:
@@ -175,7 +175,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # gpu-admission allocates no card to a share without memory (`IsGPURequiredContainer`), so it never starts.
+        # A share without memory gets no card from gpu-admission (`IsGPURequiredContainer`). Its container never starts.
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 
@@ -220,7 +220,7 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
         return None
     for scheme in INDEXED:
         node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
-        # Tenants can write these annotations where no quota is enforced. So the number of shares is bounded.
+        # Tenants can forge a pod's card annotations where no quota is enforced. So read a bounded number of shares.
         shares = tuple(itertools.islice(_shares(pod, scheme), MOST_CARDS + 1)) if can_be_name(node) else ()
         if shares:
             return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
@@ -229,7 +229,7 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
 
 def annotations_for(scheme: Scheme, node: str, shares: Mapping[int, tuple[Share, ...]], time: int) -> dict[str, str]:
     """Return the annotations that allocate ``shares`` (by container number) to a pod. ``time``: Unix nanoseconds."""
-    # gpu-manager serves the pods of its node in the order of this time.
+    # gpu-manager serves the pods of its node in the order of the time in the annotations ``predicate_times``.
     written = {**dict.fromkeys(scheme.predicate_times, str(time)), str(scheme.predicate_node): node}
     if scheme.phase and scheme.phase.placed:
         written[scheme.phase.key] = scheme.phase.placed
@@ -243,14 +243,14 @@ def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
         text = annotations.get(f"{scheme.card_index}{number}")
         if text and (cores := amount_of(container, scheme.cores)):
             memory = amount_of(container, scheme.memory) * scheme.memory_unit
-            # Thousands of pods have equal annotations, and each event repeats them. Only short ones are cached.
+            # Cache only short annotations. They are equal in thousands of pods, and long ones would fill the memory.
             read = _shares_in if len(text) <= LONGEST_REMEMBERED else _shares_in.__wrapped__
             yield from read(text, cores, memory)
 
 
 @functools.lru_cache(maxsize=2048)
 def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
-    # Users can write any annotation. So at most as many cards as the container requests are parsed.
+    # Users can write any text into the annotation. So parse at most as many card numbers as the container requests.
     count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
     return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
@@ -258,5 +258,5 @@ def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _share(card: int, cores: int, memory: int) -> Share:
-    # The cache makes equal shares one object, which saves memory.
+    # The cache of this function makes equal shares one object, which saves memory.
     return Share(card, cores, memory)

@@ -68,8 +68,8 @@ class Case:
 
     def allocated(self) -> float:
         """Return the newest credible time in the allocation's annotations, in Unix seconds; infinity without one."""
-        # No allocation is older than its pod. Users can write any time, so a later time than ``seen`` is replaced by
-        # ``seen``. Otherwise a time in the future would keep a stale allocation.
+        # No allocation is older than its pod. Users can write any time into the annotations, so a time after ``seen``
+        # (the first observation) becomes ``seen``. Otherwise a forged future time would keep a stale allocation.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
@@ -99,15 +99,15 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
     since = made + case.timeout
     # The allocation of a bound pod is not stale in four cases:
     # - The allocation is for the pod's node. gpu-manager (`Allocate`, `PreStartContainer`), HAMi and vgpu-manager read
-    #   the allocation while the containers start. From then on, every scheduler counts its cards as used.
+    #   the allocation while the containers start. From then on, every scheduler counts the allocated cards as used.
     # - The allocation names no node.
-    # - The phase is done. Only the device plugin of the pod's own node writes this phase.
-    # - The timeout has not passed, so kubelet may still be reading the allocation.
+    # - The phase of the allocation is ``done``. Only the device plugin of the pod's own node writes this phase.
+    # - The timeout since the allocation has not passed, so kubelet may still be reading the allocation.
     if pod.node and node and node != pod.node and not case.is_in("done"):
         yield Staleness("other-node", since, f"the allocation is for {node}, but the pod is bound to {pod.node}")
     if pod.node or math.isinf(made):
         return
-    shown = rfc3339(min(made, case.now))  # a later time may have a year of more than four digits
+    shown = rfc3339(min(made, case.now))  # a time after ``now`` may have a year of more than four digits
     if case.is_in("allocating"):
         yield Staleness("allocating", since, f"its binding began at {shown} and never completed")
     yield Staleness("unbound", since, f"the allocation was made at {shown}, and the pod was never bound")
@@ -148,7 +148,7 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: flo
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
     """Return the JSON Patch with these removals. The patch fails if the object has another resourceVersion."""
-    # A JSON Patch can test the resourceVersion. A merge patch could remove keys that a scheduler has just written.
+    # The operation ``test`` makes the patch fail if a scheduler has changed the object since the object was read.
     operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
     for removal in removals:
         for parent, keys in (("annotations", removal.annotations), ("labels", removal.labels)):
@@ -196,7 +196,7 @@ class Lock(msgspec.Struct, frozen=True):
 
 def read_locks(node: Node) -> Iterator[Lock]:
     """Yield the locks of all schemes on a node."""
-    # HAMi writes "time,namespace,pod" (pkg/util/nodelock). Older releases write only the time.
+    # The text of HAMi's node lock is "time,namespace,pod" (pkg/util/nodelock). In older releases it is only the time.
     for scheme in SCHEMES:
         value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None
         if value is not None:

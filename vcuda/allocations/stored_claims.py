@@ -110,7 +110,7 @@ class ClaimReader:
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
         """Return the digest of ``spec`` (JSON). Raises one of ``UNDECODABLE`` if it cannot be decoded."""
-        # The cache key is a hash, because a spec may have megabytes.
+        # The key of the cache is a hash of the spec, because a spec may have megabytes.
         key = hashlib.blake2b(spec, digest_size=16).digest()
         packed = self._digests.get(key)
         if packed is None:
@@ -148,7 +148,7 @@ class ClaimCounter:
         """Return the larger of the charge by the spec and the charge by the allocated devices, for each model."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # The spec does not pin the claim to a model. So the whole request is charged to the model of the devices.
+            # Without a pin in the claim's spec, the whole request is charged to the one model of the allocated devices.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
@@ -158,15 +158,15 @@ class ClaimCounter:
 
     def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
         """Return the charge of the allocated devices, by model."""
-        # The status is reliable, because only the scheduler writes it.
+        # The charge can rely on the claim's status, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
         entries = asked.by_name()
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
-            # A device whose request has no charged entry is not a GPU. But if the claim's request has faults, entries
-            # may be missing. Then such a device of a known model is charged as a whole card.
+            # An allocated device that no charged entry of the claim requested is not a GPU. But a claim with faults may
+            # lack entries. In such a claim, a device of a known model without an entry is charged as a whole card.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
             worth = asked.worth(entry, model) if entry and model else unlisted
             if model and worth != Charge():
@@ -179,7 +179,7 @@ class ClaimCounter:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == held:
                 continue
-            # A product without a model, or with several models, is accepted if the claim's pin allows the product.
+            # A product without a model, or of several models, is accepted if the pin of the claim allows the product.
             if model or not self._policy.products.among(self._policy.products.patterns_of(held))(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)

@@ -83,7 +83,7 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
     is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
-    # Cached, because thousands of pods have the same keys. Users can invent keys, so long lists of keys are not cached.
+    # Cache only short lists of annotation keys. Thousands of pods have equal lists, but users can invent long ones.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
@@ -97,12 +97,12 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Vendors write only ASCII. In a text with other characters, Python stores up to four bytes for each character.
+    # Vendors write only ASCII. Other characters are replaced, because they make the text up to four times as large.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
-# Cached, because the schemes have many names and pods have few different keys. The API server limits the length of a
-# key, so a user cannot fill the memory with invented keys.
+# The result is cached, because each annotation key is compared with many names, and most pods have the same few keys.
+# The API server limits the length of a key, so a user cannot fill the memory with invented keys.
 @functools.lru_cache(maxsize=4096)
 def _annotation_kept(key: str) -> str:
     return _name_of(key, _ANNOTATIONS) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
@@ -119,7 +119,7 @@ def _name_of(key: str, names: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
-    # A pod may have keys of schemes by which it requests nothing, for example if its manifest was copied from a pod.
+    # Check every scheme: a pod may have annotations of schemes that it does not request, copied from another pod.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
     order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
@@ -229,7 +229,7 @@ class RequestCache:
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
         if found is None:
-            # Faults are left out, because they also depend on annotations, which are not part of the cache key.
+            # Cache no faults, because a pod's faults also depend on annotations, which the cache key does not contain.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
@@ -250,16 +250,16 @@ def read_stored(
     """Return a stored pod; None if it requests no GPU. ``cache`` must have the same ``known`` and ``labels``."""
     if not asks_for_vcuda(pod, known):
         return None
-    # The charge and the model come from the spec only, which users cannot change. Up to Kubernetes 1.30, a required
-    # affinity may have any value. A value that is too long for a label matches no node.
+    # The charge and the GPU model come only from the pod's spec, which users cannot change. Up to Kubernetes 1.30, the
+    # required node affinity may have a value that is too long for a label. It matches no node, so it is no model.
     metadata = pod.metadata
-    # The claim's name comes from the pod's status, because tenants cannot write the status.
+    # The scheduler names the claim that it created for the pod in the pod's status, which tenants cannot write.
     made = pod.status.extended_resource_claim_status if pod.status else None
     extended = made.resource_claim_name if made else ""
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
-    # If the scheduler created a claim for the pod, the pod gets whole cards, and not parts from a device plugin.
+    # A pod for which the scheduler created a claim gets whole cards, and no shares from a device plugin.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
@@ -283,7 +283,7 @@ def read_stored(
 
 
 def _longest_grace(pod: Pod) -> int:
-    # kubelet uses the grace period of the deletion, but may not have observed the deletion yet. So take the longer one.
+    # kubelet uses the spec's grace period until it observes a deletion with another one. So take the longer period.
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-# An expression with one of these (an escape, a triple quote or a comment) is ignored.
+# A CEL expression that contains an escape, a triple quote or a comment is ignored.
 _UNREAD = re.compile(r"""\\|'''|\"\"\"|//""")
 # Possessive quantifiers never backtrack, so the time to read a text is proportional to its length.
 _PIECE = r"""(?>"[^"'\n]*+"|'[^"'\n]*+'|\w++|&&|\|\||[=!<>]=|[-+*/%<>!?:.,()\[\]{}])"""
@@ -60,7 +60,7 @@ def _conditions(expression: str) -> Iterator[str]:
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    # With `||` or `? :` at the top level, a condition may be false for a matching device. The `.?` of CEL is harmless.
+    # If `||` or `? :` joins conditions, a device may match although a condition is false. CEL's `.?` joins nothing.
     if joints is None or any(
         tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
     ):
@@ -70,7 +70,7 @@ def _conditions(expression: str) -> Iterator[str]:
         part = tokens[before + 1 : after]
         if part and part[0] == "device":
             quoted = (f'"{token[1:-1]}"' if token[0] in _QUOTES else token for token in part)
-            # Blanks separate the operator `in` from its operands.
+            # `in` needs blanks around it, or the joined text would merge this operator with its operands.
             yield "".join(" in " if token == "in" else token for token in quoted)  # noqa: S105  # a token of CEL
 
 

@@ -49,7 +49,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
     products: Products
     worth_of: UnitWorth
 
-    # Cached, because a claim can have many entries and a cluster many devices.
+    # `kinds` is cached, because a cluster can have many devices, and every entry of a claim needs this index.
     @functools.cached_property
     def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
         """The devices of the cluster, by driver and device type."""
@@ -127,7 +127,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def gpus(self) -> tuple[ClaimEntry, ...]:
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
-    # Many entries can have the same pins and products, so the models are looked up once for each of them.
+    # Many entries of a claim can have equal pins or products, so the models are looked up once per pin and per product.
     @functools.cached_property
     def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
         model_of = self.policy.products.model_of_pattern
@@ -182,8 +182,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # A pin lists the MIG profiles for which the entry was charged. Profiles that appear later do not matter. A pin
-        # without profiles allows every profile, so a whole card is charged.
+        # The pin of an entry lists the MIG profiles for which the entry was charged, so later profiles have no effect.
+        # A pin without profiles allows every profile, so a whole card is charged.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
@@ -226,7 +226,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             known = self._models_of_products[entry.products]
             if known and model not in known:
                 return f"a selector of {entry.path}, which requires a product of another model"
-        # If the pins of a claim exceeded the limit, they would not be read, and the claim would look unpinned.
+        # If the pins of a claim exceeded `MOST_PIN_BYTES`, they would not be read, and the claim would look unpinned.
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
@@ -263,7 +263,7 @@ cores of a card. A share that requests no memory is charged all memory."""
 ANY_PROFILE = ""
 """The value for an unknown MIG profile. A partition with an unknown profile is charged as a whole card."""
 
-# MIG profiles as NVIDIA's driver names them. Media extensions may follow the memory, as in 1g.10gb+me.
+# Matches the name of a MIG profile in NVIDIA's driver. A media extension may follow the memory, as in 1g.10gb+me.
 _PROFILE = re.compile(rf"{MIG_PROFILE}(?:\+[.a-z]+)?", re.ASCII)
 
 
@@ -285,10 +285,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # If the default is the memory of the card, charge it as one card: cards of one model may differ in MiB.
+    # If a share by default gets all memory of its card, charge one card's memory: cards of a model may differ in MiB.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # If a share does not request cores or memory, the driver sets no limit on them. So the whole card is charged.
+    # A share without a number of cores is not limited by the driver, so all cores are charged. Memory is treated alike.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,

@@ -27,7 +27,7 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     def consumed(self, asked: Decimal | None) -> Decimal:
         """Return what the scheduler counts for a requested amount. ``asked``: None if no amount is requested."""
         # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
-        # largest valid amount is returned unchanged. No device can satisfy it.
+        # largest valid amount is returned unchanged, because no device can satisfy such a request.
         if asked is None:
             return self.value if self.default is None else self.default
         if self.least is not None:
@@ -176,7 +176,8 @@ class Devices(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
         """Return the devices in ``slices``. Of each pool, only the slices of the newest generation are used."""
-        # This runs after each change, with thousands of slices. So it loops over slices and different offers only.
+        # This method runs after each change of a slice or DeviceClass, and a cluster may have thousands of slices. So
+        # its loops are over slices and their offers (descriptions that equal devices share), not over devices.
         pools: dict[PoolName, list[PoolSlice]] = {}
         for each in slices:
             newest = pools.setdefault((each.driver, each.pool), [])

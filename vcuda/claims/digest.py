@@ -132,7 +132,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
         """Return whether all pins stay within `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
-        # Only the pins need to be checked, because added pins change nothing else in the digest.
+        # Check only the size of the pins, because added pins change nothing else in the claim's digest.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES
 
@@ -179,7 +179,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
     config = tuple(
         ConfigDigest(
             each.opaque.driver if each.opaque else "",
-            # In the API, REQUEST/ENTRY is the name of an entry of firstAvailable.
+            # A config can name an entry of firstAvailable as REQUEST/ENTRY. The digest keeps only REQUEST.
             tuple(dict.fromkeys(name.partition("/")[0] for name in each.requests or ())),
         )
         for each in devices.config or ()
@@ -196,7 +196,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 
 
 def _has_too_many(devices: DeviceClaim) -> bool:
-    # The API server checks these limits too, but only after it has called the mutating webhooks.
+    # The API server enforces the same limits on a claim, but only after it has called the mutating webhooks.
     requests, config = devices.requests or (), devices.config or ()
     if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True

@@ -82,7 +82,8 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
     """Return how devices of DeviceClass ``name`` are charged; None for an unknown class without a configured value."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # The selectors of the class determine the driver. If the class does not exist yet, a known name determines it.
+    # The selectors of a DeviceClass determine the driver of its devices. If the class does not exist yet, the driver is
+    # known only for the class names of the built-in drivers.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)
@@ -92,7 +93,7 @@ def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | 
         worth = worth_of(name) if name not in known.classes else None
         if worth is not None:
             return DeviceKind(driver, Kind.UNIT, device_type, worth)
-        # A device of an unknown type is charged as a whole card, because it cannot be more.
+        # A device of an unknown type is charged as a whole card, because no device is more than one card.
         return DeviceKind(
             driver, known.kinds.get(device_type, Kind.WHOLE), device_type, profile=(facts and facts.profile) or ""
         )

@@ -19,10 +19,10 @@ LONGEST_PIN = 2048
 """The most characters of a pin that is written or read, enough for about forty products of one model. The API server
 allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 
-# The most characters of the MIG profiles in a pin.
+# The MIG profiles in a pin have at most this many characters together.
 _MOST_OF_PROFILES = 512
 
-# Characters that must be escaped with a backslash in a regular expression of RE2, the library that CEL uses.
+# These characters must be escaped by a backslash in a regular expression of RE2, the library that CEL uses.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
 _WILD = {"*": ".*", "?": ".", "-": "[ -]"}
 
@@ -49,7 +49,7 @@ class ClaimPin(NamedTuple):
 
 def write_pin(pin: ClaimPin) -> str:
     """Return a pin as a CEL expression. Patterns and profiles for which `LONGEST_PIN` has no room are left out."""
-    # Leaving out patterns only narrows the devices. The last patterns are the least important: products seen on nodes.
+    # A pin without some patterns only allows fewer devices. The last patterns, products seen on nodes, matter least.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -68,7 +68,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # the separator is no longer than the quotes
+        room -= len(_quote(text))  # `_quote` adds two characters, enough for the separator
         if room >= 0:
             yield text
 
@@ -88,7 +88,7 @@ def read_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # An expression is a pin only if `write_pin` returns exactly the same text.
+    # A selector's expression counts as a pin only if `write_pin` returns exactly the same text.
     return pin if write_pin(pin) == expression else None
 
 

@@ -48,7 +48,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
         return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
-    # Cached, because every claim needs them. `Products` is created again when the quota or the devices change.
+    # The matchers are cached, because each claim needs them. If quota or devices change, a new `Products` is created.
     @functools.cached_property
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
         return {model: matcher(patterns) for model, patterns in self.rows.items()}
@@ -79,7 +79,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
 
     def _products_of(self, model: str) -> ModelProducts:
         if model not in self._known:
-            # The name of the model is first. So a pin identifies its model even while no node has such a product.
+            # A pin begins with the model's name, so it identifies the model even if no node has a matching product.
             own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
             matches = matcher(own)
             more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)

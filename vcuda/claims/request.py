@@ -35,7 +35,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
-            # Devices that are not charged may be requested without restrictions.
+            # An entry of a claim for devices that are not GPUs is not checked, because they are not charged.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
@@ -56,8 +56,8 @@ def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
-    # HAMi's driver has parameters that replace its limits by MPS (`applySharingConfig` in cmd/hami-kubelet-plugin).
-    # Future releases may have other such parameters. So no parameters are allowed for shares.
+    # Parameters in a claim can make HAMi's driver replace its limits by MPS (`applySharingConfig` in
+    # cmd/hami-kubelet-plugin). Future releases may have other such parameters. So a claim for a share must have none.
     names = [request.name for request in digest.requests]
     shares = {(entry.found.driver, names[entry.request]) for entry in entries if entry.found.kind is Kind.SHARE}
     for index, config in enumerate(digest.config):
@@ -74,7 +74,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
         request=read.request,
         name=name,
         found=found,
-        # An invalid count is charged as 1. Only the modes warn and audit admit such a claim.
+        # An invalid count is charged as 1. A claim with an invalid count is admitted only in the modes warn and audit.
         count=entry.count if entry.count and 0 < entry.count <= MOST_DEVICES else 1,
         capacities=capacities,
         has_selectors=entry.selectors > 0,
@@ -121,7 +121,7 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    # For devices that are not shared, a requested capacity is only a filter. So every capacity of a device is allowed.
+    # A requested capacity only filters unshared devices. So a claim may name any capacity that such devices have.
     known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []
@@ -141,7 +141,7 @@ def _read_capacities(
 
 def _read_amount(quantity: Quantity) -> Decimal:
     amount = parse_quantity(quantity)
-    # The API server accepts a negative amount, and the scheduler then counts nothing for the request.
+    # A negative capacity is rejected here, because the API server accepts it, and the scheduler then counts nothing.
     if amount < 0:
         raise ValueError(f"{quantity} is negative")
     if amount > _MOST:

@@ -124,7 +124,7 @@ def find_model(
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None
     models = _models_of(seen[0], named) if seen else {}
-    # If two models have the same number of cards, their names decide, so that the order of the data has no effect.
+    # Models with equal numbers of cards are ranked by name, so that the order of the node's data has no effect.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     counts = label or (wanted.model if wanted and label is None else "")
@@ -162,7 +162,7 @@ def _doubts(
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
         yield Doubt.SEVERAL, f"the node has cards of several GPU models according to {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
-    # An empty label that a person wrote means that the node must have no model. Then no source disagrees.
+    # An administrator's empty label means that the node must have no model. So an empty label disagrees with no source.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
         statements = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]

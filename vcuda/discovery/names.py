@@ -53,7 +53,7 @@ def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str
     return (*warnings, *more)
 
 
-# The result is cached, because every report of a namespace needs it.
+# The most similar model name is cached, because every report on a namespace computes the same warnings.
 @functools.lru_cache(maxsize=256)
 def _nearest(model: str, known: tuple[str, ...]) -> str:
     alike = difflib.get_close_matches(model, known, n=1) or [each for each in known if is_named(each, model)]

@@ -82,7 +82,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
         tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
         annotations.get(DISCOVERED, "")[:MAX_RECORD],
     )
-    # In many clusters most nodes have no GPU. They share one object.
+    # Most nodes of many clusters have no GPU, so their facts are equal. Sharing one object saves memory.
     return facts if facts != NO_FACTS else NO_FACTS
 
 
@@ -97,10 +97,11 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
     """Return whether the device plugin of a vendor's scheme serves the node now."""
     if scheme.register is None:
         return bool(facts.offered.get(scheme.main_resource))
-    # NVIDIA's own plugin may offer the same resource. So only the register shows that HAMi's plugin serves the node.
+    # NVIDIA's plugin may offer the same resource as HAMi's plugin. So only the register, the annotation in which HAMi
+    # lists the node's cards, shows that HAMi's plugin serves the node.
     if scheme.name not in registers or scheme.name in facts.absent:
         return False
-    # kubelet reports 0 of a resource after its plugin has ended.
+    # After a device plugin has ended, kubelet still reports its resource on the node, with the amount 0.
     offered = facts.offered.get(scheme.main_resource)
     return scheme.name in facts.present if offered is None else offered > 0
 
@@ -136,7 +137,7 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
             if each.node:
                 counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
                 for offer in each.offers:
-                    # Equal offers in a slice are the same object, so they are compared by identity.
+                    # Equal offers of a slice are one object, so a device is compared with an offer by identity.
                     counts[offer] += sum(device is offer for device in each.devices.values())
     return {
         node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
@@ -165,12 +166,12 @@ def cards_by_source(
     for scheme in schemes:
         if scheme.register and is_alive(scheme, facts, registers):
             found = _by_register(scheme.name, registers[scheme.name])
-            # HAMi registers an empty list on a node without cards.
+            # On a node without cards, HAMi registers an empty list, which says nothing about the node's model.
             yield from [found] if found.cards else []
     yield from _by_slices(published)
     product = normalise(labels.get(PRODUCT, ""))
     if product and not product.upper().endswith(INVALID):
-        # If the product is a MIG slice, the label counts slices, so the number of cards is unknown.
+        # If the product label names a MIG slice, the count label counts slices, so the number of cards is unknown.
         count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
 
@@ -187,7 +188,7 @@ def _by_register(scheme: str, register: Register) -> SourceCards:
 
 
 def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
-    # Two drivers may publish the same cards, so only one driver is used.
+    # Two DRA drivers may publish the same cards of a node, so only the driver with the most cards is used.
     found = [cards for each in published if (cards := _cards_of(each)).cards]
     yield from sorted(found, key=lambda each: (-sum(each.cards.values()), *sorted(each.cards)))[:1]
 
@@ -195,7 +196,7 @@ def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
 def _cards_of(published: DriverCards) -> SourceCards:
     named = [(offer, count) for offer, count in published.offers if offer.product]
     whole = [(offer, count) for offer, count in named if offer.type in WHOLE_TYPES]
-    # If only MIG slices are published, the number of cards is unknown.
+    # If a driver publishes only MIG slices of a node's cards, the number of cards is unknown, so it counts as 0.
     slices = [(offer, 0) for offer, _ in named if offer.type == MIG_TYPE]
     chosen = whole or slices
     memories = [

@@ -30,7 +30,7 @@ class AuthorizerGrace:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        # The times of the first and the last 403, by verb and resource. A process uses few verbs and resources.
+        # Maps the few verbs and resources that this process uses to the times of their first and last 403.
         self._refused: dict[str, tuple[float, float]] = {}
 
     def covers(self, message: str) -> bool:

@@ -28,8 +28,8 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# A 429 with a cause of this reason means that a PodDisruptionBudget prevents an eviction (DisruptionBudgetCause in
-# k8s.io/api, policy/v1).
+# If a 429 has a cause with the reason `DISRUPTION_BUDGET`, a PodDisruptionBudget prevents the eviction
+# (DisruptionBudgetCause in k8s.io/api, policy/v1).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
 _BY_STATUS = {403: errors.Forbidden, 404: errors.NotFound, 409: errors.Conflict, 410: errors.Gone}
@@ -173,8 +173,8 @@ class Kube:
         dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
-        # Each page may have another limit, because the continue token contains only the version of the LIST and the key
-        # at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        # Each page of a LIST may have another limit, because the continue token contains only the version of the LIST
+        # and the key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             return self.get(path, query, timeout, most)
@@ -198,7 +198,7 @@ class Kube:
         check = self.version_check
         if check is not None and not check.passed:
             host = urlsplit(self.sender.host)
-            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # the part before the @ may have a password
+            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # omits a user and password before the URL's @
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
     def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
@@ -231,7 +231,7 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
     except errors.NotFound:
-        # A merge patch never creates an object. A server-side apply creates objects, but takes over others' fields.
+        # A merge patch cannot create the object. A server-side apply could, but takes over the fields of other writers.
         return kube.post(collection, body)
 
 
@@ -252,7 +252,7 @@ def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
 
 def segment(name: str) -> str:
     """Return a name as one segment of a URL path, with slashes escaped."""
-    # Users choose some names, for example in flags and manifests. Unescaped, a slash could address another object.
+    # Users choose some names, for example in flags and manifests. A slash in a name could address another object.
     return quote(name, safe="")
 
 
@@ -266,7 +266,7 @@ def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
 
 
 def _text(quoted: str) -> str:
-    # Returns the text of a quoted string. http.client decodes every header as Latin-1, but the API server sends UTF-8.
+    # http.client decodes a header as Latin-1, but the API server sends UTF-8. So encode the text and decode it again.
     return _ESCAPED.sub(r"\1", quoted).encode("latin-1").decode("utf-8", "replace")
 
 
@@ -277,8 +277,8 @@ def _date(header: str | None) -> datetime.datetime | None:
         return None
 
 
-_CHUNK = 64 * 1024  # the most bytes that one read from the socket returns
-_HEAD_PARTS = 16  # the error for a too large answer keeps this many first parts, because they contain the object's name
+_CHUNK = 64 * 1024
+_HEAD_PARTS = 16  # the TooLarge error keeps this many first parts of an answer, because they have the object's name
 
 
 @contextlib.contextmanager
@@ -306,7 +306,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body did not arrive in time")
-        # If the server has closed the connection after its answer, there is no socket.
+        # If the server has closed the connection after its answer, the response has no socket any more.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
@@ -347,7 +347,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
     Raises Unavailable if the stream ends inside a line, and TooLarge if a line exceeds `MOST_OBJECT_BYTES`.
     """
-    # Undecoded bytes can be split safely, because the byte 0x0A is never a part of a multi-byte UTF-8 character.
+    # Undecoded bytes can be split at newlines, because the byte 0x0A is never a part of a multi-byte UTF-8 character.
     parts = _Parts(MOST_OBJECT_BYTES)
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
@@ -364,8 +364,8 @@ class Stream:
     """A streamed answer. One thread reads the lines. Any thread may call `abort`. ``with`` closes the stream."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
-        # `abort` shuts the socket down through a second descriptor. A close would not wake the thread that reads from
-        # the socket. The first descriptor is unsafe, because after a close its number may belong to another file.
+        # `abort` shuts the socket down, because a close would not wake the thread that reads from the socket. `abort`
+        # uses a second file descriptor, because after a close the number of the first one may belong to another file.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -384,12 +384,12 @@ class Stream:
 
         Raises Unavailable if the connection breaks, and WatchLost if a line is too large.
         """
-        # A silent connection may be dead, so silence ends the stream without an error. The caller opens a new stream.
+        # A connection without data may be dead. So the stream ends without an error, and the caller opens a new one.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # After WatchLost the caller lists the objects again. The list includes every change up to then.
+            # After WatchLost the caller lists the objects again, and so gets the change that this event reported.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 

@@ -24,7 +24,7 @@ from vcuda import errors, k8s_types
 Load = Callable[[Configuration], None]
 """A function that reads the current credentials into a client configuration. Raises BadInput if they cannot be read."""
 
-# The official loader hardly checks a kubeconfig. For a malformed kubeconfig it may raise any of these exceptions.
+# The official client hardly checks a kubeconfig. For a malformed kubeconfig it may raise any of these exceptions.
 _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError, TypeError, ValueError)
 
 
@@ -36,7 +36,7 @@ def loader(kubeconfig: Path | None, context: str | None) -> Load:
     """
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
-    # A context is an entry of a kubeconfig. So with a context the service account is not used.
+    # A context is an entry of a kubeconfig. So if a context is given, the pod's service account is not used.
     if context is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
         return _from_service_account
     return _from_kubeconfig(os.environ.get("KUBECONFIG") or "~/.kube/config", context)
@@ -100,10 +100,10 @@ class Sender:
     """Sends requests over connections that stay open. Thread-safe. ``load``: reads newer credentials after a 401."""
 
     # The official client keeps the configuration, renews the token and owns the connection pool. The client's `request`
-    # method is not used. It would encode a JSON body a second time, and send a JSON Patch in bytes as a strategic merge
-    # patch. So requests go to the pool directly, with headers from `update_params_for_auth`. Redirects are not
-    # followed. `Sender` repeats a request only after a 401, with newer credentials. It repeats nothing else, because
-    # only the caller knows whether a repeated write is harmless.
+    # method is not used, because it would encode a JSON body a second time, and send a JSON Patch in bytes as a
+    # strategic merge patch. So requests go to the pool directly, with headers from `update_params_for_auth`. Redirects
+    # are not followed. `Sender` repeats a request only after a 401, with newer credentials. It repeats nothing else,
+    # because only the caller knows whether a repeated write is harmless.
 
     def __init__(self, api: ApiClient, load: Load, clock: Callable[[], float] = time.monotonic) -> None:
         self._api = api
@@ -111,8 +111,8 @@ class Sender:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: tuple[float, Mapping[str, str]] = -math.inf, {}
-        # A pool manager parses the URL and looks up the pool for each request. So the pool is looked up here, once.
-        # With a proxy, each request uses the manager, because a manager for a proxy also changes the request.
+        # For each request, urllib3's pool manager parses the URL and looks up a pool. To save time, the pool is looked
+        # up once, here. With a proxy, each request uses the manager, because the manager also changes the request.
         manager = api.rest_client.pool_manager
         self._pool = None if manager.proxy else manager.connection_from_url(self.host)
         self._base = urlsplit(self.host).path.rstrip("/")
@@ -145,7 +145,7 @@ class Sender:
         return self._pool.urlopen(request.method, self._base + target, body, headers, redirect=False, **unread)
 
     def _look(self) -> Mapping[str, str]:
-        # `update_params_for_auth` reads an expired token again. Only one thread at a time may call this method.
+        # Only one thread at a time may call `update_params_for_auth`, which reads an expired token again.
         headers: dict[str, str] = {**self._api.default_headers}
         with self._lock:
             try:
@@ -157,7 +157,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # If another thread has read newer credentials than ``refused``, returns these. Otherwise reads them again.
+        # Returns newer credentials than ``refused`` if another thread has read them; otherwise reads them again.
         current = self._look()
         if current != refused:
             return current
@@ -191,8 +191,8 @@ def check_version(answer: bytes, server: str) -> str:
 
     Raises UnsupportedVersion if the version is older than `OLDEST`.
     """
-    # An unknown version causes only a warning, because the cluster may work. The version v0.0.0 also counts as unknown,
-    # because every Kubernetes that was built without a version reports v0.0.0.
+    # An unknown version of Kubernetes causes only a warning, because the cluster may work. The version v0.0.0 counts as
+    # unknown, because every Kubernetes that was built without a version reports v0.0.0.
     try:
         info = _INFO.decode(answer)
     except k8s_types.UNDECODABLE as error:

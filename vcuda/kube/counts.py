@@ -112,10 +112,10 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        config_version = self.config_version  # read first: every pod is then charged by this version or a newer one
+        config_version = self.config_version  # read before the pods, so that no pod is charged by an older version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # A claim is left out if its pod is charged instead. The pods are listed first, so the count includes that pod.
+        # A claim is left out if its pod is charged instead. That pod is in the count, because pods are listed first.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,
@@ -154,7 +154,7 @@ class NamespaceCounter:
         known = self.resources()
         for page in turn.pages("/api/v1", "pods"):
             version = version or page.resource_version
-            # The webhook rejects a pod that cannot be decoded, so such a pod is not charged.
+            # Pods that cannot be decoded are left out, because the webhook rejects such pods and never charges them.
             for pod in objects.decode_each(_POD, page.items):
                 if stored := read_stored(pod, self.nodes().keys, known):
                     charged.append(stored)

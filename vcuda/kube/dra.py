@@ -64,7 +64,7 @@ class ServedWatches:
     @property
     def settled(self) -> bool:
         """True if all watches have listed their objects, or if resource.k8s.io/v1 was missing at an earlier check."""
-        # A later upgrade of the API server does not change the value to False. So the component stays ready.
+        # If an upgrade adds resource.k8s.io to the API server, `settled` stays True, so that the component stays ready.
         return self._once_unserved or self.synced
 
     @property
@@ -140,7 +140,7 @@ class DeviceInformer:
             return self._devices
 
     def _on_event(self, old: object, new: object) -> None:
-        # A driver that restarts publishes its slices again, unchanged. Such an event needs no new index.
+        # A restarted driver publishes its ResourceSlices again, unchanged. Then the devices need not be indexed again.
         if old != new:
             with self._lock:
                 self._stale = True
@@ -208,7 +208,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # If a list was interrupted, the allowance may count templates that are deleted by now. These are released.
+        # After an interrupted list, the memory allowance may still count deleted templates. So release their bytes.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._told.clear()
 
@@ -243,11 +243,11 @@ class ClaimPolicies:
     def charged(self, known: GpuResources) -> GpuResources:
         """Return ``known`` (resources of a quota ConfigMap) with the charges by DeviceClasses and nodes added."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
-        # The result is cached, because every pod of the cluster is checked with it.
+        # The resources are cached, because every pod of the cluster is checked against them.
         if made and made.known is known and made.devices is found and made.nodes is nodes:
             return made.charged
         charged = known.with_claimed(found.extended_resources if found else ()).with_registered(nodes.registered_cards)
-        # If the charges are equal, the old object is returned. A new object would make callers decode all pods again.
+        # If no charge has changed, return the old object. A new object would make the callers decode all pods again.
         charged = made.charged if made and made.known is known and charged.counts_like(made.charged) else charged
         self._charged = _ChargedBy(known, found, nodes, charged)
         return charged
@@ -269,6 +269,6 @@ class ClaimPolicies:
         made = self._made
         if made is None or any(a is not b for a, b in zip(made.sources, (found, read, nodes), strict=True)):
             policy = charges.ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
-            # Two threads may build equal policies at the same time, which is harmless.
+            # No lock is needed: if two threads build the policy at the same time, the two policies are equal.
             self._made = made = _Made((found, read, nodes), policy, ClaimCounter(policy))
         return made

@@ -25,7 +25,7 @@ from vcuda.requests import config
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.schemes import SCHEMES
 
-# At most this many faults of one document are logged, because a YAML alias can repeat a fault without bound.
+# At most this many faults of one quota document are logged, because a YAML alias can repeat a fault without bound.
 MAX_FAULTS = 20
 
 _decode = msgspec.json.Decoder(ConfigMap).decode
@@ -84,14 +84,14 @@ class QuotaInformer:
 
     def in_force(self) -> config.QuotaConfig | None:
         """Return the parsed quota ConfigMap in force, before grants (dated additions) apply; None until it is read."""
-        # Only the thread of the watch assigns `_config`. If this method also did, a late "not found" here could
+        # Only the watch's thread assigns `_config`, not this method. Otherwise a late result of this method could
         # overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
             return self._without_document()
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # The version is that of the watch. It is newer than every version of the ConfigMap that was deleted.
+        # Without a quota ConfigMap, the version of its watch is used. Every deleted ConfigMap had an older version.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
@@ -137,7 +137,7 @@ class QuotaInformer:
         kept = "the last good one stays in force" if self._config else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
         message, subject = f"the quota document is malformed, {kept}: {fault}", self._subject(config_map)
-        # The Event's name contains the version of the document. So all replicas together write only one Event.
+        # The Event's name contains the version of the ConfigMap, so that all replicas together write only one Event.
         id_ = f"malformed-{subject.resource_version}"
         event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
         objects.post_event_or_log(self._kube, event)
@@ -177,7 +177,7 @@ class _RegisterCache:
         if not texts:
             self._known.pop(name, None)
             return {}
-        # Only a digest of the texts is kept, because each text may have 256 KiB.
+        # Only a hash of a node's registers is kept, because a register (a list of cards as text) may have 256 KiB.
         digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
         known = self._known.get(name)
         if known is None or known[0] != digest:
@@ -238,7 +238,7 @@ class NodeInformer:
             return self._nodes
 
     def _on_event(self, old: ObservedNode | None, new: ObservedNode | None) -> None:
-        # Most events are heartbeats, which change no kept field.
+        # Most events of nodes are kubelet's heartbeats, which change no field that is kept.
         if old == new:
             return
         if old and new is None:

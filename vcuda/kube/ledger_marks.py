@@ -73,7 +73,7 @@ class LedgerMarks:
     def missing(self, namespace: str, lost: Reservation) -> float:
         """Return the seconds since this process first read the closed ledger that replaces a lost ledger."""
         known, now = self._losses.get(namespace), self.clock()
-        # Each created ledger has a new random counter. So the age of a newer ledger starts at 0.
+        # Each new ledger has a random counter. If the counter has changed, the age of the ledger is measured from now.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
         return now - known.since
@@ -87,7 +87,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A replica opens a new ledger within `OPENING_SECONDS`. If it is closed for longer, an earlier ledger was lost.
+        # A first ledger is opened within `OPENING_SECONDS`. A ledger that stays closed for longer counts as lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -147,7 +147,7 @@ class SeenVersions:
 
     seconds: float
     clock: Callable[[], float]
-    # By namespace: the version, and the time of the last read. The entry with the oldest read is the first.
+    # `_seen` maps a namespace to its ledger's version and the time of the last read. The first entry is the oldest.
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
@@ -184,5 +184,5 @@ def _mark(namespace: str, opener: str, replaced: str | None = None) -> bytes:
 
 
 def _name(namespace: str) -> str:
-    # A mark and a ledger never have the same name, because the name of a ledger has no dot.
+    # A ledger and a mark (the record that a ledger existed) never have the same name: a ledger's name has no dot.
     return f"gpu-ledger-opened.{namespace}"

@@ -81,8 +81,8 @@ class NamedLedger(msgspec.Struct, frozen=True):
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
-# An update with this value of ``managedFields`` makes the API server remove them (Server-Side Apply, "Clearing
-# managedFields"). They take a quarter of the API server's work for a write, and no tool applies a ledger.
+# An update with ``NOT_TRACKED`` as ``managedFields`` removes this field (Server-Side Apply, "Clearing managedFields").
+# The field takes a quarter of the API server's work for a write, and no tool applies a ledger.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 
@@ -110,16 +110,16 @@ class LedgerStore(NamespaceCounter):
         super().__init__(kube, nodes, resources, claim_price)
         self._namespace = namespace
         self._sleep = sleep
-        # By namespace, `NamedLedger.counted` of the ledger that this process wrote last. By this text, the watch
-        # recognises the writes of this process.
+        # `_written` maps a namespace to `NamedLedger.counted` of the last ledger that this process wrote. By this text,
+        # the watch recognises the writes of this process.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # By namespace, the version of a mark (`LedgerMarks`) that must still be deleted, as its ledger was deleted.
+        # `_dropped` maps a namespace whose ledger was deleted to the version of the mark that must still be deleted.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # An object that was admitted when its ledger was last read is stored within these seconds, or never.
+        # Versions of ledgers are kept for so long, because an admitted object is stored within these seconds or never.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
@@ -148,15 +148,15 @@ class LedgerStore(NamespaceCounter):
         while True:
             stored = self._stored(namespace, timeout) or self._created(namespace, timeout)
             if stored is None:
-                continue  # another replica has just created the ledger
+                continue  # `_created` returns None if another replica has just created the ledger
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # If the namespace had no mark, it never had a ledger. Then no charge is missing, so no wait is needed.
+            # If there was no mark (the record of an earlier ledger), no charge is lost, so the ledger may open now.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # This writes the mark of the namespace again. A replica that has read the older mark cannot delete it.
+                # Renew the mark, so that a replica that has read an older version of the mark cannot delete it.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
@@ -235,7 +235,7 @@ class LedgerStore(NamespaceCounter):
         try:
             stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # The ledger was deleted. For the caller this is the same as any other change.
+            # The ledger was deleted. The caller handles a deletion in the same way as any other change of the ledger.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored
@@ -246,12 +246,12 @@ class LedgerStore(NamespaceCounter):
         The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace is
         opened at once, and then counts only stored pods.
         """
-        # The mark is read before the ledger is deleted. The mark of a later ledger has another version.
+        # Read the mark before the ledger is deleted. The mark of a later ledger has another version, and must stay.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
         left = _CONFIG_MAP.decode(raw).metadata
-        # If a user had deleted the ConfigMap before, it disappeared when this patch removed its finalizer.
+        # If a user had requested the ConfigMap's deletion, it disappeared when the patch removed its finalizer.
         if left.deletion_timestamp is None:
             preconditions = {"resourceVersion": left.resource_version}
             with contextlib.suppress(errors.NotFound):
@@ -264,7 +264,7 @@ class LedgerStore(NamespaceCounter):
     def finish_drop(self, namespace: str) -> None:
         """Delete the mark of a namespace whose ledger this process has deleted, if the mark still exists."""
         if mark := self._dropped.get(namespace):
-            # If the namespace's mark has another version, it belongs to a newer ledger and stays.
+            # If the mark of the namespace now has another version, the mark belongs to a newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):
                 self._marks.remove(namespace, mark)
             del self._dropped[namespace]
@@ -280,7 +280,7 @@ class LedgerStore(NamespaceCounter):
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
-            # This function runs after every write of every replica. So it compares texts, and decodes nothing.
+            # `on_event` runs after every write of every replica. So for speed it compares ledgers as texts, undecoded.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
             if on_charge and new and known and not new.deleting and new.pending_bytes:
                 on_charge(new.namespace, new.pending_bytes)

@@ -11,7 +11,7 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube.client import Kube, segment
 
-LONGEST_MESSAGE = 1024  # characters; the API server rejects a longer message
+LONGEST_MESSAGE = 1024  # characters of an Event's message; the API server rejects longer messages
 
 # The API server accepts Events on cluster-wide objects only in this namespace.
 DEFAULT_NAMESPACE = "default"
@@ -98,7 +98,7 @@ SERVICE_NAME = "kubernetes.io/service-name"
 MANAGED_BY = "endpointslice.kubernetes.io/managed-by"
 """The label of an EndpointSlice that names its writer. Kubernetes' controllers do not change other writers' slices."""
 
-# Slices of type FQDN are left out, because neither the API server nor kube-proxy uses them.
+# EndpointSlices of type FQDN are left out, because neither the API server nor kube-proxy uses them.
 _DIALLED = ("IPv4", "IPv6")
 
 
@@ -152,7 +152,7 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
     """Return HOST:PORT of each endpoint in the slices at port ``port_name``, with True if the endpoint is ready."""
     found: dict[str, bool] = {}
-    # An endpoint that moves between slices is in both for a while. It is ready if one of the slices reports it ready.
+    # While an endpoint moves to another EndpointSlice, it is in two slices. It is ready if either reports it ready.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):
         found[address] = found.get(address, False) or ready
     return found
@@ -164,7 +164,7 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
     ports = found.ports or ()
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
-        # Only the first address of an endpoint has a defined meaning.
+        # In an EndpointSlice, only the first address of an endpoint has a defined meaning.
         for host in endpoint.addresses[:1]:
             bracketed = f"[{host}]" if ":" in host else host
             yield from ((f"{bracketed}:{number}", endpoint.is_ready) for number in numbers)

@@ -90,7 +90,7 @@ class SkippedObject(NamedTuple):
 
 
 _ITEMS = re.compile(rb',\s*"items"\s*:\s*\[')
-# The API server writes the name of an object first, and the namespace before every field that may be long.
+# The API server writes an object's name first, and its namespace before any long field. So few bytes contain both.
 _NAME = re.compile(
     rb'"metadata":\{"name":"([^"]{1,253})"(?:,"generateName":"[^"]{0,253}")?(?:,"namespace":"([^"]{1,63})")?'
 )
@@ -160,7 +160,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # The page may be slow because it has too many objects, but only if pages have grown since the first.
+                # If pages have grown since the first page, this page may be too large, so try a smaller page.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()

@@ -21,20 +21,20 @@ OnEvent = Callable[[T | None, T | None], None]
 """A function that is called after an object changes, with the old and the new object. The old object is None if the
 object was created. The new object is None if the object was deleted."""
 
-_SERVER_TIMEOUT = 300  # seconds, ±20 %; then the API server ends the watch. New watches balance the API servers' load.
+_SERVER_TIMEOUT = 300  # seconds ±20 %, after which the API server ends a watch. New watches balance the servers' load.
 SILENCE = 70
 """A watch without an event for this many seconds is opened again. The API server sends a bookmark about every 60 s. If
 no bookmark arrives, the connection is dead, or the API server does not cache the resource (Events) and sends no
 bookmarks for it. The charge of an admitted pod stays pending for longer than this time. So the watch delivers the
 stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts this long resets the back-off
-# A list in pages that takes longer than this many seconds is started again. After 5 minutes etcd drops its version.
 RELIST_SECONDS = 240.0
-# The statuses of an API server that cannot stream lists. The feature gate WatchList is off up to 1.31, and in 1.33.
+"""A LIST in pages is started again after this many seconds, because etcd drops its version after 5 minutes."""
+# API servers that do not stream lists answer these statuses. WatchList is off in Kubernetes up to 1.31, and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-_MOST_DOUBLINGS = 32  # more doublings would overflow a float; the delay reaches its ceiling long before
+_MOST_DOUBLINGS = 32  # doublings of the delay; more would overflow a float, and the ceiling is reached long before
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        # The thread also waits after a successful attempt. Otherwise it would flood a server that ends watches at once.
+        # Wait even after a successful attempt, so that a server that ends each watch at once is not flooded.
         try:
             while not self._stopping.is_set():
                 self._attempt()
@@ -169,9 +169,9 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        # Lists if a list is due, and then watches. A lost connection needs no new list. Other errors make a list due.
+        # Lists if a list is due, and then watches. A lost connection makes no new list due, but other errors do.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # before the list, so that `list_again` during the list causes another list
+            self._asked_again.clear()  # cleared first, so that `list_again` during the list starts another list
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
@@ -197,7 +197,7 @@ class Reflector(Generic[T]):
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # Other errors, for example a missing permission, also occur when the list is read in pages.
+                # A status such as 403 does not come from streaming: a list that is read in pages gets it too.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("lists are not streamed", reason=error.message)
                 return False
@@ -270,7 +270,7 @@ class Reflector(Generic[T]):
         self._store.put(key, new, version)
         self._notify(old, new)
 
-    # If an object was deleted and created again between two watches, its uid differs. Then `on_event` is called twice.
+    # If an object was deleted and created again between two watches, its uid differs. Then both events are reported.
     def _notify(self, old: store.StoreEntry[T] | None, new: store.StoreEntry[T] | None) -> None:
         if old is new:
             return
@@ -287,6 +287,6 @@ class Reflector(Generic[T]):
             return
         try:
             self.on_event(old, new)
-        except Exception:  # noqa: BLE001  # the store is still correct, and later events need this thread
+        except Exception:  # noqa: BLE001  # if a callback fails, the store is still correct, and the watch can go on
             self.counts.callback_errors += 1
             self._log.exception("callback failed")

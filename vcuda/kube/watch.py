@@ -68,7 +68,7 @@ class _EventLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-# Most lines begin with one of these texts, because the API server writes the field ``type`` before ``object``.
+# Most lines of a watch begin with one of these texts, because the API server writes ``type`` before ``object``.
 _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
     b'{"type":"ADDED"': "ADDED",
     b'{"type":"MODIFIED"': "MODIFIED",
@@ -102,7 +102,7 @@ def _read_change(line: bytes) -> WatchEvent | None:
         return None
     raw = rest.removesuffix(b"}")
     try:
-        # The decoder reads to the end of ``raw``. So it raises an error if text follows the object.
+        # `read_meta` reads to the end of ``raw``, so it raises an error if other text follows the object.
         return WatchEvent(kind, read_meta(raw), msgspec.Raw(raw))
     except msgspec.MsgspecError:
         return None

@@ -138,7 +138,7 @@ class Ledger(msgspec.Struct, frozen=True):
     @property
     def longest_claim_grace(self) -> int:
         """The longest grace period of stored or pending pods that use claims, in seconds; 0 if all are short."""
-        # A pending entry does not record whether its pod uses claims, so assume that it does.
+        # The ledger does not record whether a pending pod uses claims, so assume that every pending pod does.
         return max(self.claim_grace, *(each.grace for each in self.pending.values()), 0)
 
 
@@ -178,7 +178,7 @@ def admit(
     """
     limit = quota.limits.get(asked.model, NO_LIMIT)
     usage = ledger.usage(asked.model)
-    # The API server may call the webhook again for a pod. An already pending pod is admitted without another charge.
+    # The API server may send a pod twice. A pod whose uid has a pending charge in the ledger is not charged again.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
@@ -186,7 +186,7 @@ def admit(
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
             return Refused(shortage)
-    # Checked after the limit, so that a namespace at its limit gets a refusal even if many charges are pending.
+    # `MOST_PENDING` is checked after the limit, so that a pod over the limit is refused even if much is pending.
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})

@@ -101,7 +101,7 @@ def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | O
 
     ``counted``: the version at which the ledger was counted.
     """
-    # If the LIST lacks an object that the watch or the ledger still counts, the watch has not observed its deletion.
+    # If the LIST lacks an object that the watch or the ledger still counts, the watch has not observed every deletion.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
@@ -134,12 +134,12 @@ def settle(
     """
     # 1. Remove the expired charges. This does not depend on the observation.
     left = _without_expired(ledger, expired)
-    # 2. Ignore an observation that is older than the ledger, because it could lower the count. It may come from
-    # a suspended leader, a cache or an older quota ConfigMap. Always count pods and claims together: a claim may be
-    # charged to its pod now, and separately after the pod is deleted.
+    # 2. Ignore an observation that is older than the ledger, because it could lower the count wrongly. It may come from
+    # a suspended leader, a cache or an older quota ConfigMap. Count pods and claims together, because a claim that is
+    # charged to its pod now is charged separately after the pod is deleted.
     if observed.is_older(ledger):
         return left
-    # 3. Count. A deleted object stays charged while its containers may run.
+    # 3. Count the observed objects. A deleted object stays charged while its containers may still run.
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
     had = {*ledger.terminating, *expired.ended}
     room = MOST_TERMINATING - len(left.terminating)
@@ -194,7 +194,7 @@ def _says_the_same(settled: Ledger, ledger: Ledger) -> bool:
 
 def _claim_grace(ledger: Ledger, observed: ObservedPods) -> int:
     """Return the longest grace period of the pods that use the counted claims, in seconds."""
-    # If a user of a claim was never observed, its grace period is unknown. So keep the ledger's value.
+    # If a pod that uses a claim was never observed, its grace period is unknown. So keep at least the ledger's value.
     if observed.claims and {*observed.claims.users} <= {*observed.seen}:
         return observed.claim_grace
     return max(observed.claim_grace, ledger.claim_grace)
@@ -258,8 +258,8 @@ def _lost(
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
     """Yield, for each model, the part of ``before`` that is neither in ``after`` nor in ``left``."""
-    # New pods in ``after`` can hide deleted pods. So the charges of new pods are added to ``before``: the pending ones,
-    # and those that a replica admitted from its reservation without a write, which are at most the reservation.
+    # New pods in ``after`` can hide deleted pods. So the charges that new pods may have are added to ``before``: the
+    # stored pending charges, and the reservations, from which replicas admit pods without a write.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
     for model, charge in known.items():
         there = after.get(model, Charge()) + left.get(model, Charge())

@@ -11,8 +11,8 @@ import msgspec
 from vcuda.ledger.ledger import Ledger, Pending, Reservation, Terminating
 from vcuda.quota.model import Charge
 
-# The text must be small, because each batch of admissions writes the whole text. So the amounts of equal charges are
-# written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
+# A ledger's text must be short, because each batch of admissions writes the whole text. So the amounts of equal charges
+# are written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
 FORMAT = 1
 
 UIDS_REMEMBERED = 8192

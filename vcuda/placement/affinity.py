@@ -100,8 +100,8 @@ class Values(msgspec.Struct, gc=False):
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
-        # A label value cannot be a negative number. The excluded values never exclude all values, because there are
-        # very many texts, and very many ways to write one integer with leading zeros.
+        # A label value is never a negative number. The values that a selector excludes are never all values, because
+        # there are very many texts, and very many ways to write one integer with leading zeros.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
@@ -162,7 +162,7 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
     name = _selected(node_name or None)
     name.absent = False
     for line in term.match_fields or ():
-        # The name is the only field of a node by which a term can select. A term with another field matches no node.
+        # By ``matchFields`` a term can select nodes only by their name. A term with another field matches no node.
         name.require(line.operator if line.key == NAME_FIELD else "", line.values or ())
     return Term(labels, name)
 
@@ -265,7 +265,7 @@ class NodeIndex:
         return found
 
     def _index(self, key: str) -> _LabelIndex | None:
-        # A label is indexed on demand, because a node has dozens of labels, and pods select by a few of them.
+        # A label key is indexed at its first use, because a node has dozens of labels, and pods select by few of them.
         index = self._by_key.get(key)
         if index is None and (key in self._usual or key in self._keys):
             by_value: dict[str, int] = {}

@@ -158,7 +158,7 @@ def annotations_for(
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
-        # Two schemes may use the same annotation. Only a scheme with registered types writes it.
+        # Two schemes may use one annotation, so a scheme without registered card types does not write it.
         if usable:
             found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
     return found
@@ -168,7 +168,7 @@ def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
     """Describe the cards that a pod pinned to ``model`` could get on a node of ``model`` without a charge for them."""
-    # The schedulers do not strip blanks from the texts. An empty text is part of every type.
+    # In an annotation that chooses card types, schedulers do not strip blanks. An empty item matches every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
@@ -186,7 +186,7 @@ def contains_any(name: str, texts: Iterable[str]) -> bool:
 
 
 def _excluding(pod: Pod, scheme: Scheme) -> list[str]:
-    # Types are ASCII. For other characters, Go compares upper and lower case differently, so such texts are ignored.
+    # Card types are ASCII. Texts with other characters are ignored, because Go and Python fold their case differently.
     text = pod.annotations.get(scheme.unwanted_models) if scheme.unwanted_models else None
     return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
 
@@ -197,5 +197,5 @@ def _texts(pod: Pod, annotation: str | None) -> list[str]:
 
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    # A blank text is ignored, because it names no type.
+    # A blank item in the annotation is ignored, because it names no type of card.
     return [text.strip() for text in _texts(pod, annotation) if text.strip()]

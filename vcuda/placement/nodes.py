@@ -120,7 +120,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # The values decide and not the nodes, because a node with the value may not exist yet.
+            # The listed label values decide, and not the existing nodes: a node with a listed value may be added later.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 

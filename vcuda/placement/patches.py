@@ -43,11 +43,11 @@ class _Wanted:
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to a term; None if ``present``, the requirements of the term, include it."""
-        # The patch of a patched pod must be empty, because the API server may call again (reinvocationPolicy).
+        # For a patched pod the patch must be empty, as the API server may call /mutate again (reinvocationPolicy).
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # A list in the term may have other label values of the same model. They are added, or no node might match both.
+        # The term may list other label values of the same model. Add them, or no node might match both requirements.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -67,7 +67,7 @@ class _Avoided(_Wanted):
         return None if included else self.plain
 
 
-# The patch is minimal. It keeps requirements that a person wrote, and does not replace equivalent requirements.
+# The patch is minimal: it keeps the requirements that a person wrote, and adds only requirements that are missing.
 def patch_for(
     pod: Pod,
     model: str,
@@ -94,7 +94,7 @@ def patch_for(
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
     """Return the operations for a pod that is admitted without a model. They set its scheduler."""
-    # Under another scheduler, the pod could get a card that the GPU scheduler also gives to another pod.
+    # Set the GPU scheduler: another scheduler could give the pod a card that the GPU scheduler gives to another pod.
     return [*_schedule(pod, [], hints)]
 
 
@@ -111,10 +111,10 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # A scheduler that the pod names is kept. If the pod names none, Kubernetes has written its default scheduler.
+    # A scheduler that a person chose is kept. Without a choice, Kubernetes has written its default scheduler's name.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # These keys were copied from a stored pod, or forged by a tenant. gpu-admission never places a pod with them.
+    # A new pod's allocation annotations and labels are copied or forged. gpu-admission never places a pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
@@ -141,7 +141,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 def _require(
     spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
 ) -> Iterator[Operation]:
-    # Terms are ORed, so every term gets the requirements. A missing term is created together with its parent fields.
+    # Affinity terms are ORed, so every term gets the requirements. A missing term is created with its parent fields.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"

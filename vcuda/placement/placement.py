@@ -43,7 +43,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
-            # Subtract pending pods, which have no cards yet. Otherwise all pods of a burst would get the same model.
+            # Pending pods have no cards yet. If their charges were not subtracted, a burst of pods would get one model.
             free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
             present, fits_a_card = model in self.present, model not in self.no_fitting_card
             found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
@@ -121,8 +121,8 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
     """Return the models and pools to which a pod's nodeSelector and required node affinity limit its node."""
-    # The owner of a pod can edit its annotations, but not this part of the spec. While the pod has a scheduling gate,
-    # the owner can add requirements (KEP-3838). They can narrow the pin, but not change it to another model.
+    # A user can edit a pod's annotations, but not its nodeSelector and node affinity. While the pod has a scheduling
+    # gate, a user can add requirements (KEP-3838). They can narrow the pin, but not change it to another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
@@ -167,7 +167,7 @@ def _reach_of(
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):
-            continue  # all models are found, and thousands of terms may follow
+            continue  # skips the slow part: all models are found, and thousands of terms may follow
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
             # If all nodes that the term names are known, their labels decide. An unknown node may have any labels.
@@ -188,7 +188,7 @@ def _reach_of(
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # Return whether any node can match the term. Requirements on the labels of model and pool are ignored.
+    # Returns whether any node can match the term. Requirements on the labels of model and pool are ignored.
     if term.name and not term.name.allow_any():
         return False
     for key, values in term.labels.items():

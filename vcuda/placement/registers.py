@@ -70,14 +70,14 @@ ANNOTATIONS = {scheme.register: scheme.name for scheme in SCHEMES if scheme.regi
 
 
 class _Entry(msgspec.Struct, frozen=True, gc=False):
-    # In HAMi the id is the uuid. In vgpu-manager the id is a number, and another field has the uuid.
+    # ``id`` is the card's uuid in HAMi's register. In vgpu-manager's register it is a number, and ``uuid`` is the uuid.
     type: str
     id: str | int = ""
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager name these fields differently. Any value is accepted, so that one wrong field does not make
-    # the register malformed.
+    # HAMi and vgpu-manager use different names for a card's memory and health. Any value is accepted, so that one wrong
+    # field does not make the whole register malformed.
     devmem: object = 0
     memory: object = 0
     health: object = None
@@ -121,13 +121,13 @@ def _separated(text: str) -> Iterator[Card]:
 
 
 def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
-    # Types are written into comma-separated lists, and are read from these lists without surrounding blanks.
+    # The type of a card is later an item of comma-separated lists, and such items are read without surrounding blanks.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value
         if not value or len(value) > MAX_TEXT or not plain:
             raise ValueError(f"the {name} of a card is unusable: {value[:MAX_TEXT]!r}")
-    # The type is interned, because thousands of nodes have the same few types.
+    # The card's type is interned, because thousands of nodes have the same few types.
     known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
     return Card(uuid, sys.intern(kind), mig, known, healthy)
 

@@ -40,7 +40,7 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # If no node in the cluster has a register of the scheme, its nodes are unknown, and every node is kept.
+        # If no node has the scheme's register (its list of cards), the scheme's nodes are unknown. So keep every node.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)
@@ -48,8 +48,8 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
 
 
 def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
-    # A bare count of cards can be served by nodes with a register and by nodes without a register. The two kinds of
-    # nodes need different schedulers.
+    # A bare count of cards can be served by nodes with a vendor's register (the annotation that lists the cards) and by
+    # nodes without a register. The two kinds of nodes need different schedulers.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)

@@ -108,7 +108,7 @@ def _have(model: str, cards_of: Mapping[str, int]) -> str:
 
 def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
     """Return the limit of each model plus all grants that have not ended, in hundredths of a card."""
-    # Grants that never hold at the same time are added too. Finding these would need thousands of comparisons.
+    # Grants that never hold at the same time are all added, because finding them would take thousands of comparisons.
     most = {model: limit.most_cores for model, limit in entry.at(None).limits.items()}
     for grant in entry.grants:
         if moment is not None and moment < grant.times.end:

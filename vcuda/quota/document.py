@@ -99,7 +99,7 @@ def _names(example: str) -> pydantic.BeforeValidator:
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
             raise WrongValueError(f"must be a list, for example {shortest}; got {shown(value)}")
-        # Only strings are compared. Every other item is a fault, and may not be hashable.
+        # Repeated items are found among strings only. An item of another type is a fault, and may not be hashable.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
@@ -193,7 +193,7 @@ _SHAPES = (
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
-    # The YAML parser and pydantic report faults in different orders. Authors correct a document from top to bottom.
+    # Sort the faults of the YAML parser and pydantic together, because authors correct a document from top to bottom.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(errors.Fault(path_of(fault.place), fault.message) for fault in ordered)
@@ -211,7 +211,7 @@ _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 def path_of(place: KeyPath) -> str:
     """Return the path of a value as text, for example ``team-a.quota.V100.cards``."""
-    # Brackets enclose positions in lists, and keys with characters such as dots.
+    # In a path, brackets enclose a position in a list, or a key with characters such as dots.
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):

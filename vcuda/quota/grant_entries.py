@@ -149,7 +149,7 @@ def read_grants(value: object) -> tuple[object, ...]:
 def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
-    # The value of a model is never a string. So a key with a string may be a misspelt condition, such as `untill`.
+    # In a grant, the value of a model is never a string. So a key with a string may be misspelt, such as `untill`.
     known = f"the keys here are {quoted(_KEYS)} and the names of models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
@@ -166,8 +166,8 @@ def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield the faults that only a comparison of values can find, each with its path below ``grants``."""
-    # The limits of a model are added. If one of them has no limit on cards, the sum has none. The same is true of
-    # memory. So all limits of a model must set a limit on the same amounts.
+    # The limits of a model in the entry and its grants are added. If one of them does not limit cards, the sum does not
+    # either. The same is true of memory. So all limits of a model must limit the same amounts.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:

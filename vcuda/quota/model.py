@@ -235,7 +235,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of namespace ``name`` at ``moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace may have its own entry. If the webhook is not called there, its pods are only counted.
+        # A system namespace can have its own entry. If its pods bypass the webhook, they are counted and never refused.
         if own is not None:
             return self._at_moment(own)
         return None if name in self.system or self.default is None else self._at_moment(self.default)
@@ -250,7 +250,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # A cache of the entries with the limits of ``moment``, by the id() of the written entry. Each review reads one.
+        # Caches quota entries with the limits of ``moment``, by the id() of the written entry. Each review reads one.
         return {}
 
 
@@ -303,7 +303,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def total(charges: Iterable[Charge]) -> Charge:
-    # sum() would create a Charge for each addition. This function runs for every pod, with up to 512 pending charges.
+    # sum() would be slow, because it creates a Charge for each addition. This function runs for every pod.
     cores = memory = card_memory = 0
     for charge in charges:
         cores += charge.cores
@@ -379,7 +379,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
         pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # Requested and reserved memory are differences of sums in MiB, which are rounded up. So the figures add up.
+        # Requested and reserved memory are differences of sums that are rounded up to MiB, so that all figures add up.
         asked = (usage.used + self.asked).memory_under(limit) - total
         parts = used_memory, pending, terminating, total - used_memory
         return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)

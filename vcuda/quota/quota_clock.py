@@ -28,7 +28,7 @@ class QuotaClock:
         if not written.times:
             return written
         moment, known = self.seconds(), self._known
-        # ``since`` matters because the clock may be set back. No lock is needed: concurrent results are equal.
+        # ``since`` is compared, because the clock may be set back. No lock is needed, as concurrent results are equal.
         if known is None or known.written is not written or not known.since <= moment < known.until:
             known = self._known = _Known(written, moment, written.next_change(moment), written.at(moment))
         return known.quota

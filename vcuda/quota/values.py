@@ -39,7 +39,7 @@ def read_label_value(name: object) -> str:
     """Return ``name``, the name of a model or pool, if it is a valid value of a node label."""
     if not isinstance(name, str):
         raise WrongValueError(f"must be a string; got {shown(name)}; write the name in quotes")
-    # Kubernetes allows an empty label value. A node with an empty model label has no model.
+    # Kubernetes allows an empty label value. But a node with an empty model label has no model. So reject empty names.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or "
@@ -64,7 +64,7 @@ def read_cores(value: object) -> int:
 
 
 def _no_cards(value: object) -> str:
-    # A string is never converted to a number. YAML parsers disagree whether 010 and 1:30 are numbers or strings.
+    # A string is never converted to a number: YAML parsers disagree whether 010 and 1:30 are numbers or strings.
     if isinstance(value, str):
         number = _CARDS_AS_TEXT.fullmatch(value)
         if number:
@@ -92,7 +92,7 @@ def read_bytes(value: object) -> Decimal:
         hint = "leave `memory` out for no limit, or write 0 cards to block the model"
         raise WrongValueError(f"must not be 0; {hint}")
     if amount < MIB:
-        # Such an amount is a mistake, for example 160 instead of 160Gi.
+        # Less than 1 MiB is a mistake, for example 160 (bytes) instead of 160Gi.
         bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
         hint = f"{value}Gi, because a number without a unit is in bytes" if bare else "160Gi"
         raise WrongValueError(f"must be at least 1Mi, for example {hint}; got {shown(value)}")

@@ -73,12 +73,12 @@ def _parse(text: str) -> Any:
         try:
             return _parse_yaml(text)
         except UnreadableError as as_yaml:
-            # Report the error on the later line. If both are on one line, report JSON's, whose column is more exact.
+            # Report the later one of the JSON and YAML errors. On the same line, JSON's has the more exact column.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
 def _parse_json(text: str) -> Any:
-    # Numbers are parsed as Decimal, so that 0.29 cards are exactly 29 hundredths. A number too large for it is NaN.
+    # Numbers become Decimals, so that 0.29 cards are exactly 29 hundredths. A number too large for Decimal becomes NaN.
     number = functools.partial(Decimal, context=Context(traps=[]))
     try:
         return json.loads(text, object_pairs_hook=_Pairs, parse_int=Decimal, parse_float=number, parse_constant=Decimal)
@@ -109,7 +109,7 @@ def _parse_yaml(text: str) -> yaml.Node | None:
 
 
 def _unreadable(text: str, at: int, sentence: str) -> UnreadableError:
-    # The line is computed here, because libyaml reports a line after the last one if a text ends too early.
+    # The line is computed here, because libyaml reports a line after the last one if the YAML text ends too early.
     before = text[:at]
     return UnreadableError(before.count("\n") + 1, len(before) - before.rfind("\n"), sentence)
 
@@ -135,7 +135,7 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # An entry has at most two nodes. So no document with MAX_ENTRIES is rejected here. `_Walk` counts exactly.
+        # An entry has at most two YAML nodes, so no document of MAX_ENTRIES is rejected here. `_Walk` counts exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:
@@ -155,7 +155,7 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
             return "tags (`!`) are not supported; remove them"
         if is_key and not isinstance(event, yaml.ScalarEvent):
             return "a key must be text, not a list, a mapping or an alias"
-        # PyYAML accepts a collection that contains itself, but `_Walk` would never end.
+        # PyYAML accepts a list or mapping that contains itself, but `_Walk` would never end on it. So reject it here.
         if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
             return "this alias (`*`) has no anchor before it, or is inside its own anchor"
         return None
@@ -182,7 +182,7 @@ class _Walk:
         return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(children)]
 
     def _count(self, entries: int, depth: int) -> None:
-        # Each use of an alias is a full copy here. Ten lines of ten aliases each could make 10^10 entries.
+        # Every use of a YAML alias counts as a full copy. Ten lines with ten aliases each could make 10^10 entries.
         self._entries += entries
         if self._entries > MAX_ENTRIES:
             _refuse(_TOO_MANY)
@@ -230,7 +230,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _scalar(node: Any) -> Plain:
-    # YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as false, which would hide mistakes. They stay strings here.
+    # YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as false, which would hide mistakes. Here they stay strings.
     if not isinstance(node, yaml.ScalarNode):
         return _encodable(node) if isinstance(node, str) else node
     text: str = node.value

@@ -135,7 +135,7 @@ def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
 
 
 def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
-    # A bare list is short for a mapping with `products`. Paths of faults in a bare list do not contain `products`.
+    # A bare list of products is short for a mapping with the key `products`. Paths of faults in the list omit this key.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
@@ -188,7 +188,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
             f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {len(rows)} and {len(products)}",
         )
         return
-    # A model that only the quota document names also matches the product of the same name.
+    # A model without an entry here, named only in the quota document, still matches the product of the same name.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
@@ -210,7 +210,7 @@ _NARROW = "a product must belong to only one model: make a pattern more specific
 
 
 def _common(one: str, other: str) -> str | None:
-    # Most patterns differ in their first characters, so the search is rarely needed.
+    # Most patterns differ before their first wildcard, so the slow search for a common product is rarely needed.
     for mine, theirs in zip(one, other, strict=False):
         if mine in "*?" or theirs in "*?":
             break

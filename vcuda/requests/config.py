@@ -100,7 +100,7 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
             "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
             f"{CLASS}NAME; got {values.shown(name)}"
         )
-    # A resource that is already in a table must not have a second value.
+    # A resource that is built in, or belongs to a scheme, already has a value, and must not get a second value.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
         raise values.WrongValueError(f"already belongs to scheme {scheme.name}; remove it")
@@ -173,7 +173,7 @@ def parse_domains(text: str) -> tuple[str, ...]:
     """Parse key ``gpu_domains`` of the quota ConfigMap, and return its domains. Raises QuotaFault."""
 
     def read(tree: Plain) -> tuple[str, ...]:
-        # check_text returns an empty mapping for an empty text. Strict pydantic accepts no list in place of a tuple.
+        # `check_text` returns an empty mapping for an empty text. Strict pydantic does not accept a list as a tuple.
         return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
     def sentence(details: ErrorDetails) -> str:

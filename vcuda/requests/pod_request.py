@@ -81,7 +81,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     def charge(self, kind: str, worth: CardWorth) -> Charge:
         """Return the container's charge for scheme or unit ``kind``. ``worth``: a device of the GPU model to charge."""
         charge = self.charges.get(kind, NOTHING)
-        # A request without cores is charged all cores of a card for each device. So this is the number of devices.
+        # A device without stated cores is charged all cores of a card, so this quotient is the number of devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -93,8 +93,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
     """Return whether any container of the pod requests more than 0 of a GPU resource that is charged."""
-    # This function runs for every pod of the cluster, and most pods request no GPU. So it creates no objects, not even
-    # a path. The name of a charged resource contains a slash. One search in the joined names is the fastest check.
+    # This function runs for every pod of the cluster, and most pods request no GPU. So it creates no objects. The name
+    # of a charged resource contains a slash. One search for a slash in the joined names is the fastest check.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -191,7 +191,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
         charges[scheme.name] = charge
-        # A share has less than all cores of a card, or less than all memory of a card.
+        # Only a share is limited by the vendor: it has less than all cores, or less than all memory, of a card.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
@@ -213,7 +213,7 @@ def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # A container that also sets cores or memory, even 0, is charged these amounts. Otherwise, the GPU model decides.
+    # A bare count of cards is priced by the GPU model. If the container sets cores or memory, even 0, they are charged.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)
@@ -246,7 +246,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # One unit may be charged several cards. On each of these cards it takes at most all cores.
+        # One unit of a resource may be charged several cards. Its part of each card is at most all cores of the card.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"{count} is larger than any cluster"))
@@ -270,7 +270,7 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
         near = f"write {lower} or {lower + CORES_PER_CARD}"
         faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
     if cores < CORES_PER_CARD:
-        # A share without memory is a fault. If it is stored, it is charged memory in proportion to its cores.
+        # A share without memory is a fault. In a stored pod, such a share is charged memory in proportion to its cores.
         return Charge(cores, memory, 0 if memory else cores), cores, faults
     return Charge(cores, 0, card_memory=cores), cores, faults
 
@@ -299,7 +299,7 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
-    # With this annotation a pod may use more cores of its card than it requests (gpu-manager, vcuda-core-limit).
+    # With gpu-manager's annotation vcuda-core-limit, a pod may use more cores of its card than it requests.
     if not pod.annotations:
         return
     for scheme in _in_order(request.scheme for request in requests if request.scheme):

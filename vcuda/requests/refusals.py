@@ -74,7 +74,7 @@ def could_reach_gpus(pod: Pod) -> bool:
         for container in containers or ():
             if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
-            # Variables that change limits are not checked here: they have no effect without a GPU resource or a claim.
+            # Environment variables that change limits are not checked: they act only with a GPU resource or a claim.
             for variable in container.env or ():
                 if variable.name in runtime_devices.GIVING_VARIABLES:
                     return True
@@ -114,13 +114,13 @@ def find_refusals(
         if allowance := KAI.get(key.lower()):
             message = "a share that is requested by an annotation is not charged; request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-    # A claim that the pod names may not exist yet. The share in the claim is checked when the claim is created.
+    # Assume that a claim requests a share, because a claim that the pod names may not exist yet.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
-    # A vendor may also limit a request for a whole card. So the variables that turn off all limits are always checked.
+    # Vendors may limit even requests for whole cards. So the variables that turn off all limits are always checked.
     if request.asks or claims:
         yield known.switches
     if request.has_share or claims:
@@ -209,7 +209,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass can have an extended resource of any name.
+        # A DeviceClass may give its extended resource any name. So the name does not show whether it is a GPU.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
             yield Refusal(
@@ -219,7 +219,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
     """Return the scheme whose vendor may count vGPUs by the resource ``name``; None if there is no such scheme."""
-    # The vendor gives as many shares as such a resource requests, even if ``gpu_units`` has another value for it.
+    # The count of a vendor's shares may have any name in the vendor's domain, even one with a value in ``gpu_units``.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]

@@ -33,9 +33,9 @@ NOTHING = Charge()
 PLAIN_CARDS = "nvidia.com/gpu"
 """The resource of NVIDIA's own device plugin. One unit is a whole card, unless a vendor's scheme has this resource."""
 
-# The DeviceClasses of the three DRA drivers (deployments/helm of each driver), and vendors' resources that are not
-# GPUs. A claim for a share that states no capacity is charged a whole card. A pod that requests a share by the resource
-# of a class cannot state a capacity. So classes for shares are also charged whole cards.
+# These are the DeviceClasses of the three DRA drivers (deployments/helm of each driver), and vendors' resources that
+# are not GPUs. A claim for a share without a capacity is charged a whole card. A pod that requests a share by the
+# extended resource of a class cannot state a capacity. So classes for shares are charged whole cards.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
@@ -106,7 +106,7 @@ VENDORS = (
 follows the beginning of the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-# The resources of NVIDIA's device plugin with MIG strategy "mixed". A media extension may follow, as in mig-1g.10gb.me.
+# `_MIG` matches the resources of MIG strategy "mixed". A media extension may follow the memory, as in mig-1g.10gb.me.
 MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
 _MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
@@ -127,8 +127,8 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
 
 
 def _regex_of(pattern: str) -> str:
-    # Each text between two `*` is matched only at its first occurrence. To try every occurrence would take polynomial
-    # time in the length of the name, and users choose names in pods.
+    # Each part of a pattern between two `*` is matched only at its first occurrence. To try every occurrence would take
+    # polynomial time in the length of the name, and users choose names in pods.
     first, *others = pattern.split("*")
     inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
     return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
@@ -174,7 +174,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # All rows are joined in one pattern for speed, because a pod may select nodes by thousands of label values.
+        # All products are joined in one pattern for speed, because a pod may select nodes by thousands of label values.
         rows = ((model, *row.products) for model, row in self.rows.items())
         patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
@@ -207,7 +207,7 @@ NO_ROWS = CardModels()
 
 
 def _pattern_of(domain: str) -> str:
-    # An entry without a slash also includes subdomains. An entry with a slash is the beginning of resource names.
+    # A domain without a slash includes its subdomains. A domain with a slash is the beginning of resource names.
     name, _, prefix = domain.partition("/")
     if prefix:
         return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
@@ -256,7 +256,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
         return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
 
-    # The next two properties are cached, because they are used for every pod of the cluster.
+    # `scheme_of` and `vendors` are cached, because they are used for every pod of the cluster.
     @functools.cached_property
     def scheme_of(self) -> Mapping[str, Scheme]:
         return {resource: scheme for scheme in self.schemes for resource in scheme.resources}
@@ -279,7 +279,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     def is_unknown_gpu(self, resource: str) -> bool:
         """Return whether a resource is probably a GPU, although this system has no value for it."""
-        # The API server rejects longer names (IsQualifiedName).
+        # The API server rejects a resource name that is longer than `LONGEST` (IsQualifiedName).
         if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
@@ -292,7 +292,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
         """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources. If
         nvidia.com/gpu is among them, one nvidia.com/gpu is a whole card in the copy, as it is in a claim."""
-        # Before the pod is placed, it is unknown whether a device plugin or a DRA driver will serve the request.
+        # Until a pod is placed, its request may go to a DRA driver, for which one nvidia.com/gpu is a whole card.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
         rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}

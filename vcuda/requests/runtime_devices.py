@@ -49,11 +49,12 @@ NO_DEVICES = ("none", "void")
 either. AMD's runtime (ROCm/container-toolkit ``internal/oci/oci.go``) ignores unknown words. Ascend's runtime
 (Ascend/ascend-docker-runtime) accepts ``void``, and fails for ``none``."""
 
-# These runtimes and hooks give a container devices by the next variables: NVIDIA/nvidia-container-toolkit,
-# ROCm/container-toolkit, HabanaAI/habana-container-runtime, Ascend/ascend-docker-runtime, MooreThreads' mthreads
-# container toolkit, and the toolkits of MetaX, Cambricon, Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and
-# AWS Neuron. Variables for frameworks, such as CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, are not listed. They
-# only narrow the devices that a container already has.
+# The variables in `DEVICE_VARIABLES` give a container devices by these runtimes and hooks:
+# NVIDIA/nvidia-container-toolkit, ROCm/container-toolkit, HabanaAI/habana-container-runtime,
+# Ascend/ascend-docker-runtime, MooreThreads' mthreads container toolkit, and the toolkits of MetaX, Cambricon,
+# Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and AWS Neuron. Variables for frameworks, such as
+# CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, only narrow the devices that a container already has. So they are
+# not listed.
 DEVICE_VARIABLES = frozenset(
     f"{vendor}_VISIBLE_DEVICES"
     for vendor in (
@@ -83,7 +84,7 @@ cards (`IsLegacy`)."""
 MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 """With these variables and CAP_SYS_ADMIN, a container gets the MIG control files of all cards (`getMigDevices`)."""
 
-# Other variables of the toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
+# Other variables of NVIDIA's toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
 # NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
 # NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. On a node, an administrator can
 # replace NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration. The API does not show that name.
@@ -110,7 +111,8 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
     return last.get(VISIBLE_DEVICES) in NO_DEVICES
 
 
-# Device plugins set NVIDIA_VISIBLE_DEVICES in containers that get cards. So CUDA_VERSION has no effect there:
+# In a CUDA image (`CUDA_VERSION`), NVIDIA's runtime gives all cards to a container without NVIDIA_VISIBLE_DEVICES. A
+# container that requests cards is not affected, because the part that gives it cards sets NVIDIA_VISIBLE_DEVICES:
 #
 #   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
 #   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)

@@ -142,7 +142,7 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
     for name, entry in entries.items():
         scheme = _BY_NAME[name]
         if scheme.count is None:
-            # These settings are constants in the code of gpu-manager and gpu-admission.
+            # A cluster cannot change these settings, which are constants in the code of gpu-manager and gpu-admission.
             fixed = (
                 ("resources", bool(entry.names)),
                 ("memory_mib", entry.memory_mib is not None),

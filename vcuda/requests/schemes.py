@@ -99,7 +99,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """True if a share without cores is charged cores in proportion to its memory; False if it is charged all cores.
     Only ``gpu_schemes`` of the quota ConfigMap sets this field, for schemes with ``count``."""
 
-    # Written on a pod by users
+    # Users write the next annotations, and the label ``opt_out``, on a pod.
     core_limit: str | None = None
     """The annotation that sets an upper limit for the cores that a share may use."""
     wanted_models: str | None = None
@@ -114,7 +114,7 @@ class Scheme(msgspec.Struct, frozen=True):
     opt_out: OptOut | None = None
     """The label by which a pod makes the vendor's webhook ignore the pod."""
 
-    # Written on a pod by the vendor's components
+    # The vendor's components write the next annotations and labels on a pod.
     allocation_annotations: tuple[str, ...] = ()
     """The annotations that the vendor's scheduler and device plugin write on pods."""
     allocation_labels: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Scheme(msgspec.Struct, frozen=True):
     allocated: str | None = None
     """The annotation of a pod that lists the pod's cards by uuid."""
 
-    # Written on a node by the vendor's components
+    # The vendor's components write the next annotations on a node.
     node_lock: str | None = None
     """The annotation that locks a node, so that only one pod at a time gets its cards there."""
     register: str | None = None
@@ -215,7 +215,7 @@ HAMI = Scheme(
     display_name="HAMi",
     vendor_domain="nvidia.com",
     count="nvidia.com/gpu",
-    counts_plain_cards=True,  # HAMi uses for a vGPU the name that NVIDIA's device plugin uses for a card
+    counts_plain_cards=True,  # HAMi names a vGPU as NVIDIA's device plugin names a whole card
     cores="nvidia.com/gpucores",
     memory="nvidia.com/gpumem",
     memory_percentage="nvidia.com/gpumem-percentage",
@@ -275,7 +275,7 @@ VGPU_MANAGER = Scheme(
     limits=VGPU_MANAGER_LIBRARY,
 )
 
-# Two schemes may write the same annotation. On a pod that requests neither's resources, the first scheme is assumed.
+# The order matters: if a pod has an annotation of two schemes and requests neither, the first scheme is assumed.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 

@@ -66,7 +66,7 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
         with the same volume can delete the mount point, and so the mount. This risk is accepted only for /tmp, because
         many pods mount /tmp, and the vendors' only files there are lock files.
         """
-        # kubelet makes a relative path absolute, and runtimes clean it (`MakeAbsolutePath`, `filepath.Clean`).
+        # kubelet makes a mount path absolute (`MakeAbsolutePath`), and container runtimes clean it (`filepath.Clean`).
         mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
         return any(
             mounted == path
@@ -82,7 +82,7 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
-        # All rules are joined in one pattern for speed, because a pod may have thousands of variables.
+        # All rules are joined in one pattern for speed, because a pod may have thousands of environment variables.
         patterns = (".*".join(map(re.escape, each.pattern.split("*"))) for each in self.variables)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
@@ -101,8 +101,8 @@ def _keeps_core_limit(policy: str) -> bool:
 
 
 def _starts_in_vcuda_library(path: str) -> bool:
-    # The dynamic linker takes the first libcuda.so.1 that it finds. Only a literal directory is accepted, because
-    # kubelet replaces $(NAME) in a value.
+    # The dynamic linker loads the first libcuda.so.1 in LD_LIBRARY_PATH, so gpu-manager's directory must be the first.
+    # It must be literal, because kubelet replaces $(NAME) in a value.
     return path.partition(":")[0].rstrip("/") in (f"{VCUDA_LIBRARY}/lib", f"{VCUDA_LIBRARY}/lib64")
 
 
@@ -110,11 +110,11 @@ def _is_false(value: str) -> bool:
     return value.casefold() in ("", "false")
 
 
-# tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go (`allocateOne`) sets LD_LIBRARY_PATH, depending on the
-# container's own variable compat32, and mounts both paths below. tkestack/vcuda-controller src/loader.c
-# (`read_controller_configuration`) reads the limits from /etc/vcuda. The only variable that it reads is LOGGER_LEVEL.
-# gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original libcuda.so.
-# Without LD_LIBRARY_PATH, the linker would find the original.
+# gpu-manager (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`) sets LD_LIBRARY_PATH,
+# depending on the container's variable compat32, and mounts both paths below. The library (tkestack/vcuda-controller
+# src/loader.c, `read_controller_configuration`) reads the limits from /etc/vcuda. The only variable that it reads is
+# LOGGER_LEVEL. gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original
+# libcuda.so. Without LD_LIBRARY_PATH, the linker would find the original.
 VCUDA_CONTROLLER = ShareLimits(
     variables=(
         LimitVariable(
@@ -130,9 +130,9 @@ VCUDA_CONTROLLER = ShareLimits(
     needs_scheme=True,
 )
 
-# The device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets the
-# limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. The plugin omits the preload file for some values of
-# CUDA_DISABLE_CONTROL, which differ between releases. The library (Project-HAMi/HAMi-core
+# HAMi's device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets
+# the limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. The plugin omits the preload file for some values
+# of CUDA_DISABLE_CONTROL, which differ between releases. HAMi's library (Project-HAMi/HAMi-core
 # src/multiprocess/multiprocess_memory_limit.c) reads the limits, ACTIVE_OOM_KILLER, GPU_CORE_UTILIZATION_POLICY and
 # CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
 # /overrideEnv. CUDA_REDIRECT names the library from which src/libvgpu.c takes its hooks. HAMi's own webhook writes
@@ -151,13 +151,14 @@ HAMI_CORE = ShareLimits(
     paths=(PRELOAD, "/usr/local/vgpu", "/overrideEnv"),
 )
 
-# The device plugin (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, `Allocate`) sets the variables of
-# pkg/util/consts.go and mounts the paths. The plugin omits the preload file if the container sets DISABLE_VGPU_CONTROL,
-# and reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims (pkg/kubeletplugin/vgpu.go). If a
-# configuration file is missing, the library (library/src/loader.c, util.c) reads the variables instead. Older releases
-# have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and ENV_COMPATIBILITY_MODE. CUDA_SM_SHARED_BUCKET
-# can give each process its own full share of cores. The other CUDA_SM_ variables tune how fast the core limit acts. By
-# the VGPU_ variables the library finds the limits that apply. LOGGER_LEVEL limits nothing.
+# vgpu-manager's device plugin (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go, `Allocate`) sets the
+# variables of pkg/util/consts.go and mounts the paths. The plugin omits the preload file if the container sets
+# DISABLE_VGPU_CONTROL, and reads the container's CUDA_MEM_OVERSOLD. The DRA driver does the same for claims
+# (pkg/kubeletplugin/vgpu.go). If a configuration file is missing, the library (library/src/loader.c, util.c) reads the
+# variables instead. Older releases have GPU_DEVICES_UUID, CUDA_MEMORY_RATIO, CUDA_MEMORY_OVERSUBSCRIBE and
+# ENV_COMPATIBILITY_MODE. CUDA_SM_SHARED_BUCKET can give each process its own full share of cores. The other CUDA_SM_
+# variables tune how fast the core limit acts. By the VGPU_ variables the library finds the limits that apply.
+# LOGGER_LEVEL limits nothing.
 VGPU_MANAGER_LIBRARY = ShareLimits(
     variables=(
         LimitVariable("DISABLE_VGPU_CONTROL", Allowance.DISABLE_CONTROL),
