@@ -1,4 +1,4 @@
-"""Collects the items of several callers in batches, and processes each batch at once."""
+"""Collects the items of several concurrent callers in a batch, and processes all items of the batch together."""
 
 import asyncio
 import time
@@ -12,11 +12,11 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class PendingCall(Generic[T, R]):
-    """One caller's item, and the future by which the caller waits for the result."""
+    """The item of one caller of `BatchCommitter.serve`, and the future that gets the result for this caller."""
 
     item: T
     deadline: float
-    """The end of the caller's wait, in seconds of the monotonic clock."""
+    """When the caller stops waiting for its result, in seconds of the monotonic clock."""
     late: R
     """The result for the caller if the deadline passes before the item has a result."""
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -30,16 +30,16 @@ class PendingCall(Generic[T, R]):
 class BatchCommitter(Generic[T, R]):
     """A queue of items that a task processes in batches. A batch has all items that wait when the batch begins.
 
-    The task is independent of the callers. So a caller that is cancelled, or whose deadline passes, does not affect
-    the other callers. The task ends when no item waits.
+    The task belongs to no caller. So if a caller is cancelled or its deadline passes, the other callers still get their
+    results. The task ends when no item waits.
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
-    """A function that processes a batch, and sets the result of each call."""
+    """The function that processes a batch. It must set the result of each call in the batch."""
     late: R
-    """The result of a call whose deadline passes before the call has another result."""
+    """The result for a caller whose deadline passes before its item has a result."""
     gather: Callable[[int], Awaitable[None]]
-    """A pause before each batch, given the size of the last batch. Items that arrive in the pause join the batch."""
+    """Waits before each batch, so that more items join it. The argument is the number of items of the last batch."""
     clock: Callable[[], float] = time.monotonic
     # This lock is held during a batch. Other code must hold the lock while it uses data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -48,7 +48,7 @@ class BatchCommitter(Generic[T, R]):
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the result of the item, or ``late`` after the deadline. Raises the error that ``work`` raised."""
+        """Return the result of the item; ``late`` if the deadline passes first. Raises each error of ``work``."""
         call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
@@ -86,7 +86,7 @@ class BatchCommitter(Generic[T, R]):
 
 
 async def _no_pause(_last_batch: int) -> None:
-    """Return at once, so that the next batch starts without a pause."""
+    """Return at once, so that the next shared call is made without a pause."""
 
 
 @dataclass(eq=False)
@@ -94,17 +94,17 @@ class SharedCall(Generic[R]):
     """Makes one call, such as a LIST, for all callers that wait when the call begins. The callers share the result."""
 
     make: Callable[[], Awaitable[R]]
-    """A function that makes the call."""
+    """The function that makes the shared call, and returns its result."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] = _no_pause
-    """A pause before each call, given the number of callers that shared the last call."""
+    """Waits before each shared call. The argument is the number of callers that shared the last call."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of the next call that begins; None after the deadline. Raises the error of the call."""
+        """Return the result of the next shared call that begins; None after the deadline. Raises its error."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

@@ -1,4 +1,4 @@
-"""The ledgers of a cluster, which all replicas of the webhook share."""
+"""The ledgers that a cluster stores. A ledger records the charges of one namespace, for all replicas of the webhook."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, RetryLa
 from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
 
 CLOSING_ATTEMPTS = 5
-"""How often a stopping replica attempts to write each ledger. An attempt fails if another process writes first."""
+"""Attempts of a stopping webhook replica to write each ledger. Writes fail if another process writes first."""
 
 
 @dataclass(eq=False)
 class ClusterLedgers(Shared):
-    """One `NamespaceLedger` for each namespace. This class implements `webhook.ledger.ledgers.Ledgers`."""
+    """Keeps one `NamespaceLedger` for each namespace in use. Implements the protocol `Ledgers` of `ledgers.py`."""
 
     _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
 
@@ -25,7 +25,7 @@ class ClusterLedgers(Shared):
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
+        """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run."""
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:
@@ -43,16 +43,16 @@ class ClusterLedgers(Shared):
         return await self._ledgers[namespace].stored_usage(charged, deadline)
 
     async def flush(self) -> None:
-        """Write the charges that were admitted from reservations, and the next reservations.
+        """Write to each ledger the charges that were admitted from a reservation, and the next reservation.
 
-        A ledger whose write fails is written again later.
+        If the write of a ledger fails, it is repeated at the next flush of this ledger.
         """
         await asyncio.gather(*(each.flush() for each in self._ledgers.values()))
 
     async def close(self) -> None:
-        """Write the charges that were admitted from reservations, and release the reservations.
+        """Write the charges that were admitted from reservations, and release the reservations of this replica.
 
-        If every attempt fails, the leader later removes the reservation, and counts the admitted pods by a LIST.
+        If every write of a ledger fails, the leader later removes the reservation, and counts the pods by a LIST.
         """
         self.leaving = True
         for _ in range(CLOSING_ATTEMPTS):

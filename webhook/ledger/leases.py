@@ -1,6 +1,6 @@
-"""The reservation of a webhook replica: room in a ledger from which the replica admits charges without writing each.
+"""The reservation of a webhook replica: quota in a ledger from which the replica admits charges without a write each.
 
-docs/ledger.md has the rules, and the proof that no interleaving admits too much. tests/model explores the rules.
+docs/ledger.md has the rules of reservations, and proves that they never admit too much. tests/model explores the rules.
 """
 
 import bisect
@@ -17,48 +17,48 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fit
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
-"""Seconds over which the demand for room is measured. After this time without demand the reservation is released. The
-time is not shorter, because each of several replicas gets only about one charge per second of a namespace."""
+"""Seconds over which a replica measures the demand for quota. After this time without demand, it releases its
+reservation. The time is this long, because a replica may get only about one charge per second of a namespace."""
 
 TARGET_SECONDS = 5.0
-"""A replica reserves room for the demand of this many seconds, which are more than the longest time between writes."""
+"""A replica reserves quota for the demand of this many seconds. The longest time between two writes is shorter."""
 
 LEAST_SPAN_SECONDS = 0.1
-"""The shortest time in seconds over which demand is measured, so that a few charges at once are not mistaken for a high
-rate. When a burst begins, room for several seconds is reserved, because a smaller reservation costs another write."""
+"""The shortest time in seconds over which a replica measures demand. Without this minimum, a few charges at once would
+look like a high rate, and the replica would reserve too much quota."""
 
 LEAST_GRANTS = 4
-"""The smallest reservation, in charges. A replica reserves nothing if it admitted fewer charges within `RATE_SECONDS`
-and the ledger has fewer pending charges. The pending charges show the demand at the other replicas. If they did not
-count, each replica would make four writes before it reserves."""
+"""The smallest reservation, in charges. A replica reserves nothing if it admitted fewer charges within `RATE_SECONDS`,
+and the ledger has fewer pending charges. Pending charges count because they show the demand at the other replicas.
+Otherwise each replica would have to make four writes before it reserves."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
-"""The shortest and the longest time in seconds between two writes of a replica with a reservation. A write makes the
-charges pending that were admitted from the reservation. It also shows whether another replica waits for room. So the
-longest time applies only while there is much room. It is less than half of a lease, so that a failed write can be
-repeated."""
+"""The shortest and the longest time in seconds between two ledger writes of a replica with a reservation. A write
+records the charges that were admitted from the reservation. It also shows whether another replica waits for room. So
+the longest time applies only while much quota is free. It is less than half of a lease, so that a failed write can be
+repeated before the lease ends."""
 
 PART_OF_TIME = 8
-"""A replica writes after an eighth of the time in which the room would be used up, if every replica with a reservation
-had the same demand. `WRITE_SECONDS` and `MOST_WRITE_SECONDS` bound this time."""
+"""A replica with a reservation writes the ledger again after an eighth of the time in which the free quota would be
+used up. It assumes that every replica has the same demand. `WRITE_SECONDS` and `MOST_WRITE_SECONDS` bound this time."""
 
 SPENT_PART = 4
-"""A replica writes at once when a quarter of its reservation is left."""
+"""A replica writes its ledger and reserves quota again as soon as only a quarter of its reservation is left."""
 
 MOST_GRANTED = 128
-"""A replica writes at once when it has admitted this many charges from its reservation. A ledger may have only some
-hundreds of pending charges."""
+"""A replica writes its ledger at once when it has admitted this many charges from its reservation. The write makes them
+pending, and a ledger may have only some hundreds of pending charges."""
 
 LEAST_ROOM = 20
-"""Nothing is reserved if there is room for fewer charges than this. So near a limit each charge is written alone."""
+"""A replica reserves nothing if the free quota has room for fewer charges. So near a limit it writes each charge."""
 
 PART_OF_ROOM, PART_OF_REPLICA = 4, 10
-"""All replicas together reserve at most a quarter of the free room, and one replica at most a tenth. A dead replica
-withholds its part until the leader removes the reservation, after some 90 s."""
+"""All replicas together reserve at most a quarter of the free quota, and one replica at most a tenth. If a replica
+dies, the others cannot use its reservation until the leader removes the reservation, after about 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
-"""An object is admitted from a reservation only if it was created at most this many seconds after the answer to the
-write of the reservation. The API server sets both times, in whole seconds. While clocks run, the lease ends first."""
+"""A pod or claim is admitted from a reservation only if it was created at most this many seconds after the API server
+answered the write of the reservation. The API server sets both times. While clocks run, the lease ends earlier."""
 
 GIVE_WAY_SECONDS = 2.0
 """Seconds for which a replica reserves nothing after another replica without room has set a new `waiting` mark."""
@@ -69,7 +69,7 @@ class Terms(NamedTuple):
 
     quota: NamespaceQuota
     counted_since: str
-    """See `ChargeRequest.counted_since`."""
+    """The version of the namespace's quota; see `ChargeRequest.counted_since`."""
     config_version: str
     """The version of the quota ConfigMap."""
 
@@ -80,7 +80,7 @@ def boot_seconds() -> float:
 
 
 class Demand:
-    """The charges that this replica admitted within the last `RATE_SECONDS`, by model."""
+    """The demand for quota: the charges that this replica admitted within the last `RATE_SECONDS`, by GPU model."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -89,29 +89,29 @@ class Demand:
         self.recent = self._charges.sums
 
     def add(self, uid: str, model: str, charge: Charge) -> None:
-        """Count a charge at the present time. A charge that is decided again after a conflict is counted once."""
+        """Add an admitted charge to the demand. If a conflict makes it be decided again, it is counted only once."""
         if not self.recent():
             self._since = self._clock()
         self._charges.add(uid, model, charge)
 
     @property
     def seconds(self) -> float:
-        """The seconds over which the demand is measured: `RATE_SECONDS`, or fewer if the demand has just begun."""
+        """The seconds over which the demand is measured: `RATE_SECONDS`, or fewer if the demand began later."""
         return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
 
 
 class Plan(NamedTuple):
-    """The next reservation: its charges by model, and the seconds until the next write is due."""
+    """The next reservation of a replica: its charges by GPU model, and the seconds until the next write is due."""
 
     charges: Mapping[str, Charge]
     next_seconds: float
 
 
 def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
-    """Plan the next reservation. Its charges always fit the room that the ledger leaves.
+    """Plan the next reservation of this replica. Its charges always fit the free quota of the namespace.
 
-    The ledger must not contain the reservation of this replica. The ledger must contain all charges that this replica
-    admitted from the reservation.
+    ``ledger`` must not contain the present reservation of this replica. It must contain all charges that this replica
+    has admitted from the reservation.
     """
     replicas = len(ledger.reserved) + 1
     busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= LEAST_GRANTS
@@ -133,7 +133,7 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
-    """Return how many charges of this size still fit within the limit."""
+    """Return how many charges of the size of ``charge`` fit within the limit in addition to ``used``."""
     if limit.cores is None:
         # More charges cannot fit, because a charge is at least a hundredth of a MiB before the sum is rounded.
         most = (limit.memory or 0) * CORES_PER_CARD
@@ -147,24 +147,24 @@ def _times(charge: Charge, number: int) -> Charge:
 
 
 class _Sent(msgspec.Struct, frozen=True):
-    """A write that is under way, or whose outcome is unknown."""
+    """A write of a reservation that is in progress, or whose outcome is unknown."""
 
     reservation: Reservation
     """The reservation that the write stores."""
     uids: frozenset[str]
     """The uids of the granted charges that the write makes pending."""
     at: float
-    """When the write was first sent, by the clock of the lease."""
+    """When the write was first sent, by the clock that also counts suspension."""
     terms: object
-    """The quota by which the reservation was sized."""
+    """The quota by which the size of the reservation was computed."""
     next_seconds: float
-    """Seconds from this write until the next one is due."""
+    """Seconds from this write until the next write of the replica is due."""
 
 
 class ReservationLease:
-    """One replica's reservation in one ledger, and the granted charges.
+    """The reservation of one webhook replica in one ledger, and the granted charges.
 
-    A granted charge is a charge that the replica has admitted from the reservation and has not yet written.
+    A granted charge is a charge that the replica has admitted from its reservation and has not yet written.
     ``clock`` must also count the time in which the machine is suspended. One event loop must make all calls.
     """
 
@@ -185,12 +185,12 @@ class ReservationLease:
 
     @property
     def active(self) -> bool:
-        """Whether a write is needed, to renew or release the reservation or to store a granted charge."""
+        """Whether the ledger must be written again, for the reservation itself or to store granted charges."""
         return bool(self._reserved or self.granted or self._sent)
 
     @property
     def is_due(self) -> bool:
-        """Whether the granted charges must be written now. The write also shows if another replica waits for room."""
+        """Whether the replica must write now, to store granted charges and to see if another replica waits for room."""
         if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
@@ -202,12 +202,12 @@ class ReservationLease:
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return True if the reservation, and any reservation that is being written, was sized by these terms."""
+        """Return True if the reservation was sized by ``terms``, and also the next one if it is being written."""
         # A reservation that was sized by a larger limit could admit a charge beyond the present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        """Admit a charge from the reservation and return True; return False if the charge must be written instead.
+        """Admit a charge from the reservation and return True. Return False if the ledger must be written first.
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
@@ -224,7 +224,7 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update the reservation, and the `waiting` mark of replicas without room, from a ledger that was read.
+        """Update this object from a ledger that was read: the reservation, and the mark `waiting` of another replica.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
@@ -243,12 +243,12 @@ class ReservationLease:
         self._waiting = ledger.waiting
 
     def forget(self) -> None:
-        """Forget the reservation and the granted charges, because the ledger or the reservation in it is deleted."""
+        """Forget the reservation and the granted charges, because the ledger no longer has the reservation."""
         self._reserved, self.granted, self._sent, self._left = {}, {}, None, {}
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation, and with the charges admitted from it as pending."""
+        """Return the ledger without this replica's reservation. Its granted charges become pending charges."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
@@ -257,9 +257,10 @@ class ReservationLease:
     def send(
         self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
     ) -> Ledger:
-        """Return the flushed ledger with a reservation of these charges, and record that its write is under way.
+        """Return the ledger with a reservation of ``charges``, and record that the write of this ledger begins.
 
-        ``terms``: the quota by which the charges were sized. ``next_seconds``: seconds until the next write is due.
+        ``ledger``: a result of `flushed`. ``terms``: the quota by which the charges were sized. ``next_seconds``:
+        seconds until the next write is due.
         """
         if not (charges or self.active):
             return ledger
@@ -275,7 +276,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
 
     def confirmed(self, answered: float) -> None:
-        """Record that the write was stored. ``answered``: the API server's time of its answer, in Unix seconds."""
+        """Record that the write of `send` was stored. ``answered``: the API server's time then, in Unix seconds."""
         if sent := self._sent:
             self._confirm(sent)
             self._created_until = answered + CREATED_SECONDS

@@ -1,7 +1,7 @@
-"""The interface of the ledgers, and ledgers in the memory of one process.
+"""The interface of the ledgers, which record the GPU charges of namespaces, and ledgers in the memory of a process.
 
-A ledger has the charges of one namespace. This module also has the deadline of a review and the recent choices of
-/mutate.
+This module also has two classes for reviews: the deadline of an admission review, and the GPU models that /mutate has
+chosen recently.
 """
 
 import math
@@ -41,13 +41,13 @@ class ReviewDeadline:
         self._abandoned = True
 
     def keep(self) -> None:
-        """Record that a charge may be written from now on. The review then continues if its caller disconnects."""
+        """Record that the charge of this review may be written now. After this call, `check` never raises."""
         self.charging = True
 
     def check(self) -> None:
-        """Raise Dropped if the deadline has passed or the caller has disconnected, unless a charge may be written.
+        """Raise Dropped if the deadline has passed or the caller has disconnected; never raise after `keep`.
 
-        Long work must call this method between its parts.
+        Code that works for long on a review must call this method again and again.
         """
         # A review calls this method for each of tens of thousands of affinity terms. So the usual case is tested first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
@@ -61,20 +61,20 @@ class RetryLater(msgspec.Struct, frozen=True):
     """The decision about a charge that cannot be decided now. The caller must retry."""
 
     reason: str
-    """The reason for the caller: a sentence without a full stop."""
+    """Why the charge cannot be decided now, as a sentence without a full stop. The caller gets this text."""
     soon: bool = False
     """True if a retry within 2 s is expected to succeed."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The decision that a charge exceeds the quota by the ledger, but may fit by the stored objects. Retry later."""
+    """The decision that a charge does not fit the ledger at present, but may fit later. So the caller must retry."""
 
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""
     soon: bool = False
     """True if the shortage is expected to end within 2 s."""
     counted: bool = True
-    """False if the stored objects could not be counted before the deadline."""
+    """False if the stored pods and claims could not be counted before the deadline."""
 
 
 Decision = Admitted | Refused | PutOff | RetryLater
@@ -83,7 +83,7 @@ CROWDED = RetryLater("too many pods of this namespace are being created at once"
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):
-    """The charge of one pod or claim, to be decided."""
+    """A request to charge one pod or claim to the ledger of its namespace."""
 
     namespace: str
     uid: str
@@ -92,19 +92,19 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     charge: Charge
     quota: NamespaceQuota
     deadline: float
-    """The latest time of the decision, in seconds of the monotonic clock."""
+    """When the decision must be made at the latest, in seconds of the monotonic clock."""
     counted_since: str = ""
-    """The version of the namespace's quota. A ledger that was counted at an older version may lack pods that were
-    stored while the namespace had no limit."""
+    """The version of the namespace's quota. A ledger that was counted before this version may lack pods: those that
+    were stored while the namespace had no limit."""
     dry_run: bool = False
     created: float = math.inf
-    """The creationTimestamp that the API server has just set, in Unix seconds. A charge without a creationTimestamp is
+    """The creationTimestamp of the pod or claim, in Unix seconds. If it is unknown, this is infinity, and the charge is
     never admitted from a reservation."""
     grace: int = 0
-    """The grace period of the pod in seconds, if the ledger must record the grace period; otherwise 0."""
+    """The grace period of the pod in seconds if it is so long that the ledger must record it; otherwise 0."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Return the decision that follows from this version of the namespace's ledger. Nothing is written."""
+        """Return the decision about this charge by the given ledger of the namespace. This method writes nothing."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED
@@ -114,27 +114,27 @@ class Ledgers(Protocol):
     """The ledgers of all namespaces. All calls of one instance must come from the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing.
+        """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run.
 
-        Raises Unavailable if the store did not answer. The charge may then be recorded or not.
+        Raises Unavailable if the store of the ledgers does not answer. The charge may then be recorded or not.
         """
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage of each model. Models without a charge are left out.
+        """Return the usage of the namespace by GPU model. Models without a charge are left out.
 
-        Raises Unavailable if the store did not answer.
+        Raises Unavailable if the store of the ledgers does not answer.
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage of each model, up to some seconds old. Use it to choose a model, never to refuse a pod."""
+        """Return the usage by GPU model, up to some seconds old. Use it to choose a model, never to refuse a pod."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return the usage of the stored objects plus the terminating part of ``charged``. It may justify a refusal.
+        """Count the stored pods and claims. Return their usage, plus the terminating charges in ``charged``.
 
-        Return None if the objects could not be counted before the deadline. Raises Unavailable if the store did not
-        answer.
+        A refusal may depend on this usage. Return None if the count does not end before the deadline. Raises
+        Unavailable if the store does not answer.
         """
 
     async def close(self) -> None:
@@ -142,10 +142,10 @@ class Ledgers(Protocol):
 
 
 MOST_NAMESPACES = 10_000
-"""The most namespaces for which a value is kept. The bound is needed because a caller may invent namespace names."""
+"""The most namespaces of which `ByNamespace` keeps a value. The bound exists because callers may invent namespaces."""
 
 IDLE_SECONDS = 600.0
-"""Seconds for which the value of an unused namespace is kept. All such values expire much earlier."""
+"""Seconds for which `ByNamespace` keeps the value of an unused namespace. The values are useless much earlier."""
 
 TOO_MANY_NAMESPACES = RetryLater("too many namespaces have a ledger in memory")
 
@@ -153,7 +153,7 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A cache of one value for each namespace. It drops the least recently used values, and makes them again."""
+    """A cache of one value for each namespace. It drops the least recently used values, and makes missing values."""
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
@@ -183,7 +183,7 @@ class MemoryLedgers:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
+        """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run."""
         # No lock is needed, because nothing is awaited between the read of the ledger and its replacement.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
@@ -200,11 +200,11 @@ class MemoryLedgers:
     async def stored_usage(
         self, _namespace: str, charged: Mapping[str, Usage], _deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return ``charged``, because no stored objects are known here."""
+        """Return ``charged``, because ledgers in memory know no stored pods and claims."""
         return charged
 
     async def close(self) -> None:
-        """Do nothing, because these ledgers are never written."""
+        """Do nothing, because ledgers in memory are never written to a store."""
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
@@ -225,7 +225,7 @@ CHOICE_SECONDS = 2.0
 
 
 class ChargeWindow:
-    """The charges of the last ``seconds``, with their number and sum by model. Only one thread may use this object."""
+    """The charges of the last ``seconds``, with number and sum by GPU model. Only one thread may use this object."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -236,7 +236,7 @@ class ChargeWindow:
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:
-        """Count a charge at the present time. A key that is already counted is ignored."""
+        """Add a charge at the present time. If the window already has a charge with this key, nothing changes."""
         sums = self.sums()
         if key not in self._charges:
             number, charged = sums.get(model, (0, Charge()))
@@ -244,14 +244,14 @@ class ChargeWindow:
             self._charges[key] = self._clock(), model, charge
 
     def remove_alike(self, model: str, charge: Charge) -> None:
-        """Remove the oldest charge of this model that equals ``charge``, if there is any."""
+        """Remove the oldest of the charges that equal ``charge`` and are of this GPU model, if there is any."""
         self.sums()
         alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
         if (oldest := next(alike, None)) is not None:
             self._remove(oldest)
 
     def sums(self) -> Mapping[str, tuple[int, Charge]]:
-        """Return the number and the sum of the charges by model. Charges older than ``seconds`` are removed first."""
+        """Remove charges that are older than ``seconds``. Return the number and sum of the other charges by model."""
         since = self._clock() - self._seconds
         while self._charges and next(iter(self._charges.values()))[0] <= since:
             self._remove(next(iter(self._charges)))
@@ -265,10 +265,10 @@ class ChargeWindow:
 
 
 class RecentChoices:
-    """The models that /mutate has chosen for pods that /validate has not charged yet. Any thread may use it.
+    """The GPU models that /mutate has chosen for pods that /validate has not charged yet. Thread-safe.
 
-    The next choices count these choices as used, so that a burst of pods spreads over the models. A choice is not a
-    charge: no pod is refused because of a choice.
+    When /mutate chooses a model for the next pod, it counts these choices as used. So a burst of pods spreads over the
+    models. A choice is not a charge: no pod is refused because of a choice.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -276,18 +276,18 @@ class RecentChoices:
         self._by_namespace = ByNamespace(lambda _namespace: ChargeWindow(CHOICE_SECONDS, clock), clock)
 
     def add(self, namespace: str, model: str, charge: Charge) -> None:
-        """Record for `CHOICE_SECONDS` that this model was chosen for a pod with this charge."""
+        """Record that this model was chosen for a pod with this charge. The record lasts for `CHOICE_SECONDS`."""
         with self._lock:
             self._by_namespace[namespace].add(object(), model, charge)
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Remove the oldest choice of this model and charge, because its pod is about to be charged."""
+        """Remove the oldest choice with this model and charge, because the chosen pod is about to be charged."""
         # A choice has no uid, because a pod gets its uid only after /mutate.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 
     def on_top_of(self, usages: Mapping[str, Usage], namespace: str) -> Mapping[str, Usage]:
-        """Return the usages plus the charges of all recent choices in this namespace."""
+        """Return the given usages by model, plus the charges of the recent choices in this namespace."""
         with self._lock:
             sums = dict(self._by_namespace[namespace].sums())
         if not sums:

@@ -1,4 +1,4 @@
-"""One namespace's ledger in one webhook replica. Waiting charges are written in groups, by compare-and-swap."""
+"""The ledger of one namespace in one webhook replica, which writes waiting charges in groups by compare-and-swap."""
 
 import asyncio
 import contextlib
@@ -42,35 +42,35 @@ KUBE_THREADS = 32
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""Seconds for which a ledger that was read may be used to choose a model. A refusal never rests on such a ledger."""
+"""Seconds for which a ledger in memory may be used to choose a GPU model. No pod is refused because of this ledger."""
 
 GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
-"""Like `CACHED_USAGE_SECONDS`, but while this replica has a reservation. The cached usage then includes the charges
-that are admitted from the reservation. The charges of other replicas are missing until the next write, which is seconds
-away only if there is much room."""
+"""Replaces `CACHED_USAGE_SECONDS` while this replica has a reservation. The usage in memory then includes the charges
+that this replica admits. It lacks the charges of other replicas until the next write of this replica. That write is
+seconds away only if much quota is free."""
 
 REMEMBERED_SECONDS = 1.0
-"""Seconds for which this replica may replace the version that it read or wrote last without another read. Later,
-another process has usually written. The write would then fail, and a failed write costs more than a read."""
+"""Seconds for which this replica may write without another read, to replace the version that it read or wrote last.
+Later, another process has usually written the ledger. The write would then fail, which costs more than a read."""
 
 READ_TIMEOUT_SECONDS = 3.0
-"""Seconds after which a read fails, so that the callers that wait for it still get an answer."""
+"""Timeout in seconds of a read of the ledger. It is short, so that the callers that wait still get an answer."""
 
 USAGE_SECONDS = 15.0
-"""Timeout in seconds of a read that must first count the stored objects, and wait for its turn to count them."""
+"""Timeout in seconds of a read of the usage, which may have to wait for a LIST of the stored pods and claims."""
 
 WRITE_TIMEOUT_SECONDS = 3.0
-"""Seconds after which the outcome of a write is unknown. The replica then reads the ledger or repeats the write."""
+"""Timeout in seconds of a ledger write. Its outcome is then unknown, and the replica reads or writes again."""
 
 # Seconds for which a write waits for more charges under load, because fewer and larger writes are cheaper. A write
 # costs half as much as a pod's creation. PostgreSQL's commit_delay and commit_siblings do the same.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
-"""Seconds between two checks whether the charges that were admitted from the reservation must be written."""
+"""Seconds between two checks whether this replica must write the charges that it admitted from its reservation."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""Seconds between two `waiting` marks, which tell the other replicas to release their reservations."""
+"""Seconds between two `waiting` marks in the ledger. When other replicas read a mark, they release reservations."""
 
 # The longest random delay before a retry. Without the delay, two replicas would conflict again at every retry.
 MAX_JITTER_SECONDS = 0.02
@@ -83,10 +83,10 @@ Charging = PendingCall[ChargeRequest, Decision]
 
 @dataclass(eq=False)
 class Shared:
-    """The parts of a replica that the ledgers of all its namespaces share.
+    """The parts of a webhook replica that the ledgers of all namespaces share.
 
-    ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of leases, which also counts suspension.
-    ``leaving``: True if the replica is stopping, so that it reserves nothing. ``threads`` run reads and writes.
+    ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of reservations, which also counts suspension.
+    ``leaving``: True if the replica is stopping. It then reserves nothing. ``threads`` run reads and writes of ledgers.
     ``list_threads`` run LISTs.
     """
 
@@ -103,19 +103,19 @@ class Shared:
 
 
 class _Unanswered(NamedTuple):
-    """A write whose outcome is unknown, and the version that it replaces."""
+    """A ledger write whose outcome is unknown, and the version of the ledger that the write replaces."""
 
     ledger: Ledger
     replaced: Stored
 
 
 class NamespaceLedger:
-    """One namespace's ledger in this replica.
+    """The ledger of one namespace in this webhook replica.
 
-    The waiting charges are decided in order by one version of the ledger, and written by one PUT that replaces that
-    version. After a conflict the replica reads and decides again, until the callers' deadlines. The replica remembers
-    the written version for the next group. Only the committer's task, and the flush between its batches, may use this
-    version. Under load the replica admits charges from reserved room. The flush writes these charges later.
+    The replica decides the waiting charges in order by one version of the ledger, and replaces that version by one PUT.
+    If another process wrote first, the replica reads and decides again, until the callers' deadlines. It remembers the
+    written version for the next group. Only the committer's task, and the flush between its batches, may use this
+    version. Under load the replica admits charges from a reservation. The flush writes these charges later.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:
@@ -139,7 +139,7 @@ class NamespaceLedger:
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge: admit it from the reservation, or write it together with the other waiting charges."""
+        """Decide a charge: admit it from the reservation, or decide and write it with the other waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -150,7 +150,7 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Count the stored objects. Return a refusal if they leave no room, otherwise a `PutOff` or an admission."""
+        """Decide a charge that does not fit the ledger. Refuse it only if the stored objects leave no room either."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused
@@ -184,7 +184,7 @@ class NamespaceLedger:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
-        """Return an admission from the reservation, which is written later; None if the charge must be written now."""
+        """Admit a charge from the reservation, to be written later. Return None if it must be written at once."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
         # A charge that is admitted here counts until it is settled or expires. If the pod may run for longer after a
         # forced deletion, its grace period must be written now, because possibly no watch sees the deletion.
@@ -201,14 +201,14 @@ class NamespaceLedger:
         return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
-        """Repeat the flush whenever it is due, until there is no reservation and no unwritten charge."""
+        """Call `flush` whenever it is due. End when this replica has no reservation and no unwritten charge."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
             if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
                 await self.flush()
 
     async def flush(self) -> None:
-        """Write the charges that were admitted from the reservation, and the next reservation."""
+        """Write to the ledger the charges that were admitted from the reservation, and the next reservation."""
         async with self._committer.busy:
             # A failed write is retried. It loses no charge, because the reservation in the ledger covers the charges.
             with contextlib.suppress(VcudaError):
@@ -216,14 +216,14 @@ class NamespaceLedger:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        """Return the usage of each model, from memory if the last read is new enough."""
+        """Return the usage by GPU model, from memory if the last read of the ledger is new enough."""
         good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Read the ledger, and return the usage without reservations. If the read is slow, use the last ledger."""
+        """Read the ledger, and return its usage without reservations. After a timeout, return the last known usage."""
         # This version must not be remembered for decisions, because the committer may be writing a later version.
         with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
@@ -237,7 +237,7 @@ class NamespaceLedger:
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
-        """Give every call its decision. Raises Unavailable if certainly nothing was written."""
+        """Decide all waiting calls, and write the ledger. Raises Unavailable if certainly nothing was written."""
         self._shared.metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
@@ -260,10 +260,10 @@ class NamespaceLedger:
             await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # not used for security
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
-        """Decide the calls against one version of the ledger, and write if something changed.
+        """Decide the calls by one version of the ledger, and write the ledger if something changed.
 
-        Raises Conflict if another writer was first, WriteUnanswered if the outcome of the write is unknown, Unavailable
-        if the ledger could not be read, and LedgerLost if the ledger is lost with its charges.
+        Raises Conflict if another process wrote first, WriteUnanswered if the outcome of the write is unknown,
+        Unavailable if the ledger could not be read, and LedgerLost if the ledger was lost with its charges.
         """
         # 1. Read: take the remembered version, or read the stored one. Count the pods if the version lacks some.
         await self._send_again()
@@ -301,14 +301,14 @@ class NamespaceLedger:
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
-        """Add the admitted charges to the demand. Call this before the write, which reserves room by the demand."""
+        """Add the admitted charges to the demand. The caller must do so before a write, which reserves by demand."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:
                 self._demand.add(asked.uid, asked.model, asked.charge)
 
     def _reserving(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        """Return the flushed ledger with the next reservation, sized by the demand and the room."""
+        """Return the ledger with the next reservation. Its size depends on the demand and the free quota."""
         if calls:
             self._terms = _terms(calls[-1].item, self._shared.store)
         terms = self._terms
@@ -341,7 +341,7 @@ class NamespaceLedger:
         return stored
 
     async def _send_again(self) -> None:
-        """Repeat a write of unknown outcome. A read cannot prove its failure, because the write may be stored later."""
+        """Repeat a write whose outcome is unknown. No read could prove that it failed: it may be stored later."""
         # The charge of a waiting call may be part of the repeated write. The call then finds its charge in the ledger.
         if unanswered := self._unanswered:
             try:
@@ -354,7 +354,7 @@ class NamespaceLedger:
         self._remembered, self._remembered_at = stored, self._shared.clock()
 
     def _take_remembered(self) -> Stored | None:
-        """Return and forget the version that this replica read or wrote last; None if it is probably outdated."""
+        """Return and forget the ledger that this replica read or wrote last; None if it is probably outdated."""
         remembered, self._remembered = self._remembered, None
         return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
 
@@ -405,7 +405,7 @@ def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    """Decide the calls in order. Each decision counts the charges that were admitted before it."""
+    """Decide the calls in order. Each decision counts the charges of the calls that were admitted before."""
     decisions = []
     for call in calls:
         decision = call.item.decide(ledger)

@@ -15,26 +15,26 @@ from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""Minimum seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
+"""The minimum of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
-"""Seconds without a LIST after each second that the last LIST took. So a large namespace is listed less often."""
+"""Seconds that a namespace is not listed after a LIST, per second of the LIST. So large ones are listed less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""Seconds after which a replica settles a ledger (sets the ledger to the stored objects) by its own count. A running
-controller settles the ledger earlier. If the ledger records longer grace periods, the replica waits for the longest of
-these periods."""
+"""Seconds after which a webhook replica itself settles a ledger, that is, sets it to the count of the stored objects. A
+running controller settles the ledger earlier. If the ledger records longer grace periods of pods, the replica waits for
+the longest of these periods."""
 
 SOON_SECONDS = 2.0
-"""Seconds within which a running controller settles a ledger. A longer shortage is not expected to end soon."""
+"""A running controller settles a ledger within these seconds. If quota is missing for longer, no retry is advised."""
 
 
 @dataclass(eq=False)
 class Recount:
-    """Counts the stored objects of one namespace by LISTs that waiting callers share."""
+    """Counts the stored pods and claims of one namespace by LISTs. Callers that wait at the same time share a LIST."""
 
     count: Callable[[], Awaitable[ObservedPods]]
-    """Makes a consistent LIST of the pods and claims."""
+    """Makes a consistent LIST of the pods and claims of the namespace, and returns their charges."""
     known: Callable[[], Ledger]
     """Returns the newest ledger that this replica has read or written."""
     clock: Callable[[], float]
@@ -51,10 +51,10 @@ class Recount:
         self._lists = SharedCall(self._list, self.clock, self._pause)
 
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
-        """Return a refusal if the stored objects leave no room either; otherwise return a `PutOff`.
+        """Return a refusal if the stored pods and claims leave no room for a charge; otherwise return a `PutOff`.
 
-        The stored objects are counted by a LIST that begins after this call. The caller must have read the ledger with
-        the ``shortage`` before this call. Raises Unavailable if the LIST failed.
+        The objects are counted by a LIST that begins after this call. ``shortage``: why the charge does not fit the
+        ledger. The caller must have read the ledger before this call. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
@@ -79,9 +79,9 @@ class Recount:
             self._first, self._since = observed, now
 
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
-        """Return each model's usage, counted by a LIST that begins after this call.
+        """Return the usage by GPU model, counted by a LIST that begins after this call.
 
-        The terminating charges are those of ``charged``, because a LIST does not show deleted pods.
+        The terminating charges are taken from ``charged``, because a LIST does not show deleted pods.
 
         Return None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
         """
@@ -91,9 +91,9 @@ class Recount:
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
     def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger. If no controller can be running, the ledger is settled by this replica's count.
+        """Return the ledger. If no controller can be running, return it settled by the LIST of this replica.
 
-        No controller can be running if the ledger is still older than a count that is `SETTLE_SECONDS` old.
+        No controller can be running if the ledger is still older than a LIST that is `SETTLE_SECONDS` old.
         """
         first, now = self._first, self.clock()
         # A recent LIST is required, because it proves that etcd has not been restored to an older version.
