@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 MIN_INTERVAL_SECONDS = 3.0
 """The least number of seconds between two writes of the ConfigMap with the free cards."""
 
-# A repeated write is cheap: the API server does not store a patch that changes nothing, and sends no watch event.
+# To write unchanged figures again is cheap: the API server neither stores a patch without changes nor sends an event.
 REPEAT_SECONDS = 60.0
 """The seconds after which unchanged figures are written again, in case somebody has deleted or edited them."""
 
@@ -57,7 +57,7 @@ class CardsPublisher:
 
 def delete_published(kube: Kube, namespace: str) -> None:
     """Delete the ConfigMap with the free cards, which an earlier leader has published. A failure is logged."""
-    # Without an extender nothing updates these figures, and outdated figures would mislead the webhook.
+    # Without an extender, nobody updates the published free cards, and outdated figures would mislead the webhook.
     log = structlog.get_logger()
     try:
         kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
