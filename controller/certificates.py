@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from vcuda import errors, k8s_types, tls
 from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
-INTERVAL_SECONDS = 300.0  # The controller checks the webhook's certificates once in this interval.
+INTERVAL_SECONDS = 300.0  # Seconds between two checks of the webhook's certificates.
 MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
@@ -83,7 +83,7 @@ class CertificateWatch(Collector):
             self._report(late, now)
 
     def _look_safely(self) -> None:
-        # While every check fails for the same reason, for example without a webhook, the reason is logged only once.
+        # While all checks fail for one reason, for example because no webhook is installed, the reason is logged once.
         try:
             self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"

@@ -80,7 +80,7 @@ class ClaimInformer:
         return ObservedClaims(
             version,
             charges_by_model(each for charges in taken.values() for each in charges.items()),
-            # A claim without a known charge does not count as seen. So the ledger keeps the claim's pending charge.
+            # Claims without a known charge are not reported as stored, so that the ledger keeps their pending charges.
             taken.keys() | gone,
             dict(self._holds.vanished(namespace, price, grace)),
             self.since,

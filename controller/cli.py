@@ -375,7 +375,7 @@ def _lead(
     with ExitStack() as stack:
         for create in contexts:
             stack.enter_context(create())
-        # After the loss of the Lease another replica may lead already. So end the process at once, even in a write.
+        # After a lost Lease another replica may lead already. So end the process at once, even during a write.
         if not elector.hold():
             _end()
     leader.stop()

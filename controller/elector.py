@@ -169,8 +169,7 @@ class Elector:
             lease = self._read()
             free = lease is None or not self._is_held_by_other(lease)
             if free:
-                # This write of the Lease is a compare-and-swap. If another candidate wrote the Lease first, the API
-                # server answers 409, and the attempt fails.
+                # The Lease is written by compare-and-swap: if another candidate was first, the API server answers 409.
                 self._remember(self._write(self._next_spec(lease), lease))
         except CALL_FAILURES as error:
             self._silence.failed(self._log, error, started)
@@ -201,7 +200,7 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # Count from before the renewal was sent. Other candidates count from when they see it, so they wait longer.
+        # The leader measures time from before its renewal. Others measure from when they see it, so they wait longer.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:
@@ -225,5 +224,5 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt to renew is two calls. Begun before the renew deadline, it ends before the Lease expires.
+        # An attempt is two calls. With this timeout, one begun before the renew deadline ends before the Lease expires.
         return self._timing.renew_deadline / 8

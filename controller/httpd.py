@@ -30,10 +30,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from vcuda.cli import family_of
 
-REQUEST_SECONDS = 10.0  # A client has so many seconds to send a whole request, and to read each part of the answer.
+REQUEST_SECONDS = 10.0  # A client has this many seconds to send a whole request, and to read each part of the answer.
 MAX_HEAD_BYTES = 16 * 2**10
 
-# At most so many connections may be open at the same time, more than a client opens by accident. At the limit,
+# At most this many connections may be open at the same time, more than a client opens by accident. At the limit,
 # kubelet's probes are refused, so kubelet restarts the container.
 MAX_CONNECTIONS = 256
 SERVER_NAME = "vcuda-controller"
@@ -122,7 +122,7 @@ class Server(wsgi.Server):
             connection.hang_up()
         stopping.join(self.shutdown_timeout)  # Limit the wait: the application may still work on an answer.
 
-    def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002, ARG002  # cheroot's names
+    def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002, ARG002  # named by cheroot
         """Return the socket, which `__init__` has bound already."""
         self.socket = self._listener
         return self._listener
@@ -224,7 +224,7 @@ class _TimedSocket:
     def recv_into(self, buffer: bytearray) -> int:
         left = self._due - time.monotonic()
         if left <= 0:
-            raise TimeoutError("timed out")  # cheroot answers 408 only if the error has exactly this text.
+            raise TimeoutError("timed out")  # cheroot answers 408 only to an error with the text "timed out".
         self.unwrapped.settimeout(left)
         try:
             return self.unwrapped.recv_into(buffer)

@@ -26,7 +26,7 @@ from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
 SYNC_POLL_SECONDS = 0.1
-STOP_TIMEOUT_SECONDS = 5.0  # At the end, the loops have so many seconds to finish a current write.
+STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many seconds to finish current writes.
 
 
 class Leader:

@@ -156,7 +156,7 @@ class PodInformer:
         config_version = self.config_version
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
-        # A pod counts as vanished (deleted while it ran) even before the received event of its deletion is handled.
+        # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
         # Include deleted pods that may run. Their grace periods count if their claims are deleted while no watch runs.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)

@@ -16,7 +16,7 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# Two turns (reconciliations) of a key are by default at least so far apart, so that frequent events share a turn.
+# By default, at least this many seconds lie between two turns (reconciliations) of a key. Frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 MAX_RETRY_SECONDS = 10.0  # The delay between retries grows to this maximum, unless the first delay is already longer.

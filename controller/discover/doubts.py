@@ -13,7 +13,7 @@ from vcuda.kube.informers import ObservedNode
 COMPONENT = "vcuda-controller"
 REASON = "GPUModelInDoubt"
 
-EVENT_SECONDS = 300.0  # Events about one kind of doubt on one node are at least so many seconds apart.
+EVENT_SECONDS = 300.0  # Minimum seconds between two Events about the same kind of doubt on the same node.
 RENEWAL_SECONDS = 3700.0
 """Seconds until an Event about an unchanged doubt is repeated. By then the API server has deleted the first Event."""
 

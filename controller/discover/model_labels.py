@@ -25,15 +25,15 @@ from vcuda.kube import MERGE_PATCH, DeviceInformer, Kube, NodeInformer, QuotaInf
 from vcuda.kube.informers import ObservedNode
 from vcuda.requests.resources import GpuResources
 
-LOOK_SECONDS = 5.0  # One node is checked at most once in this time, because the labels of a node may change often.
+LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
 UNCHANGED_SECONDS = 300.0
 """A new model replaces the label of a node only if the sources report the model for so many seconds without a break."""
-REWRITE_SECONDS = 60.0  # One node's label is written at most once in this time, even if somebody removes it repeatedly.
+REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes it repeatedly.
 HELD_SECONDS = 60.0
 """Seconds until the next check of a node whose label cannot change now, because pods use its GPUs."""
-REST_SECONDS = 300.0  # After the API server has answered 403 Forbidden, no label is written for so many seconds.
+REST_SECONDS = 300.0  # Seconds without writes of labels, after the API server has answered 403 Forbidden.
 PERIOD_SECONDS = 15.0
-IN_USE_SECONDS = 1.0  # The set of nodes with used GPUs is cached for so long, because thousands of checks may need it.
+IN_USE_SECONDS = 1.0  # Seconds for which the set of nodes with used GPUs is cached: thousands of checks may need it.
 
 ALL = ""
 """The key of the work queue that means all nodes. Every other key is the name of one node."""
@@ -120,7 +120,7 @@ class ModelLabels:
             self._warnings.check()
             return PERIOD_SECONDS
         if self._known is None:
-            # Until the ResourceSlices have been read, a less reliable source could decide the label of a node.
+            # Read the ResourceSlices before any check. Without them, a less reliable source could decide the label.
             self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:
@@ -194,7 +194,7 @@ class ModelLabels:
         try:
             stored = _NODE.decode(self._kube.get(path))
             before = stored.labels.get(key), stored.annotations.get(DISCOVERED, "")[:MAX_RECORD]
-            if before != (node.labels.get(key), node.facts.record):  # The node watch is behind the API server.
+            if before != (node.labels.get(key), node.facts.record):  # Wait: the node watch is behind the API server.
                 return LOOK_SECONDS
             # The resourceVersion makes the patch fail with a Conflict if an operator changes the node after the read.
             version = stored.metadata.resource_version

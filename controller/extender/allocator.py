@@ -187,7 +187,7 @@ class Allocator:
             except Conflict:
                 try:
                     journal = self._journal.read(node, deadline.timeout())
-                except UnreadableJournal as error:  # Skip only this node. Pods can still be placed on other nodes.
+                except UnreadableJournal as error:  # Skip this node: pods can still be placed on other nodes.
                     self._log.error("placements of a node cannot be read", node=node, error=str(error))
                     continue
             self._cache.load(journal)
@@ -255,7 +255,7 @@ class Allocator:
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Remove the entries of a pod only for a uid from the journal. A caller of `bind` could send any uid.
+        # Only a uid from a journal may remove placements, because a caller of `bind` could send the uid of any pod.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)

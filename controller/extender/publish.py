@@ -28,7 +28,7 @@ _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 class CardsPublisher:
     """Writes the numbers of free cards into a ConfigMap when they have changed. ``clock``: returns seconds."""
 
-    # The published figures may be some seconds old. The webhook uses them only to choose the model to try first.
+    # The published free cards may be some seconds old. The webhook uses them only to choose the model to try first.
 
     def __init__(
         self,

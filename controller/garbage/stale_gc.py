@@ -22,10 +22,10 @@ from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, po
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
 
-MAX_ATTEMPTS = 5  # An object is checked at most so often while other clients change it.
+MAX_ATTEMPTS = 5  # Maximum attempts to check one object while other clients change it.
 PERIOD_SECONDS = 60.0
 """Seconds until all objects are checked again, in case an event was missed or a clock was wrong."""
-STUCK_PERIODS = 5  # The loop counts as stuck if it handles no key for so many periods.
+STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no key for this many periods.
 RETRY_SECONDS = 10.0
 LOCK_GRACE_SECONDS = 10.0
 """Seconds from the first sight of a lock on a node to its check. Most locks are released within this time."""
@@ -206,7 +206,7 @@ class StaleAllocationGc:
         refused: list[errors.ApiError] = []
 
         def exists(node: str) -> bool:
-            # If the API server refuses to read a node, assume that the node exists. Other rules may still apply.
+            # If the API server refuses to read a node, assume that the node exists, and apply the other rules.
             try:
                 return self._node_exists(node)
             except errors.ApiError as error:

@@ -159,7 +159,6 @@ def _show_uses(uses: list[NamespaceUse], output: str) -> None:
         click.echo()
         holders = (row for use in uses for row in holder_rows(use))
         _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
-    # Print each warning once, even if many namespaces have the same warning.
     texts = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
     for text in dict.fromkeys(texts):
         _warn(text)

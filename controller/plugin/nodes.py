@@ -87,7 +87,7 @@ def connect(kubeconfig: Path | None, context: str | None) -> Kube:
 
 
 def _own_kubeconfig() -> Path | None:
-    # Return None, for the pod's service account, if the kubeconfig has no current context. kubectl does the same.
+    # Return None (use the pod's service account) if the kubeconfig has no current context, as kubectl does.
     home = os.environ.get("HOME")
     path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
     if path is None or not path.exists():

@@ -75,7 +75,6 @@ def bar(used: float, limit: float, reserved: float = 0) -> str:
 
 
 def _filled(used: float, limit: float) -> int:
-    # If the limit is 0, the bar is full as soon as anything is used.
     share = used / limit if limit else float(used > 0)
     filled = round(share * BAR) if share < 1 else BAR
     return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled

@@ -18,10 +18,10 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.report import NamespaceUse
 
-MOST_AT_ONCE = 20  # One check of a namespace handles at most so many pods, in the order of their refusals.
+MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, the first refused pods first.
 MOST_WOKEN = 10_000
 """For one increase of free quota, at most so many pods of a namespace are handled. Their uids are kept in memory."""
-# The next check follows after so many seconds. It also finds Events that were written after the last check.
+# The next check follows after this many seconds. It also finds Events that were written after the last check.
 NEXT_LOOK_SECONDS = 5.0
 
 
@@ -102,14 +102,14 @@ class ClaimRetrier:
         try:
             first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # A namespace whose LIST is slow waits longer. Meanwhile Kubernetes' claim controller retries by itself.
+            # After a slow LIST, a namespace waits longer. Meanwhile Kubernetes' claim controller retries by itself.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
         now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
         checked.update(pod.uid for pod in now)
-        # Pods that need no retry count towards the maximum, too. So forged Events cannot delay other namespaces.
+        # Pods that need no retry count towards `MOST_AT_ONCE`. So forged Events cannot delay other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0

@@ -37,10 +37,10 @@ _COLLECTIONS = {
     "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
 }
-# The controllers of these two kinds report a refusal by the condition ReplicaFailure until they can create a pod. The
-# controllers of other kinds only write an Event, which the API server deletes after an hour (--event-ttl). A LIST of
-# these two kinds is large, because it includes pod templates. So a kind is listed only in three cases: from time to
-# time, if an Event refers to one of its objects, or if the last check found a refused object of the kind.
+# The controllers of ReplicaSets and ReplicationControllers report a refusal by the condition ReplicaFailure until they
+# can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
+# (--event-ttl). A LIST of the two kinds is large, because it includes pod templates. So a kind is listed only from time
+# to time, or if an Event refers to one of its objects, or if the last check found a refused object of the kind.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -249,8 +249,8 @@ def refused_by_events(
 
 
 def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
-    # A user who may write Events can put any text into the kind, name and uid, for example a path to another namespace.
-    # The API server does not limit the length of these texts.
+    # A user who may write Events can put any text into their kind, name and uid, for example a path to another
+    # namespace. The API server does not limit the length of these texts.
     return reported.kind in kinds and len(reported.uid) <= LONGEST_UID and k8s_types.can_be_name(reported.name)
 
 

@@ -27,14 +27,14 @@ RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
 NEXT_LOOK_SECONDS = 5.0
 """Seconds until a namespace with free quota and refused workloads is checked again."""
-# An owner's annotation is changed at most once in so many seconds, so that the owner has time to create its pods.
+# Minimum seconds between two changes of an owner's annotation, so that the owner has time to create its pods.
 CREATION_TIMEOUT_SECONDS = 8.0
 # BUDGET_SECONDS limits two parts of a check of a namespace: reading the owners that Events refer to, and deciding which
 # owners may retry. The next check continues. After a check that took longer because of large LISTs, the namespace waits
 # nine times as long as the check took (REST_PER_SECOND). So one namespace cannot delay the others.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
-MAX_PODS = 1000  # At most so many missing pods of an owner are counted. With more, later owners may retry in vain.
+MAX_PODS = 1000  # At most this many missing pods of an owner are counted. With more, later owners may retry in vain.
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""

@@ -84,7 +84,7 @@ class ChargeAges:
         # Pending and terminating charges are kept apart, because both kinds may have the same key, the uid of a pod.
         self._pending: dict[str, dict[str, Sighting]] = {}
         self._terminating: dict[str, dict[str, Sighting]] = {}
-        # `_written_under`: for each namespace, the watch under which this leader last wrote the ledger.
+        # `_written_under`: for each namespace, the watch that was current when this leader last wrote the ledger.
         self._written_under: dict[str, Watch] = {}
         # `_renewed`: by namespace and replica, the counter of the reservation, and when the counter last changed.
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}

@@ -34,7 +34,7 @@ class NamespaceLabels:
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # The queue has no minimum interval, because a namespace is limited only after its label has changed.
+        # No label change may wait for a minimum interval, because a namespace is limited only after the change.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )

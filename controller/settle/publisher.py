@@ -51,7 +51,7 @@ class Publisher:
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
-        # `_written`: by namespace, the hash of the last report that we wrote. By it `_on_event` ignores our own writes.
+        # `_written`: by namespace, the hash of our last written report, by which `_on_event` ignores our own writes.
         self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
 

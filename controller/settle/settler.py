@@ -148,7 +148,7 @@ class Settler:
         try:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
-            return False  # Ignore the error, because the settlement of this ledger will report it.
+            return False  # Ignore that the ledger is unreadable: its settlement will report this.
         if ledger.lost:
             return False
         claims = self.claims.observed(known.namespace, observed.extended)
@@ -319,7 +319,7 @@ class Settler:
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
-        # Delete the ledger only at `due`. A webhook replica that does not know the new quota yet would create it again.
+        # Delete the ledger only at the time `due`. Replicas that do not know the new quota yet would create it again.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
             return

@@ -62,7 +62,7 @@ def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection
     """Return the WSGI application. ``standing``: returns this replica's state. ``hosts``: additional host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS requests would lack `HEADERS`.
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS would lack security headers.
 
     def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
         def answer(**values: str) -> flask.Response:
@@ -179,7 +179,7 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     if asset is None:
         flask.abort(HTTPStatus.NOT_FOUND)
     response = flask.Response(asset.body, content_type=asset.content_type)
-    response.set_etag(asset.tag, weak=True)  # The ETag is weak: the compressed and the plain body share it.
+    response.set_etag(asset.tag, weak=True)  # The ETag is weak: compressed and plain bodies have the same one.
     response.make_conditional(flask.request)
     return response
 

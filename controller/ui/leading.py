@@ -124,7 +124,7 @@ class LeaderSource:
         self._leader = leader
         reasons = (refusals.REASON, refusals.CLAIM_REASON)
         self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
-        # Removals of stale allocations are read from Events, because earlier leaders may have made some of them.
+        # Removals of stale allocations are read from Events, because earlier leaders may have removed some.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
         # The page does not wait for the first lists of these watches. Without permission to watch, it shows less.

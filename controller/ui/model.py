@@ -39,7 +39,7 @@ class ModelRow(ModelUse):
         """The step on the scale of colours: 0 if unused, 1 to 9 for tenths of the limit, then `FULL` and `OVER`."""
         if self.fullness > 1:
             return OVER
-        # Any usage above 0 has at least step 1. The summand 1e-9 corrects rounding errors, such as 6.99 instead of 7.
+        # Any usage above 0 has at least step 1 of the colours. The summand 1e-9 corrects rounding errors (6.99 for 7).
         return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property

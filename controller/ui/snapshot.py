@@ -185,8 +185,8 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
     """Return the changes between two pictures. The caller must ensure that `has_other_rows` returns False for them."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
-    # The page of a namespace also shows pods from its usage report. So any change of the report counts, even if the row
-    # of the namespace in the overview stays the same.
+    # The page of a namespace also shows pods from its usage report. So any change of the report changes that page, even
+    # if the row of the namespace in the overview stays the same.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     rows = {name: line.html for name, line in lines.items()}

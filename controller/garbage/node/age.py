@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# A sweep tracks at most so many directories. Further directories wait until some of the tracked ones are removed.
+# At most this many directories are tracked. Further directories wait until some tracked directories are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0

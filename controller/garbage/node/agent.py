@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 from controller.garbage.node import fs, names
 from vcuda.cli import aligned
 
-# Sweeps are at least so many seconds apart, so that a thousand pods that end together do not cause a thousand sweeps.
+# Minimum seconds between two sweeps, so that a thousand pods that end together do not cause a thousand sweeps.
 MIN_INTERVAL_SECONDS = 5.0
 
-# The agent reports that it is unhealthy if no sweep has ended for so many periods.
+# The agent reports that it is unhealthy if no sweep has ended for this many periods.
 MAX_MISSED_PERIODS = 5
 
-# At most so many kept directories are logged by name. The metric counts all kept directories.
+# At most this many kept directories are logged by name. The metric counts all kept directories.
 MAX_LOGGED = 1000
 
 
@@ -141,7 +141,7 @@ class SweepMetrics:
     def end(self, result: str, wall: float) -> None:
         """Publish the metrics of the sweep. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # A failed or unfinished sweep may miss directories. In its figures, these would seem to have disappeared.
+        # A failed or unfinished sweep may miss directories. Its figures would look as if these had disappeared.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -252,7 +252,7 @@ class Agent:
 
     def unhealthy(self) -> str | None:
         """Return a message if no sweep has ended for too long; otherwise None."""
-        # A sweep that could not reach the API server counts as ended, because a restart of the agent would not help.
+        # A sweep that could not reach the API server counts as ended, too: a restart of the agent would not help.
         silent = time.monotonic() - self._ended
         too_long = silent > MAX_MISSED_PERIODS * self._interval.period
         return f"no sweep has ended for {silent:.0f} s" if too_long else None

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_OPEN = 64  # A walk keeps only the deepest levels open. It closes levels above, and opens them again by `..`.
+_KEPT_OPEN = 64  # A walk keeps this many directory levels open. Levels above are closed, and opened again by `..`.
 MAX_PARKED = 10_000
 """The most unvisited entries that are kept in memory for one directory that a walk has closed for now."""
 _PARKED = -1
@@ -246,7 +246,7 @@ def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     return ctypes.get_errno()
 
 
-# The deletion of a directory deletes at least so many entries, even if the time of the sweep is over. Without this
+# The deletion of a directory deletes at least this many entries, even if the time of the sweep is over. Without this
 # minimum, nothing would ever be deleted if the checks before the deletion always took all the time.
 BATCH = 10_000
 

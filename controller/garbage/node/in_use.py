@@ -103,7 +103,7 @@ def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[]
     # The mount of a file may be visible only to a process that is scanned later.
     for process in processes:
         moved()
-        with contextlib.suppress(OSError):  # `at_process` reads the mounts again, and handles the error.
+        with contextlib.suppress(OSError):  # Ignore the error: `at_process` reads the mounts again.
             scan_run.read_mounts(process)
     for process in processes:
         scan_run.at_process(process)
@@ -312,11 +312,11 @@ def listens(parent: int, name: str) -> bool:
     return True
 
 
-# A scan of all processes fails if it makes no progress for so many seconds. The whole scan may take longer: usually
+# A scan of all processes fails if it makes no progress for this many seconds. The whole scan may take longer: usually
 # about a second for a thousand processes, but one process can have millions of open files.
 SCAN_TIMEOUT_SECONDS = 120.0
 
-STEP_SECONDS = 0.2  # While a scan runs, the sweep checks at this interval whether it must stop.
+STEP_SECONDS = 0.2  # Seconds between two checks during a scan whether the sweep must stop.
 _KEEPS = 2
 """The result of a scan is used for at most so many times the duration of the scan."""
 

@@ -184,7 +184,7 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
         return Keep(KeepReason.KUBELET)
-    # A uid without hyphens belongs to a static pod. Such a pod may run although the API has no mirror pod of it.
+    # A static pod has a uid without hyphens. It may run without its mirror pod in the API, so only kubelet knows it.
     if presence.unknown is None and presence.kubelet is None and "-" not in uid:
         return Keep(KeepReason.STATIC)
     return presence.unknown

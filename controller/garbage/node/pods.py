@@ -16,10 +16,10 @@ from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
 
-# If no event arrives for so long, the watch is out of date. A working watch gets a bookmark about once a minute.
+# If no event arrives for this long, the watch is out of date. A working watch gets a bookmark about once a minute.
 FRESH_SECONDS = 120.0
 
-_CONFIRMED_FOR = 5.0  # A LIST is used for so many seconds, because a thousand directories may need a LIST.
+_CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, because a thousand directories may need it.
 
 
 class PodSource(Protocol):
@@ -199,7 +199,7 @@ class KubeletPods:
             found = frozenset(os.listdir(self.path))  # noqa: PTH208  # Only the names are needed, not Path objects.
         except OSError as error:
             raise _unknown(self.path, error) from error
-        # A directory that lacks the agent's own pod is not that of this node's kubelet. The mount may be wrong.
+        # A directory of pods without the agent's own pod is not that of this node's kubelet. The mount may be wrong.
         if self.own_uid is not None and self.own_uid not in found:
             raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} does not include the agent's own pod")
         return found

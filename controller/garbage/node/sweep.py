@@ -18,7 +18,7 @@ from controller.garbage.node.pods import KubeletPods, PodSource
 from controller.garbage.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
-# These reasons to keep a directory are no faults of the directory, so the next sweep tries again without a delay.
+# These reasons to keep a directory are no faults of the directory. The next sweep tries to remove it without a delay.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
@@ -170,7 +170,7 @@ class SweepRun:
         return None
 
     def _in_turn(self, steps: Sequence[Callable[[], None]]) -> None:
-        # Run the first step even if the time of the sweep is over, so that every sweep makes progress.
+        # Handle the first entry even if the time of the sweep is over, so that every sweep makes progress.
         for number, step in enumerate(steps):
             if self.stopping() or (number and self.give_up()):
                 raise fs.OutOfTime
@@ -183,9 +183,9 @@ class SweepRun:
             self._put_off(self.sweep.grace, name, name, error)
 
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
-        # Check again everything that may have changed since the first check, and then move the directory at once.
+        # Check the directory again, because its pod or its use may have changed since the first check. Then move it.
         uid = self.sweep.form.uid(name) or ""
-        self._check_names({name, uid})  # This check comes first, because it may wait for the scan of the processes.
+        self._check_names({name, uid})  # `_check_names` comes first, because it may wait for the scan of the processes.
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:
