@@ -24,7 +24,7 @@ class Advertiser:
     ``port_name``: the name of the Service's port.
     """
 
-    # The Service has no pod selector. With a selector, Kubernetes would add the standbys, which are ready, too.
+    # The Service has no pod selector. With a selector, Kubernetes would route to the standbys, too: they are ready.
 
     def __init__(self, kube: Kube, namespace: str, service: str, address: tuple[str, int], port_name: str) -> None:
         ip, port = address

@@ -224,5 +224,5 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt is two calls. With this timeout, one begun before the renew deadline ends before the Lease expires.
+        # An attempt makes two calls. So if it begins before the renew deadline, it ends before the Lease expires.
         return self._timing.renew_deadline / 8

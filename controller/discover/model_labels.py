@@ -27,7 +27,7 @@ from vcuda.requests.resources import GpuResources
 
 LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
 UNCHANGED_SECONDS = 300.0
-"""A new model replaces the label of a node only if the sources report the model for so many seconds without a break."""
+"""A new model replaces a node's label only if the sources report the model for this many seconds without a break."""
 REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes it repeatedly.
 HELD_SECONDS = 60.0
 """Seconds until the next check of a node whose label cannot change now, because pods use its GPUs."""

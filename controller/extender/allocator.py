@@ -128,7 +128,7 @@ class Allocator:
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
         """Return each node's score: 10 for a node without cards and 0 for a node with cards, as in gpu-admission."""
-        # The scores keep ordinary pods off nodes with vcuda cards. A vcuda pod has only the node that `filter` chose.
+        # The scores keep pods without vcuda cards off nodes with cards. For a vcuda pod, `filter` leaves only one node.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 

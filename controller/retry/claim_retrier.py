@@ -20,7 +20,7 @@ from vcuda.ledger.report import NamespaceUse
 
 MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, the first refused pods first.
 MOST_WOKEN = 10_000
-"""For one increase of free quota, at most so many pods of a namespace are handled. Their uids are kept in memory."""
+"""For one increase of free quota, at most this many pods of a namespace are handled. Their uids are kept in memory."""
 # The next check follows after this many seconds. It also finds Events that were written after the last check.
 NEXT_LOOK_SECONDS = 5.0
 

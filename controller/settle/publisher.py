@@ -97,7 +97,7 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
-            # In a namespace that is being deleted, a retry would fail, too. If it is created again, an event queues it.
+            # A retry would fail while the namespace is being deleted. If it is created again, an event queues it.
             if not is_without_home(error):
                 raise
             self._log.debug("usage not published: the namespace is deleted or terminating", namespace=namespace)

@@ -107,7 +107,7 @@ def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
     """Yield the violations among the objects of one model. ``held``: these objects, the oldest first."""
-    # Terminating pods are left out although they still have cards. If they counted, one eviction would cause another.
+    # Terminating pods do not count, although they still have cards. If they counted, one eviction would cause another.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"

@@ -316,9 +316,9 @@ def listens(parent: int, name: str) -> bool:
 # about a second for a thousand processes, but one process can have millions of open files.
 SCAN_TIMEOUT_SECONDS = 120.0
 
-STEP_SECONDS = 0.2  # Seconds between two checks during a scan whether the sweep must stop.
+STEP_SECONDS = 0.2  # While a scan runs, the sweep checks at this interval whether it must stop.
 _KEEPS = 2
-"""The result of a scan is used for at most so many times the duration of the scan."""
+"""The result of a scan is used for at most this many times the duration of the scan."""
 
 
 class ProcessScanner:
