@@ -80,7 +80,7 @@ class Server(wsgi.Server):
             server_name=SERVER_NAME,
             request_queue_size=128,
             accepted_queue_size=threads,
-            accepted_queue_timeout=0,  # The only thread that accepts connections must not wait for a full queue.
+            accepted_queue_timeout=0,  # The one thread that accepts connections must not wait until the queue has room.
         )
         self.client_name = client_name
         self.timeout = idle_seconds or REQUEST_SECONDS
@@ -235,7 +235,7 @@ class _TimedSocket:
 
     def send(self, data: bytes) -> int:
         self.unwrapped.settimeout(self._seconds)
-        self.unwrapped.sendall(data)  # For `sendall`, the timeout limits the sending of all of `data`.
+        self.unwrapped.sendall(data)  # The socket's timeout limits the whole `sendall`, not each of its writes.
         return len(data)
 
     def __getattr__(self, name: str) -> Any:

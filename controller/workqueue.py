@@ -103,7 +103,7 @@ class WorkQueue:
                 if key is not None and self._due_at[key] <= now:
                     self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
-                    if self._min_interval:  # A queue without a minimum interval does not need the last turn's time.
+                    if self._min_interval:  # The time of the last turn matters only with a minimum interval.
                         self._last_turn[key] = now
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)

@@ -31,7 +31,7 @@ UNCHANGED_SECONDS = 300.0
 REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes it repeatedly.
 HELD_SECONDS = 60.0
 """Seconds until the next check of a node whose label cannot change now, because pods use its GPUs."""
-REST_SECONDS = 300.0  # Seconds without writes of labels, after the API server has answered 403 Forbidden.
+REST_SECONDS = 300.0  # After a 403 Forbidden from the API server, no label is written for this many seconds.
 PERIOD_SECONDS = 15.0
 IN_USE_SECONDS = 1.0  # Seconds for which the set of nodes with used GPUs is cached: thousands of checks may need it.
 

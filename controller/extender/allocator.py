@@ -339,7 +339,7 @@ class Allocator:
             self._send_binding(pod, args, annotations, deadline.timeout())
         except Conflict:
             return False
-        except Unavailable as error:  # Without an answer, the API server may or may not have stored the binding.
+        except Unavailable as error:  # The binding may be stored although no answer came, so read the pod again.
             if not _is_bound(self._read(args, deadline.timeout()), args.node):
                 raise NotPlaced(f"the outcome of the binding is unknown: {error}") from error
         return True

@@ -203,7 +203,7 @@ class Extender:
         if not any(self._attempt(self._allocator.load, "the journals could not be read") for _ in range(MAX_ATTEMPTS)):
             self._on_fault()
             return
-        # Call `tidy` twice at the start, because only its second call reads the pods that the watch has not reported.
+        # Call `tidy` twice, because a pod that the watch has not reported is read only by the second call in a row.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)

@@ -180,7 +180,7 @@ class SweepReporter:
 
     def end(self, result: str, wall: float) -> None:
         """End a sweep. ``result``: complete, blocked, unfinished or failed."""
-        # An incomplete sweep may have missed directories. Their records stay, so that they are not logged twice.
+        # Keep what was logged about directories that an incomplete sweep may have missed, so it is not logged again.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 

@@ -45,7 +45,7 @@ _OWN_MOUNTS = Path("/proc/self/mountinfo")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # /proc returns these errors if the process has ended or is ending.
 _STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)
 """The errors of opening a directory in /proc if the thread has ended, or if a file server does not answer."""
-_HOST_THREAD = "kthreadd"  # In the host's PID namespace, process 2 has this name.
+_HOST_THREAD = "kthreadd"  # Only on the host, process 2 is kthreadd, so a pod that sees kthreadd there has hostPID.
 
 Device = tuple[int, int]
 """The major and minor number of a device."""
