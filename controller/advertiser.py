@@ -24,7 +24,7 @@ class Advertiser:
     ``port_name``: the name of the Service's port.
     """
 
-    # The Service has no selector. A selector would add the standbys, which are ready too.
+    # The Service has no pod selector. With a selector, Kubernetes would route to the standbys, too: they are ready.
 
     def __init__(self, kube: Kube, namespace: str, service: str, address: tuple[str, int], port_name: str) -> None:
         ip, port = address
@@ -43,7 +43,7 @@ class Advertiser:
         while not stopping.is_set():
             try:
                 self.advertise()
-            except (VcudaError, *UNDECODABLE) as error:  # somebody may have made the slice undecodable
+            except (VcudaError, *UNDECODABLE) as error:  # An edit by a user can make the EndpointSlice undecodable.
                 self._log.warning("the EndpointSlice of the Service could not be checked", error=str(error))
             stopping.wait(CHECK_INTERVAL_SECONDS)
 
@@ -59,7 +59,7 @@ class Advertiser:
         self._log.info("the Service routes to this replica")
 
     def _is_correct(self, found: objects.EndpointSlice) -> bool:
-        # The slice may have further labels. But without our labels, Kubernetes would manage the slice.
+        # Without our labels, Kubernetes' own controller would manage the EndpointSlice. Further labels do no harm.
         labels = (found.metadata.labels or {}).items()
         written = (found.address_type, found.endpoints, found.ports)
         return written == (self._address_type, self._endpoints, self._ports) and labels >= self._labels.items()

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from vcuda import errors, k8s_types, tls
 from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
-INTERVAL_SECONDS = 300.0  # seconds between two checks of the certificates
+INTERVAL_SECONDS = 300.0  # Seconds between two checks of the webhook's certificates.
 MAX_DIALS_AT_ONCE = 8
 PORT_NAME = "https"
 REASON = "CertificateNotRenewed"
@@ -75,7 +75,7 @@ class CertificateWatch(Collector):
         """
         endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
-        # Read the certificates in parallel, because an endpoint that does not answer takes the whole timeout.
+        # The endpoints are read in parallel. One that does not answer would delay all others by the whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
@@ -83,7 +83,7 @@ class CertificateWatch(Collector):
             self._report(late, now)
 
     def _look_safely(self) -> None:
-        # Log a fault only once if each check finds it again, for example while the webhook is not installed.
+        # While all checks fail for one reason, for example because no webhook is installed, the reason is logged once.
         try:
             self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
@@ -99,7 +99,7 @@ class CertificateWatch(Collector):
         path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
         service = msgspec.json.decode(self._kube.get(path), type=k8s_types.K8sObject)
         subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
-        # The Event's name depends only on the certificate and the day. So a new leader writes no second Event.
+        # The Event's name contains only the certificate and the day. So a new leader writes no second Event that day.
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
@@ -120,8 +120,8 @@ def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start
-    # Renewal is overdue a thirtieth of the lifetime after it is due, or 36 hours if that is less. Several rotations run
-    # in this time.
+    # The renewal of a certificate counts as overdue a thirtieth of its lifetime after it is due, but 36 hours at most.
+    # The rotation job runs several times before that.
     return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
 
 

@@ -65,11 +65,12 @@ class ClaimHolds:
         self._pods = pods
         self._clock = clock
         self._lock = threading.Lock()
-        # For each claim's uid, the uids of the pods that have used the claim's current allocation.
+        # `_users`: for the uid of each claim, the uids of all pods that have used the claim's current devices.
         self._users: dict[str, set[str]] = {}
-        # For each namespace and claim's uid, the allocated claim in its last event.
+        # `_allocated`: for each namespace, the claims with devices, by uid, as their last events showed them.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # By namespace and claim uid, when a list showed the claim without devices. The claim may have lost them before.
+        # `_listed_bare`: by namespace and claim uid, when a list showed the claim without devices. Before that list,
+        # the claim may have lost devices unseen.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -221,17 +222,17 @@ def hold_by_pod(
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
     if uid in lives.gone:
-        return Hold(0)  # the pod had ended, was never bound, or its grace period is over
+        return Hold(0)  # No container of the pod runs: the pod had ended, was never bound, or its grace period is over.
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # The watch has never shown this pod. If the watch is new enough, the pod was deleted before the watch began.
+        # A pod that an up-to-date pod watch has never shown was deleted before the watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)
     if not pod.node:
         return Hold(0 if is_newer else seconds_of(pod), is_newer)
-    # The pod watch must be behind, because Kubernetes takes no devices from a running pod.
+    # Kubernetes takes no devices from a running pod. So the pod watch, which shows this pod running, must be behind.
     return Hold(seconds_of(pod), sure=False, runs=is_newer)
 
 

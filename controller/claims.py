@@ -53,7 +53,7 @@ class ClaimInformer:
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
         """Yield a namespace's claims with their charges, except the claims named in ``extended``."""
-        # For each claim in `extended`, its pod is charged instead.
+        # The claims in `extended` serve extended resources of pods, and the pods are charged instead of these claims.
         return self._charged(self.claims(namespace), extended)
 
     def _charged(
@@ -80,7 +80,7 @@ class ClaimInformer:
         return ObservedClaims(
             version,
             charges_by_model(each for charges in taken.values() for each in charges.items()),
-            # A claim whose charge is unknown is left out, so that it keeps the pending charge from its admission.
+            # Claims without a known charge are not reported as stored, so that the ledger keeps their pending charges.
             taken.keys() | gone,
             dict(self._holds.vanished(namespace, price, grace)),
             self.since,
@@ -98,8 +98,8 @@ class ClaimInformer:
         observed = self.observed(namespace, extended, ledger.longest_claim_grace)
         if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
             return observed
-        # The claim watch is often older than the ledger, because claims change rarely. No LIST is needed if the watch
-        # shows the charges that the ledger has, and shows none of the ledger's pending claims.
+        # Claims change rarely, so the claim watch often has an older version than the ledger. If both have equal
+        # charges, and the watch shows no claim that is pending in the ledger, no LIST is needed.
         if observed.committed == ledger.claimed and ledger.pending.keys().isdisjoint(observed.seen):
             return None
         newest = self._store.count_claims(namespace, extended)
@@ -129,7 +129,7 @@ class ClaimInformer:
         version = self.reflector.resource_version
         listed = version == self.reflector.listed_version
         self._holds.note(old, new, version=version, listed=listed, charge=self._last_charge)
-        # StoredClaim has only a few fields of the claim. Ignore events that change only other fields.
+        # StoredClaim omits most fields of a ResourceClaim. Ignore an event that changes only omitted fields.
         changed = new or old
         if old == new or changed is None:
             return

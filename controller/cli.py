@@ -35,7 +35,7 @@ Address = tuple[str, int]
 
 
 def _web_address(_context: click.Context, parameter: click.Parameter, text: str) -> str:
-    # A URL with another scheme, such as javascript:, could run code in the browser of a reader.
+    # The usage page links to this URL. With another scheme, such as javascript:, a link could run code in the browser.
     if text and not text.startswith(("https://", "http://")):
         raise click.BadParameter(f"{text!r} must start with https:// or http://.", param_hint=parameter.opts[0])
     return text
@@ -258,7 +258,7 @@ def run(
         if extender_address:
             certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
             listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
-        # The pool has enough connections for all threads that call the API server: watches, loops and the extender.
+        # Each thread that calls the API server needs a connection in the pool: the watches, the loops and the extender.
         check = VersionCheck(structlog.get_logger().warning)
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
     except errors.BadInput as error:
@@ -280,7 +280,7 @@ def run(
         webhook_service=webhook_service,
         discover=discover,
     )
-    # The random part makes the name unique. Two replicas with the same name would both assume that they lead.
+    # A random part makes the replica's name in the Lease unique. Two replicas with one name would both act as leader.
     own_name = identity or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
     lease = (system_namespace, "vcuda-controller")
     elector = Elector(kube, lease, own_name, timing=LeaseTiming.of(lease_seconds), wait=stop.wait)
@@ -360,7 +360,7 @@ def _lead(
     """
     started = threading.Event()
     with _listening_for("--status-address", address):
-        # A standby reports that it is healthy and ready. Otherwise a rollout would wait until the standby leads.
+        # A standby (`started` is not set) reports healthy and ready. Otherwise a rollout would wait until it leads.
         server = httpd.serve_status(
             address,
             registry,
@@ -375,11 +375,11 @@ def _lead(
     with ExitStack() as stack:
         for create in contexts:
             stack.enter_context(create())
-        # If the Lease is lost, another replica may lead already. Current writes must stop, so exit without cleanup.
+        # After a lost Lease another replica may lead already. So end the process at once, even during a write.
         if not elector.hold():
             _end()
     leader.stop()
-    elector.release()  # after the last write of this replica, so that the next leader is the only writer
+    elector.release()  # The Lease is released only after this replica's last write, so the next leader writes alone.
     return 0
 
 
@@ -395,7 +395,7 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
 
 
 def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # `ChargeAges` remembers for one resync period when a charge was first seen. A charge must expire in this period.
+    # `ChargeAges` may forget the age of a charge after one resync period, so a pending charge must expire earlier.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")

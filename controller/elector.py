@@ -139,7 +139,7 @@ class Elector:
     def hold(self) -> bool:
         """Renew the Lease until this candidate must stop (return True) or has lost the Lease (return False)."""
         while not self._wait(self._timing.retry_period):
-            # Check the deadline before each attempt. After the deadline another candidate may have led in between.
+            # Make no attempt after the renew deadline, because another candidate may have led in the meantime.
             if self._in_time() and self._attempt():
                 continue
             if not self._in_time() or self.holder not in ("", self._identity):
@@ -152,7 +152,7 @@ class Elector:
         """Release the Lease, so that another candidate need not wait until the Lease expires."""
         self._leading = False
         try:
-            lease = self._read()  # the last renewal may have succeeded although its answer was lost
+            lease = self._read()  # Read the Lease: the last renewal may have succeeded although its answer was lost.
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
             transitions = lease.spec.lease_transitions
@@ -169,8 +169,7 @@ class Elector:
             lease = self._read()
             free = lease is None or not self._is_held_by_other(lease)
             if free:
-                # This is a compare-and-swap: if another candidate was first, the API server answers 409 and the attempt
-                # fails.
+                # The Lease is written by compare-and-swap: if another candidate was first, the API server answers 409.
                 self._remember(self._write(self._next_spec(lease), lease))
         except CALL_FAILURES as error:
             self._silence.failed(self._log, error, started)
@@ -190,7 +189,7 @@ class Elector:
         return lease
 
     def _remember(self, lease: Lease) -> None:
-        # Use this process's clock. The times in the Lease are from the holder's clock, which may be wrong.
+        # Compute the expiry by our own clock. The times in the Lease are from the holder's clock, which may be wrong.
         self._observed, self._observed_at = lease, self._clock()
 
     def _is_held_by_other(self, lease: Lease) -> bool:
@@ -201,7 +200,7 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # The leader counts from before its renewal. Others count from when they see the renewal, so they wait longer.
+        # The leader measures time from before its renewal. Others measure from when they see it, so they wait longer.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:
@@ -225,5 +224,5 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt makes two calls. So an attempt that begins before the renew deadline ends before the Lease expires.
+        # An attempt makes two calls. So if it begins before the renew deadline, it ends before the Lease expires.
         return self._timing.renew_deadline / 8

@@ -30,11 +30,12 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from vcuda.cli import family_of
 
-REQUEST_SECONDS = 10.0  # seconds to receive a request with its body, and to send each part of the answer
-MAX_HEAD_BYTES = 16 * 2**10  # the most bytes of a request line and its headers
+REQUEST_SECONDS = 10.0  # A client has this many seconds to send a whole request, and to read each part of the answer.
+MAX_HEAD_BYTES = 16 * 2**10
 
-# More than a client opens by accident. At the limit even kubelet's probes are refused, and the container is restarted.
-MAX_CONNECTIONS = 256  # connections that are open at the same time, even if silent
+# At most this many connections may be open at the same time, more than a client opens by accident. At the limit,
+# kubelet's probes are refused, so kubelet restarts the container.
+MAX_CONNECTIONS = 256
 SERVER_NAME = "vcuda-controller"
 
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -69,7 +70,7 @@ class Server(wsgi.Server):
         max_body: int = 2**16,
         client_name: str = "",
     ) -> None:
-        # Bind the socket here. cheroot would report a failure only as text, and would use ::1 for localhost.
+        # Bind the socket without cheroot, which would report a failure only as text, and would use ::1 for localhost.
         self._listener = _listen(address)
         super().__init__(
             self._listener.getsockname()[:2],
@@ -79,13 +80,13 @@ class Server(wsgi.Server):
             server_name=SERVER_NAME,
             request_queue_size=128,
             accepted_queue_size=threads,
-            accepted_queue_timeout=0,  # the one thread that accepts connections must not wait
+            accepted_queue_timeout=0,  # The one thread that accepts connections must not wait until the queue has room.
         )
         self.client_name = client_name
         self.timeout = idle_seconds or REQUEST_SECONDS
         self.max_request_header_size = MAX_HEAD_BYTES
         self.max_request_body_size = max_body
-        # If this is 0, cheroot sends "Connection: close" with each answer.
+        # With a limit of 0, cheroot sends "Connection: close" with each answer, so each connection serves one request.
         self.keep_alive_conn_limit = MAX_CONNECTIONS if idle_seconds else 0
         self.ConnectionClass = _Connection
         self.ssl_adapter = _TlsAdapter(tls) if tls else None
@@ -108,7 +109,7 @@ class Server(wsgi.Server):
             prepared.set_result(None)
             self.serve()
 
-        # A daemon thread makes cheroot's worker threads daemons as well. Otherwise a slow client could delay the exit.
+        # Workers that cheroot starts in a daemon thread are daemons, too. So a slow client cannot delay the exit.
         threading.Thread(target=run, name=f"http {self.port}", daemon=True).start()
         prepared.result()
         return self
@@ -119,9 +120,9 @@ class Server(wsgi.Server):
         stopping.start()
         for connection in tuple(self.open):
             connection.hang_up()
-        stopping.join(self.shutdown_timeout)  # the application may still work on an answer
+        stopping.join(self.shutdown_timeout)  # Limit the wait: the application may still work on an answer.
 
-    def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002, ARG002  # cheroot's names
+    def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002, ARG002  # named by cheroot
         """Return the socket, which `__init__` has bound already."""
         self.socket = self._listener
         return self._listener
@@ -135,8 +136,8 @@ class Server(wsgi.Server):
                 conn.refuse()
         elif self.ready and len(self.open) <= MAX_CONNECTIONS:
             self.put_conn(conn)
-            # cheroot closes a connection after it was unused for `timeout`, which may be minutes. Close a new
-            # connection after `REQUEST_SECONDS`.
+            # cheroot closes a connection that was unused for `timeout`, which may be minutes. A new connection that
+            # sends nothing must be closed after `REQUEST_SECONDS`, so pretend that it was last used earlier.
             conn.last_used -= self.timeout - REQUEST_SECONDS
         else:
             conn.refuse()
@@ -164,8 +165,9 @@ def _listen(address: tuple[str, int]) -> socket.socket:
 class _Request(server.HTTPRequest):
     def read_request_headers(self) -> bool:
         read = super().read_request_headers()  # type: ignore[no-untyped-call]
-        # WSGI maps "X_Y" and "X-Y" to one name, so a client could forge a header that only its proxy may set. cheroot
-        # 11.1 has a class that drops such headers, but this class fails at every header.
+
+        # WSGI maps the headers "X_Y" and "X-Y" to one name, so a client could forge a header that only a proxy may set.
+        # Drop headers with an underscore. cheroot 11.1 has a class for this, but the class fails at every header.
         self.inheaders = {name: value for name, value in self.inheaders.items() if b"_" not in name}
         if read and self.server.client_name not in ("", *self.conn.socket.peer_names()):
             self.simple_response("403 Forbidden", "the common name of this client certificate is not allowed\n")
@@ -177,7 +179,7 @@ class _Connection(server.HTTPConnection):
     RequestHandlerClass = _Request
 
     def __init__(self, server: Server, sock: socket.socket, makefile: Any = makefile.MakeFile) -> None:
-        # Without this option the kernel would resend to an unreachable peer for a quarter of an hour.
+        # Without TCP_USER_TIMEOUT, the kernel would resend data to an unreachable client for a quarter of an hour.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(REQUEST_SECONDS * 1000))
         super().__init__(server, _TimedSocket(sock, REQUEST_SECONDS), makefile)
         server.open.add(self)
@@ -194,8 +196,8 @@ class _Connection(server.HTTPConnection):
         self.close()
 
     def hang_up(self) -> None:
-        with contextlib.suppress(OSError):  # the client has closed the connection
-            # Shut down the plain socket. SSLSocket.shutdown would end the encryption while a thread may still send.
+        with contextlib.suppress(OSError):
+            # Shut down the plain socket: SSLSocket.shutdown would end the encryption while a thread may still send.
             socket.socket.shutdown(self.socket.unwrapped, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -222,18 +224,18 @@ class _TimedSocket:
     def recv_into(self, buffer: bytearray) -> int:
         left = self._due - time.monotonic()
         if left <= 0:
-            raise TimeoutError("timed out")  # for exactly this text, cheroot answers 408
+            raise TimeoutError("timed out")  # cheroot answers 408 only to an error with the text "timed out".
         self.unwrapped.settimeout(left)
         try:
             return self.unwrapped.recv_into(buffer)
         except ssl.SSLError as error:
-            # The TLS handshake failed, for example because the client has no certificate. cheroot would log an SSLError
-            # with its traceback, and try to answer on the failed connection.
+            # The TLS handshake failed, for example because the client has no certificate. For an SSLError, cheroot
+            # would log a traceback and try to answer on the failed connection, so raise another error.
             raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
     def send(self, data: bytes) -> int:
         self.unwrapped.settimeout(self._seconds)
-        self.unwrapped.sendall(data)  # the timeout is for all of `data`
+        self.unwrapped.sendall(data)  # The socket's timeout limits the whole `sendall`, not each of its writes.
         return len(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -250,7 +252,7 @@ class _TlsAdapter(cheroot.ssl.Adapter):
         return sock
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
-        # A handshake here would block the only thread that accepts connections.
+        # Do no TLS handshake yet, because this thread is the only one that accepts connections.
         return self._tls().wrap_socket(sock, server_side=True, do_handshake_on_connect=False), self.get_environ()
 
     def get_environ(self) -> dict[str, str]:

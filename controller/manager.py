@@ -25,8 +25,8 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 
-SYNC_POLL_SECONDS = 0.1  # seconds between two checks whether all watches have their first list
-STOP_TIMEOUT_SECONDS = 5.0  # seconds for which a stop waits for the loops, so that a current write can end
+SYNC_POLL_SECONDS = 0.1
+STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many seconds to finish current writes.
 
 
 class Leader:
@@ -59,14 +59,14 @@ class Leader:
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
-        # A pod that is pinned to no model is charged for its node's model. So a change of a node may change the charges
-        # in any namespace. The changes go through a queue, because hundreds of nodes may change at once.
+        # A pod that /mutate pinned to no GPU model is charged for its node's model. So a change of a node may change
+        # charges in any namespace. A queue joins the changes, because hundreds of nodes may change at once.
         self._models = workqueue.Reconciler(
             "models", lambda _: self._models_changed(), failure="change of GPU models not applied", key_name="of"
         )
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
-        # A change of the published devices may change the charges of claims in every namespace.
+        # If a DRA driver publishes other devices, the charges of ResourceClaims may change in every namespace.
         devices = k8s.DeviceInformer(kube, self._devices_changed)
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
@@ -184,7 +184,7 @@ class Leader:
     def stop(self) -> None:
         """End the watches and the loops. A loop has `STOP_TIMEOUT_SECONDS` to finish its turn."""
         self._stopping.set()
-        # Stop the extender first, because it must not place a pod after its watches have ended.
+        # Stop the extender before the watches, because it must not place a pod without them.
         if self.extender:
             self.extender.stop()
         for reconciler in self._reconcilers():
@@ -198,14 +198,14 @@ class Leader:
 
     def trouble(self) -> str | None:
         """Return a fault that a restart may repair: an ended watch or a stuck loop. None without such a fault."""
-        # Check only the loop that always has a turn within a known time. An idle loop would look like a stuck loop.
+        # Only the loop of `garbage` is checked: it has a turn in every period. Other loops look stuck while idle.
         if not all(reflector.alive for reflector in self.reflectors().values()):
             return "a watch has ended"
         return "the removal of stale allocations is stuck" if self.garbage.is_stuck() else None
 
     def _main(self) -> None:
         started = time.process_time()
-        # Wait for all lists, because settling from an incomplete list would release the charges of the missing pods.
+        # Wait until all watches have listed. Settling from an incomplete list would release the charges of stored pods.
         while not self.synced:
             if self._stopping.wait(SYNC_POLL_SECONDS):
                 return
@@ -243,7 +243,7 @@ class Leader:
         self.model_labels.devices_changed()
 
     def _models_changed(self) -> None:
-        # A new DeviceClass may add extended resources that pods can request. So read the pods again.
+        # A new DeviceClass may make an extended resource a GPU resource, so pods that request it must be read again.
         self.settler.pods.list_again()
         self.settler.add_all()
 
@@ -261,13 +261,13 @@ class Leader:
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # A new namespace needs a report, and a deleted namespace needs none. A label may change the report.
+        # A new namespace needs a usage report, and a deleted namespace none. A changed label may change the report.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 
     def _withdraw_cards(self) -> None:
-        # Without an extender, published figures of free cards are out of date, and `/mutate` would use them. Delete
-        # them at every resync, because the previous leader may have written them once more while it ended.
+        # Without an extender, the published free cards are out of date, and `/mutate` would use them. They are deleted
+        # at every resync, because an ending leader may have published them once more.
         if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 

@@ -69,7 +69,7 @@ class ViolationsCollector(Collector):
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
-    # Compute the figures at each scrape. A gauge that was set once would still report deleted namespaces.
+    # The figures are computed at each scrape. A gauge that was set once would still report deleted namespaces.
     def collect(self) -> Iterable[Metric]:
         labels = ["namespace", "finding"]
         pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
@@ -125,7 +125,7 @@ class UsageCollector(Collector):
         for namespace, use in self._reports().items():
             for name, value in _namespace_figures(use).items():
                 by_namespace[name].add_metric([namespace], value)
-            # `ages` may still include a ledger that was deleted.
+            # `ages` may still include a namespace whose reservations have ended, so check the report, too.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
             for model in use.models:

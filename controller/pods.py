@@ -106,8 +106,8 @@ class PodInformer:
     ) -> None:
         self.labels = labels
         self._resources = resources
-        # `_decoding`: the GPU resources with which new events are decoded. `_counted_by`: the GPU resources with which
-        # all stored pods were decoded. Only the reflector's thread sets these two fields.
+        # `_decoding`: the GPU resources that are recognized in new events. `_counted_by`: the GPU resources by which
+        # all kept pods were decoded. Only the reflector's thread sets these two fields.
         self._decoding = self._counted_by = resources()
         self._requests = RequestCache(self._decoding, labels)
         self._max_terminating = max_terminating
@@ -136,7 +136,7 @@ class PodInformer:
 
     def list_again(self) -> None:
         """List all pods again if the GPU resources have changed so that charges change."""
-        # The stored pods cannot be decoded again here: their requests are not kept, and pods without GPUs are dropped.
+        # The pods must be listed again, because this process keeps neither their requests nor pods without GPUs.
         if not self.counts_as_now:
             self.reflector.list_again()
 
@@ -156,9 +156,9 @@ class PodInformer:
         config_version = self.config_version
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
-        # A pod counts as vanished as soon as the watch has received its deletion, even before the event is handled.
+        # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
-        # Include vanished pods. Their grace periods are needed if their claims are deleted while no watch is open.
+        # Include deleted pods that may run. Their grace periods matter if their claims are deleted while no watch runs.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -178,11 +178,11 @@ class PodInformer:
         """Return the pods of a namespace that may run."""
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
-        # The version and the pods are read in one step. If the version were newer than the pods, a pod created in
-        # between would never be charged. If the version were older, another leader could release that pod's charge.
+        # The resourceVersion and the pods are read in one step. With a newer version, a pod that was created in between
+        # would never be charged. With an older version, another leader could release the charge of that pod.
         version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid: pod for pod in pods}
-        # `gone` and `vanished` are read last, so that they include the events that were handled in between.
+        # `gone` and `vanished` are read after the pods, so that no deletion that was handled in between is missing.
         with self._lock:
             gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
@@ -253,7 +253,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # Settle every namespace after a list, because pods may have been deleted without an event before the list.
+        # After a list every namespace is settled, because pods may have been deleted before the list without an event.
         for namespace in self.namespaces():
             self._on_change(namespace)
 
@@ -297,6 +297,6 @@ class PodInformer:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # Return the fields that the ledger and `violations` use. Most events change only other fields of the pod.
+    # Return the fields of a pod that the ledger and `violations` use. Most events of pods change only other fields.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

@@ -28,7 +28,7 @@ MAX_SEARCHED_LENGTH = 16 * 1024
 MAX_NAME_LENGTH = 253
 """The most characters of an object's name or kind that are kept. Events may have names and kinds of any length."""
 
-# An administrator may rename the webhook. So a refusal is also recognized by the first words of its reason.
+# A refusal is recognized by the name of the webhook, or by the first words of its reason if the webhook was renamed.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
     rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
@@ -89,7 +89,7 @@ def about(event: EventText) -> tuple[str, str]:
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
     """Return one refusal for each workload, with its newest reason and total count. ``refusals``: newest first."""
-    # A workload has several Events, because an Event counts only equal messages, and our messages contain figures.
+    # Refusals of one workload are in several Events, because an Event counts only equal messages, and figures differ.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -101,7 +101,7 @@ def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWo
 
 def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
     """Return ``written``, the time in an Event (RFC 3339). If this time is impossible, return ``created``."""
-    # A tenant can write any time into an Event. Only the creation time is set by the API server.
+    # A tenant can write any time into an Event. Only its creation time is reliable, because the API server sets it.
     first, last = moment(created), moment(written)
     return written if first and last and first <= last <= now + ALLOWED_SKEW else created
 

@@ -26,7 +26,7 @@ PAUSE_SECONDS = 1.0
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-# Delete the validating webhooks first: they reject a pod for which no mutating webhook has picked a model.
+# Validating webhooks are deleted first, because they reject a pod for which no mutating webhook has picked a GPU model.
 _REJECTING = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 
 _NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
@@ -70,7 +70,7 @@ class Uninstall:
         for name in WRITERS:
             self._delete(f"{_RBAC}/namespaces/{segment(self.ledger_namespace)}/rolebindings/{name}")
             self._delete(f"{_RBAC}/clusterrolebindings/{name}")
-        # A write that the API server admitted earlier may still arrive. So two passes in a row must find nothing.
+        # A write that was admitted before the deletions may still be stored. So two passes in a row must find nothing.
         if not (self._clean_by(deadline) and self._clean_by(deadline)):
             raise errors.Unavailable("finalizers, reports or labels that were removed are written again")
 
@@ -96,7 +96,7 @@ class Uninstall:
         labelled = [*self._list("/api/v1/namespaces", {"labelSelector": ENFORCED_LABEL})]
         for found in labelled:
             self._patch(f"/api/v1/namespaces/{segment(found.metadata.name)}", _NO_LABEL)
-        # Search all namespaces for reports, because a namespace without the label may have one.
+        # Search all namespaces for usage reports, because a namespace without `ENFORCED_LABEL` may have one, too.
         names = [segment(found.metadata.name) for found in self._list("/api/v1/namespaces", {})]
         reported = [name for name in names if self._delete(f"/api/v1/namespaces/{name}/configmaps/{REPORT}")]
         return bool(kept or labelled or reported)

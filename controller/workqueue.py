@@ -16,10 +16,10 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# The default minimum of seconds between two turns (reconciliations) of one key. Frequent events share a turn.
+# By default, at least this many seconds lie between two turns (reconciliations) of a key. Frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
-RETRY_SECONDS = 5.0  # default number of seconds until the first retry of a failed turn
-MAX_RETRY_SECONDS = 10.0  # the delay between retries grows to this maximum, unless the first delay is longer
+RETRY_SECONDS = 5.0
+MAX_RETRY_SECONDS = 10.0  # The delay between retries grows to this maximum, unless the first delay is already longer.
 
 
 class WorkQueue:
@@ -32,12 +32,12 @@ class WorkQueue:
         self._min_interval = min_interval
         self._clock = clock
         self._due_at: dict[str, float] = {}
-        # If a key becomes due earlier, the heap keeps the key's old entry as well, because its removal would need a
-        # scan. `_earliest` skips old entries.
+        # If a key becomes due earlier, its old entry stays in the heap, because a removal would need a scan of the
+        # heap. `_earliest` skips such old entries.
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
-        # `_unserved`: for each key whose turn has begun and not succeeded, the time since which the key has been due.
+        # `_unserved`: for each key whose turn (reconciliation) has begun but not succeeded, since when it has been due.
         # `_retried`: the keys whose current turn has queued a retry.
         self._unserved: dict[str, float] = {}
         self._retried: set[str] = set()
@@ -103,7 +103,7 @@ class WorkQueue:
                 if key is not None and self._due_at[key] <= now:
                     self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
-                    if self._min_interval:  # without an interval the time of the last turn is not needed
+                    if self._min_interval:  # The time of the last turn matters only with a minimum interval.
                         self._last_turn[key] = now
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)
@@ -161,7 +161,7 @@ class Reconciler:
         try:
             again = self._reconcile(key)
         except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
-            # A tenant may write an object that cannot be decoded. It must not end the loop for all other keys.
+            # An object that a tenant has made undecodable must not end the loop for all other keys.
             again = self._backoff(key).next()
             self._log.warning(self._failure, **{self._key_name: key}, error=str(error))
         else:
@@ -193,7 +193,7 @@ def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> 
     def guarded() -> None:
         try:
             loop()
-        except Exception:  # noqa: BLE001  # the fault is logged, and ``on_fault`` ends the process
+        except Exception:  # noqa: BLE001  # Every error in the loop is logged, and ``on_fault`` is called.
             structlog.get_logger().exception("loop failed", loop=name)
             on_fault()
 

@@ -13,8 +13,9 @@ from vcuda.kube.informers import ObservedNode
 COMPONENT = "vcuda-controller"
 REASON = "GPUModelInDoubt"
 
-EVENT_SECONDS = 300.0  # least seconds between two Events about the same kind of doubt on one node
-RENEWAL_SECONDS = 3700.0  # seconds until an unchanged doubt is reported again; the first Event is deleted by then
+EVENT_SECONDS = 300.0  # Minimum seconds between two Events about the same kind of doubt on the same node.
+RENEWAL_SECONDS = 3700.0
+"""Seconds until an Event about an unchanged doubt is repeated. By then the API server has deleted the first Event."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -50,7 +51,7 @@ class DoubtReports:
 
     def _post(self, node: ObservedNode, doubt: Doubt, text: str, digest: str) -> None:
         subject = InvolvedObject("v1", "Node", node.metadata.name, "", node.metadata.uid)
-        # The name of the Event depends only on the doubt. So a new leader does not write the same Event again.
+        # A new leader does not repeat the Event, because its name depends only on the node and the doubt.
         event = Event(subject, f"model-{doubt}-{digest}", REASON, text, COMPONENT, type="Warning")
         post_event_or_log(self._kube, event)
         self._log.warning("GPU model of a node in doubt", node=node.metadata.name, doubt=doubt, message=text)

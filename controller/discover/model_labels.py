@@ -25,13 +25,15 @@ from vcuda.kube import MERGE_PATCH, DeviceInformer, Kube, NodeInformer, QuotaInf
 from vcuda.kube.informers import ObservedNode
 from vcuda.requests.resources import GpuResources
 
-LOOK_SECONDS = 5.0  # least seconds between two checks of one node, because the labels of a node may change often
-UNCHANGED_SECONDS = 300.0  # seconds for which the sources must report a new model before it replaces the label
-REWRITE_SECONDS = 60.0  # least seconds between two writes of one node's label, if somebody removes it again and again
-HELD_SECONDS = 60.0  # seconds until the next check of a node whose label cannot change now, because pods use its GPUs
-REST_SECONDS = 300.0  # seconds without writes after the API server has answered 403 Forbidden
-PERIOD_SECONDS = 15.0  # seconds between two checks for warnings, for example that no node has a model
-IN_USE_SECONDS = 1.0  # seconds for which the set of nodes in use is cached, because thousands of checks may need it
+LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
+UNCHANGED_SECONDS = 300.0
+"""A new model replaces a node's label only if the sources report the model for this many seconds without a break."""
+REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes it repeatedly.
+HELD_SECONDS = 60.0
+"""Seconds until the next check of a node whose label cannot change now, because pods use its GPUs."""
+REST_SECONDS = 300.0  # After a 403 Forbidden from the API server, no label is written for this many seconds.
+PERIOD_SECONDS = 15.0
+IN_USE_SECONDS = 1.0  # Seconds for which the set of nodes with used GPUs is cached: thousands of checks may need it.
 
 ALL = ""
 """The key of the work queue that means all nodes. Every other key is the name of one node."""
@@ -79,7 +81,7 @@ class ModelLabels:
         self._devices = devices
         self._pods = pods
         self._resources = quota.resources
-        # If the operator has chosen the label of GPU feature discovery as model label, only that program writes it.
+        # If the configured model label is that of GPU feature discovery, only GPU feature discovery writes the label.
         self._writes = writes and nodes.keys.model != PRODUCT
         self._reports = DoubtReports(kube, clock) if writes else None
         self._clock = clock
@@ -88,8 +90,8 @@ class ModelLabels:
         self._published: PublishedCards = {}
         self._devices_are_stale = True
         self._states: dict[str, NodeState] = {}
-        # `_since`: by node, a model that differs from the label, and the time at which the model was first found.
-        # `_written`: by node, the time of the last write.
+        # `_since`: for each node whose sources report another model than its label, that model and when it was first
+        # found. `_written`: for each node, when the controller last wrote the label.
         self._since: dict[str, tuple[str, float]] = {}
         self._written: dict[str, float] = {}
         self._rests_until = 0.0
@@ -118,7 +120,7 @@ class ModelLabels:
             self._warnings.check()
             return PERIOD_SECONDS
         if self._known is None:
-            # Read the ResourceSlices first. Otherwise a less reliable source could decide the label.
+            # Read the ResourceSlices before any check. Without them, a less reliable source could decide the label.
             self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:
@@ -192,9 +194,9 @@ class ModelLabels:
         try:
             stored = _NODE.decode(self._kube.get(path))
             before = stored.labels.get(key), stored.annotations.get(DISCOVERED, "")[:MAX_RECORD]
-            if before != (node.labels.get(key), node.facts.record):
-                return LOOK_SECONDS  # the node watch is behind the API server
-            # With the version, the patch fails with a Conflict if an operator writes the label meanwhile.
+            if before != (node.labels.get(key), node.facts.record):  # Wait: the node watch is behind the API server.
+                return LOOK_SECONDS
+            # The resourceVersion makes the patch fail with a Conflict if an operator changes the node after the read.
             version = stored.metadata.resource_version
             changed = {"labels": {key: record.model}, "annotations": {DISCOVERED: str(record)}}
             body = {"metadata": {"resourceVersion": version, **changed}}

@@ -115,7 +115,8 @@ class Allocator:
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
         """Of the suggested nodes, return those whose cards have room for the pod after the victims are evicted."""
-        # The scheduler chose the victims by the sum over all cards. Leave out nodes where no single card has room then.
+        # The scheduler chose the pods to evict by the sum over all cards of a node. Leave out nodes where no single
+        # card would have enough room.
         request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -127,7 +128,7 @@ class Allocator:
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
         """Return each node's score: 10 for a node without cards and 0 for a node with cards, as in gpu-admission."""
-        # The scores keep other pods away from nodes with cards. For a vcuda pod, `filter` has left only one node.
+        # The scores keep pods without vcuda cards off nodes with cards. For a vcuda pod, `filter` leaves only one node.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
@@ -164,13 +165,13 @@ class Allocator:
                 self._write(node, Deadline(self._clock), without=uids)
         for node in self._cache.abandoned():
             if journal := self._cache.journal(node):
-                with suppress(NotFound, Conflict):  # Conflict: another process has changed the journal
+                with suppress(NotFound, Conflict):  # Conflict: another process has changed the journal, so it stays.
                     self._journal.delete(journal)
                 self._cache.close(node)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        # Only one thread decides at a time. Otherwise two threads could write the same journal, and one would fail.
+        # Placements are decided one at a time, because one of two concurrent writes of a journal would fail.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
             raise NotPlaced("the placements of other pods took too long; the scheduler retries")
         try:
@@ -186,13 +187,13 @@ class Allocator:
             except Conflict:
                 try:
                     journal = self._journal.read(node, deadline.timeout())
-                except UnreadableJournal as error:  # pods can still be placed on other nodes
+                except UnreadableJournal as error:  # Skip this node: pods can still be placed on other nodes.
                     self._log.error("placements of a node cannot be read", node=node, error=str(error))
                     continue
             self._cache.load(journal)
 
     def _bound_before(self, node: str) -> dict[str, JournalEntry]:
-        # A pod is pinned to one GPU model. If the model of the node differs, kubelet rejects the pod, so leave it out.
+        # Leave out a pod that is pinned to another model than the node's, because kubelet rejects such a pod.
         model, now = self._model_of(node), self._seconds()
         return {
             pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)
@@ -211,8 +212,8 @@ class Allocator:
         if entry:
             entries[entry.uid] = entry
         try:
-            # If this write times out, the next write still uses the old version. If this write was stored after all,
-            # the next write fails with a Conflict.
+            # If this write of the journal times out, the cache keeps the old version of the journal. If the write was
+            # stored after all, the next write, with the old version, fails with a Conflict.
             changed = msgspec.structs.replace(journal, entries=entries)
             self._cache.load(self._journal.write(changed, deadline.timeout()))
         except Conflict:
@@ -221,8 +222,8 @@ class Allocator:
         return True
 
     def _forget_deleted(self) -> None:
-        # The watch does not report a pod that was created and deleted while the watch was interrupted. So a pod that
-        # the watch has not reported by the second call in a row is read from the API server.
+        # A pod may be created and deleted while the pod watch is interrupted. So a pod in a journal that the watch has
+        # not reported by the second call of `tidy` in a row is read from the API server.
         unshown = {
             entry.uid: entry
             for _, entry in self._cache.entries()
@@ -232,7 +233,7 @@ class Allocator:
             entry = unshown[uid]
             try:
                 self._read(entry)
-            except (VcudaError, *UNDECODABLE) as error:  # the next call of `tidy` reads the pod again
+            except (VcudaError, *UNDECODABLE) as error:  # The next call of `tidy` reads the pod again, so only log.
                 self._log.info("pod could not be read", pod=f"{entry.namespace}/{entry.name}", error=str(error))
         self._unshown = frozenset(unshown)
 
@@ -245,7 +246,7 @@ class Allocator:
         return not entry.may_be_bound(pod.version)
 
     def _read(self, asked: JournalEntry | protocol.BindingArgs, timeout: float = TIMEOUT) -> Pod:
-        # The pod is read from the API server, not from the watch, because a binding must have the newest version.
+        # A binding needs the newest version of the pod, so read the pod from the API server and not from the watch.
         message = "the pod was deleted"
         try:
             pod = _POD.decode(self._kube.get(_path_of(asked), timeout=timeout))
@@ -254,7 +255,7 @@ class Allocator:
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Forget the pod only if its uid is from the journal. A caller of `bind` could send the uid of another pod.
+        # Only a uid from a journal may remove placements, because a caller of `bind` could send the uid of any pod.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)
@@ -263,7 +264,7 @@ class Allocator:
         return self._now() // 10**9
 
     def _would_fit(self, pod: Pod, request: CardRequest, node: str, victims: protocol.Victims) -> bool:
-        # Count the cards of the pod itself as free, too, because an earlier call may have placed it on this node.
+        # The pod's own cards count as free, because an earlier call may have placed the pod on this node.
         found = self._cache.node_without(node, (*victims.uids, pod.metadata.uid))
         if not isinstance(found, Cards) or found.scheme is not request.scheme:
             return False
@@ -277,7 +278,7 @@ class Allocator:
         for _ in range(MAX_ATTEMPTS):
             before = self._cache.entries_of(uid)
             for node in names:
-                # The API server may still store a binding that names these cards, so the pod must keep them.
+                # The API server may still store a sent binding with these cards, so the pod must keep its placement.
                 if node in before and before[node].may_be_bound(version):
                     return node
             found = self._choose(request, names, self._cache.without(uid), before)
@@ -302,9 +303,9 @@ class Allocator:
     def _choose(
         self, request: CardRequest, names: tuple[str, ...], nodes: NodeCards, before: Mapping[str, JournalEntry]
     ) -> Placement | Mapping[str, Unplaceable]:
-        # Prefer the node of an earlier placement if the pod still fits there. Choose its cards again: when the
-        # container starts, gpu-manager looks for the fullest card with enough room, and rejects the container if the
-        # annotation names another card.
+        # Prefer the node where an earlier call placed the pod, but choose the pod's cards again. When a container
+        # starts, gpu-manager looks for the fullest card with enough room. If the annotation of the pod names another
+        # card, gpu-manager rejects the container.
         for node in sorted(before.keys() & {*names}, key=lambda node: before[node].placed, reverse=True):
             found = strategy.bin_pack(request, (node,), nodes)
             if isinstance(found, Placement):
@@ -312,8 +313,8 @@ class Allocator:
         return strategy.bin_pack(request, names, nodes)
 
     def _leave(self, uid: str, version: str, node: str, deadline: Deadline) -> None:
-        # Remove the pod's placements on other nodes. If the API server may still store a binding to such a node, keep
-        # the placement until the watch reports the outcome or the placement expires.
+        # Remove the pod's placements on nodes other than `node`. A placement stays if the API server may still store
+        # its binding, until the watch reports the outcome or the placement expires.
         for other, entry in self._cache.entries_of(uid).items():
             if other == node or entry.may_be_bound(version):
                 continue
@@ -323,7 +324,7 @@ class Allocator:
                 self._log.info("earlier placement not removed yet", pod=entry.name, node=other, error=str(error))
 
     def _binding_landed(self, pod: Pod, args: protocol.BindingArgs, deadline: Deadline) -> bool:
-        # Return False if the pod or the journal has changed after it was read. The caller then tries again.
+        # Return False if the pod or the node's journal has changed since it was read. `bind` then tries again.
         request, annotations = cards.read_card_request(pod), {}
         if isinstance(request, Unplaceable):
             raise NotPlaced(request.text)
@@ -338,7 +339,7 @@ class Allocator:
             self._send_binding(pod, args, annotations, deadline.timeout())
         except Conflict:
             return False
-        except Unavailable as error:  # the API server may have stored the binding
+        except Unavailable as error:  # The binding may be stored although no answer came, so read the pod again.
             if not _is_bound(self._read(args, deadline.timeout()), args.node):
                 raise NotPlaced(f"the outcome of the binding is unknown: {error}") from error
         return True
@@ -348,7 +349,7 @@ class Allocator:
         with self._alone():
             entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:
-                with suppress(NotFound):  # another leader may have placed the pod
+                with suppress(NotFound):  # Another leader may have placed the pod, so read the stored journal.
                     self._cache.load(self._journal.read(args.node, deadline.timeout()))
                 entry = self._cache.entries_of(args.uid).get(args.node)
             if entry is None:
@@ -359,8 +360,8 @@ class Allocator:
     def _send_binding(
         self, pod: Pod, args: protocol.BindingArgs, annotations: Mapping[str, str], timeout: float
     ) -> None:
-        # With uid and resourceVersion the API server binds only this version of the pod, and otherwise answers 409. It
-        # writes the annotations in the same step (``BindingREST`` in ``pkg/registry/core/pod/storage``).
+        # With uid and resourceVersion, the API server binds only this version of the pod, and answers 409 for another
+        # version. It writes the annotations in the same step (``BindingREST`` in ``pkg/registry/core/pod/storage``).
         metadata = {
             "name": args.name,
             "namespace": args.namespace,

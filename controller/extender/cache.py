@@ -33,10 +33,10 @@ class CardCache:
         self._lock = threading.Lock()
         self._unused: dict[str, Cards | Unplaceable] = {}
         self._cards: dict[str, Cards | Unplaceable] = {}
-        # The journal entries that count, by node and by pod uid. A node is missing if its journal was not read yet.
+        # `_entries`: the placements that use cards, by node and pod uid. A node is missing until its journal is read.
         self._entries: dict[str, dict[str, JournalEntry]] = {}
         self._versions: dict[str, str] = {}
-        # The nodes whose stored journals still contain entries that no longer count.
+        # `_outdated`: the nodes whose stored journals still contain placements of pods that no longer use the cards.
         self._outdated: set[str] = set()
         self._nodes_of: dict[str, set[str]] = {}
         self._pods: dict[str, StoredPod] = {}
@@ -74,7 +74,7 @@ class CardCache:
         """Use this journal for its node from now on, unless a newer version of the node's journal was loaded before."""
         with self._lock:
             node = journal.node
-            if is_older(journal.version, self._versions.get(node, "")):  # another thread loaded a newer version
+            if is_older(journal.version, self._versions.get(node, "")):  # Another thread has loaded a newer journal.
                 return
             for uid in self._entries.get(node, ()):
                 self._unlink(node, uid)
@@ -149,7 +149,7 @@ class CardCache:
         with self._lock:
             return self._without(node, uids)
 
-    # The methods below must be called with the lock held.
+    # Callers of the methods below must hold `self._lock`.
 
     def _without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
         cards, entries = self._cards.get(node, UNREAD), self._entries.get(node, {})
@@ -158,7 +158,7 @@ class CardCache:
         return cards.returned(share for uid in set(uids) if uid in entries for share in entries[uid].all_shares())
 
     def _pod_deleted(self, pod: StoredPod) -> None:
-        # After a forced deletion the containers may run on these cards for the grace period.
+        # After a forced deletion, the containers of the pod may still use its cards until the grace period is over.
         ends = int(self._now() + min(pod.grace_seconds, self._max_terminating))
         entry = self._entries.get(pod.node, {}).get(pod.uid)
         self._forget(pod.uid)

@@ -111,7 +111,7 @@ class Journal:
         if journal.version:
             try:
                 answer = self._kube.put(self._path(journal.node), self._manifest(journal), timeout=timeout)
-            except errors.NotFound:  # somebody deleted the ConfigMap; create it again
+            except errors.NotFound:  # Somebody has deleted the ConfigMap of the node, so create it again.
                 return self.write(msgspec.structs.replace(journal, version=""), timeout)
         else:
             answer = self._kube.post(self._collection, self._manifest(journal), timeout=timeout)
@@ -142,7 +142,7 @@ class Journal:
             "namespace": self._namespace,
             "labels": LABELS,
             "managedFields": kube.NOT_TRACKED,
-            # With a resourceVersion, the PUT is a compare-and-swap. Otherwise the API server overwrites any version.
+            # A PUT with a resourceVersion is a compare-and-swap. Without one, the PUT would overwrite any version.
             **({"resourceVersion": journal.version} if journal.version else {}),
         }
         text = msgspec.json.encode(_Written(journal.node, tuple(journal.entries.values()))).decode()

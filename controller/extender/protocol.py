@@ -79,7 +79,7 @@ _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
 _IDENTIFIED = msgspec.json.Decoder(k8s_types.K8sObject)
 _POD = msgspec.json.Decoder(k8s_types.Pod)
-_ABSENT = msgspec.Raw(b"null")  # Go encodes a nil list or map as null
+_ABSENT = msgspec.Raw(b"null")  # Go encodes a nil list or map as null, so null counts as an absent field.
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
             return ExtenderArgs(pod, names)
         listed = fields.get("Nodes", _ABSENT)
         items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
-        # Keep the nodes as undecoded JSON. With ``nodeCacheCapable: false`` the response must contain them unchanged.
+        # With ``nodeCacheCapable: false`` the response must repeat the nodes unchanged, so keep their undecoded JSON.
         nodes = {_IDENTIFIED.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
         return ExtenderArgs(pod, tuple(nodes), nodes)
 
@@ -123,7 +123,7 @@ def _victims(raw: msgspec.Raw) -> Victims:
 
 
 def _uid(raw: msgspec.Raw) -> str:
-    # The scheduler sends either MetaVictims, whose pods have only a UID, or Victims, which contain complete pods.
+    # For a pod to evict, the scheduler sends either only a UID (in MetaVictims) or the complete pod (in Victims).
     fields = _OBJECT.decode(raw)
     if "metadata" in fields:
         return _IDENTIFIED.decode(raw).metadata.uid
@@ -157,5 +157,5 @@ def write_priorities(scores: Mapping[str, int]) -> bytes:
 
 
 def _plain(message: str) -> str:
-    # The scheduler passes the text to ``fmt.Errorf`` as the format, so the text must not contain percent signs.
+    # The scheduler uses this error text as a format of Go's ``fmt.Errorf``, so the text must not have percent signs.
     return message.replace("%", " percent")

@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 MIN_INTERVAL_SECONDS = 3.0
 """The least number of seconds between two writes of the ConfigMap with the numbers of free cards."""
 
-# A repeated write is cheap: the API server does not store a patch that changes nothing, and sends no watch event.
+# To write unchanged figures again is cheap: the API server neither stores a patch without changes nor sends an event.
 REPEAT_SECONDS = 60.0
 """After this many seconds, unchanged numbers of free cards are written again, in case somebody has edited them."""
 
@@ -28,7 +28,7 @@ _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 class CardsPublisher:
     """Writes the numbers of free cards into a ConfigMap for the webhook. ``clock``: returns seconds."""
 
-    # The published figures may be some seconds old. The webhook uses them only to choose the model to try first.
+    # The published free cards may be some seconds old. The webhook uses them only to choose the model to try first.
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class CardsPublisher:
 
 def delete_published(kube: Kube, namespace: str) -> None:
     """Delete the ConfigMap of free cards that an earlier leader has published. If this fails, log the error."""
-    # Without an extender nothing updates these figures, and outdated figures would mislead the webhook.
+    # Without an extender, nobody updates the published free cards, and outdated figures would mislead the webhook.
     log = structlog.get_logger()
     try:
         kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")

@@ -70,17 +70,17 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         verb = verbs.get(path) if method == "POST" else None
         length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
-        # A chunked body has no known length. The body for an unknown path must be read too, because the next request
-        # follows on the same connection.
+        # A request with a chunked body is refused, because the length is unknown. A body for an unknown path must be
+        # read, too: the next request follows the body on the same connection.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
-            # Do not read this body. cheroot closes the connection, so that the body is not taken for the next request.
+            # A refused body is not read. cheroot closes the connection, so the body is not taken for the next request.
             message = f"the body must have a Content-Length of at most {MAX_BODY} bytes"
             yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         elif method == "GET" and path == "/version":
             yield from httpd.reply(start_response, HTTPStatus.OK, __version__)
         else:
-            # Hold the lock until the answer is sent, because the answer may be as large as the body.
+            # Only one large request is handled at a time, until its answer, which may be as large, has been sent.
             with large if int(length) > LARGE_BODY else nullcontext():
                 body = _read(environ)
                 if verb is None:
@@ -91,15 +91,15 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
                 metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
                 content_type = "application/json" if status == HTTPStatus.OK else ""
                 [data] = httpd.reply(start_response, status, answer, content_type)
-                # cheroot copies each part twice, so send a large answer in parts.
+                # cheroot copies each part of an answer twice. So send a large answer in parts, to save memory.
                 yield from (data[begin : begin + ANSWER_PART] for begin in range(0, len(data), ANSWER_PART))
 
     return application
 
 
 def _read(environ: WSGIEnvironment) -> bytes:
-    # Read the body in parts, because during one large read cheroot clears a buffer of the whole size for each packet.
-    # Collect the parts in one buffer, because Python would not return the memory of many small parts.
+    # Read the request body in parts: in one large read, cheroot would clear a buffer of the whole size for each packet.
+    # Collect the parts in one buffer, because Python would not free the memory of many small parts.
     body = io.BytesIO()
     while part := environ["wsgi.input"].read(2**16):
         body.write(part)
@@ -111,7 +111,7 @@ def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
         return HTTPStatus.OK, verb(body)
     except errors.BadInput as error:
         return HTTPStatus.BAD_REQUEST, str(error)
-    except Exception:  # noqa: BLE001  # the error is logged, and the scheduler retries the pod
+    except Exception:  # noqa: BLE001  # Catch every error: it is logged, and the scheduler retries the pod.
         structlog.get_logger().exception("request of the scheduler failed")
         return HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the controller's log"
 
@@ -136,9 +136,9 @@ def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
     return httpd.Server(
         listening.address,
         application,
-        threads=32,  # the scheduler binds several pods in parallel
+        threads=32,  # The scheduler binds several pods in parallel, and each call needs a thread.
         tls=listening.certificate.current,
-        idle_seconds=300.0,  # longer than Go's client, which closes an idle connection after 90 s
+        idle_seconds=300.0,  # The scheduler, a Go client, closes an idle connection earlier: after 90 s.
         max_body=MAX_BODY,
         client_name=listening.client_name,
     ).in_threads()
@@ -203,7 +203,7 @@ class Extender:
         if not any(self._attempt(self._allocator.load, "the journals could not be read") for _ in range(MAX_ATTEMPTS)):
             self._on_fault()
             return
-        # Call `tidy` twice, because only the second call reads the pods that the watch has not reported.
+        # Call `tidy` twice, because a pod that the watch has not reported is read only by the second call in a row.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)
@@ -236,7 +236,7 @@ class Extender:
         except (
             errors.VcudaError,
             *k8s_types.UNDECODABLE,
-        ) as error:  # somebody may have edited the object so that it cannot be decoded
+        ) as error:  # A user may have edited a stored object so that it cannot be decoded.
             self._log.warning(failing, error=str(error))
             return False
         return True

@@ -93,7 +93,7 @@ def _offering(
             reasons[name] = Unplaceable(f"no {request.scheme.cores}")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
-    offering.sort()  # no two names are equal, so `Cards` are never compared
+    offering.sort()  # Every tuple has a different node name, so the sort never compares `Cards`.
     return [(name, cards) for _, _, name, cards in offering], reasons
 
 

@@ -22,10 +22,11 @@ from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, po
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
 
-MAX_ATTEMPTS = 5  # attempts to check an object while other clients change it
-PERIOD_SECONDS = 60.0  # seconds until everything is checked again, in case an event was missed or a clock was wrong
-STUCK_PERIODS = 5  # the loop is stuck if it has handled no key for this many periods
-RETRY_SECONDS = 10.0  # seconds until the first retry of a failed check
+MAX_ATTEMPTS = 5  # Maximum attempts to check one object while other clients change it.
+PERIOD_SECONDS = 60.0
+"""Seconds until all objects are checked again, in case an event was missed or a clock was wrong."""
+STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no key for this many periods.
+RETRY_SECONDS = 10.0
 LOCK_GRACE_SECONDS = 10.0
 """Seconds from the first sight of a lock on a node to the lock's check. Most locks are released within this time."""
 
@@ -64,18 +65,18 @@ class PatchRemover:
         try:
             self._kube.patch(found.path, body, JSON_PATCH)
         except errors.ApiError as error:
-            # The API server returns this status if the test of the resourceVersion in the patch fails.
+            # If the object has changed, the resourceVersion test of the patch fails, and the API server answers 422.
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise errors.Conflict(error.status, error.message) from error
             raise
-        # The Event is written after the patch, so that it is always true. After a crash in between, it is missing.
+        # The Event about a removal is written after the patch, so it is never wrong. A crash in between loses it.
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
             self._post(found.subject, removal)
 
     def _post(self, subject: InvolvedObject, removal: stale.Removal) -> None:
-        # The name of the Event contains the resourceVersion, so that each removal on one object has its own Event.
+        # The Event's name contains the resourceVersion of the object, so that each removal gets its own Event.
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
         keys = ", ".join((*removal.annotations, *removal.labels))
         message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
@@ -136,15 +137,15 @@ class StaleAllocationGc:
         self._remove = remove
         self._timeout = timeout
         self._wall = wall
-        # The objects from the watch at their last complete check. Unchanged objects need no other check.
+        # `_served`: each object as it was at its last complete check. An unchanged object needs no other check.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
-        # By pod uid: the allocation times that were in the future, and when they were first seen.
+        # `_future_seen`: by pod uid, allocation times that were in the future, and when this process first saw them.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
-        # By node and scheme: the lock, and when it was first seen, because some locks have no valid time.
+        # `_locks_seen`: by node and scheme, a lock and when it was first seen, because some locks have no valid time.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
-        # The key EVERYTHING is due now, and then once in each period. So a loop that handles no key is stuck.
+        # The key EVERYTHING is due at the start and then once per period. So a loop that handles no key must be stuck.
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
@@ -205,7 +206,7 @@ class StaleAllocationGc:
         refused: list[errors.ApiError] = []
 
         def exists(node: str) -> bool:
-            # If the API server returns an error for a node, the node counts as existing, and the other rules apply.
+            # If the API server refuses to read a node, assume that the node exists, and apply the other rules.
             try:
                 return self._node_exists(node)
             except errors.ApiError as error:
@@ -244,7 +245,7 @@ class StaleAllocationGc:
         times = stale.future_times(pod, now)
         if not times:
             return now
-        # Start the waiting time again only if the pod has another allocation time in the future.
+        # The wait for an allocation time in the future begins when it is first seen. Only a new time restarts the wait.
         known, seen = self._future_seen.get(pod.uid, ((), now))
         if not set(times) <= set(known):
             known, seen = times, now
@@ -277,7 +278,7 @@ class StaleAllocationGc:
         return self._nodes.reflector.get(("", node)) is not None
 
     def _node_exists(self, node: str) -> bool:
-        # A node is missing only if the API server answers so. The watch may be behind.
+        # Ask the API server before a node counts as missing, because the watch may be behind.
         if self._is_watched(node):
             return True
         return k8s_types.can_be_name(node) and self._is_stored(f"/api/v1/nodes/{segment(node)}")

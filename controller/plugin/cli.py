@@ -152,14 +152,13 @@ def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse
 def _show_uses(uses: list[NamespaceUse], output: str) -> None:
     heading = ("NAMESPACE", "MODEL", "USED", "FREE", "LIMIT", "", "PENDING", "MEMORY MiB", "RESERVED", "GRANTED")
     rows = [*(row for use in uses for row in use_rows(use)), *total_rows(uses)]
-    # Normally nothing is reserved and no limit is temporary. The last two columns are then empty, and are left out.
+    # Leave out the last two columns, RESERVED and GRANTED, if they are empty, as they normally are.
     shown = [at for at in range(len(heading)) if at < RESERVED or any(row[at] not in ("", "0") for row in rows)]
     _show(uses, output, *(tuple(row[at] for at in shown) for row in (heading, *rows)))
     if output == WIDE:
         click.echo()
         holders = (row for use in uses for row in holder_rows(use))
         _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
-    # Many namespaces may have the same warning. Print each warning once.
     texts = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
     for text in dict.fromkeys(texts):
         _warn(text)
@@ -340,13 +339,13 @@ def _published(api: Api, namespace: str) -> Iterator[NamespaceUse]:
 
 
 def _all(api: Api) -> Iterator[NamespaceUse]:
-    # A policy allows only the controller to write ConfigMaps of this name. The controller deletes unexpected ones.
+    # A policy allows only the controller to write ConfigMaps with this name, so no tenant can forge a usage report.
     labels = ",".join(f"{key}={value}" for key, value in USAGE_LABELS.items())
     own = {"fieldSelector": f"metadata.name={USAGE_NAME}", "labelSelector": labels}
     for config_map in objects_in(api, "/api/v1/configmaps", own):
         try:
             yield _read(config_map)
-        except SpoiltReport as error:  # still show the reports of other namespaces
+        except SpoiltReport as error:  # A damaged report must not hide the reports of other namespaces.
             _warn(str(error))
 
 

@@ -53,7 +53,7 @@ def _kinds_of(kind: Any) -> Mapping[str, Any]:
 
 
 def _expect(kind: Any, value: object, path: str) -> Any:
-    # isinstance would accept a bool as an int, although JSON distinguishes these types.
+    # JSON distinguishes true from 1, but isinstance would accept a Python bool as an int.
     if type(value) is not kind:
         raise ValueError(f"{path} must be a {kind.__name__}")
     return value

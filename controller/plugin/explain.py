@@ -19,8 +19,8 @@ ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 PROBE = "_gpuquota-explain"
 """An invalid name, because it begins with ``_``. So no pod and no claim with this name can be created."""
 
-# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, and cuts the name off after 54 characters. With a longer
-# namespace, the invalid part (`PROBE`) could be cut off, and the claim would be created.
+# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. If the namespace were longer, the
+# invalid pod name (`PROBE`) could be cut off, and HAMi-DRA would create the claim.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
@@ -92,15 +92,15 @@ def _read_template(api: Api, namespace: str, name: str) -> Manifest:
 def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{segment(namespace)}/pods"
-    # HAMi-DRA may create a claim if a container has a GPU limit. Its resource names are configurable, so every name
-    # with a slash may be a GPU.
+    # HAMi-DRA may create a claim for a pod with a GPU limit. Its resource names are configurable, so every resource
+    # with a slash in its name may be a GPU.
     if any("/" in resource for each in entries(pod["spec"], "containers") for resource in _limits(each)):
         if len(namespace) > MOST_OF_NAMESPACE:
             return ExplainedObject(name, namespace, NOT_ASKED, "", TOO_LONG)
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The invalid name is not the reason of this refusal, so the pod would be refused under its own name, too.
+            # The probe was not refused for its invalid name, so the pod would be refused under its own name, too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)
@@ -121,7 +121,7 @@ def _probe(api: Api, path: str, pod: Manifest) -> str | None:
     try:
         answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
     except errors.Unavailable as error:
-        if _names_a_claim(str(error)):  # HAMi-DRA's webhook answers with status 500
+        if _names_a_claim(str(error)):  # HAMi-DRA's webhook refuses with status 500, which raises Unavailable.
             return str(error)
         raise
     if not isinstance(answer, errors.ApiError):
@@ -141,7 +141,7 @@ def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
     answer = _dry_run(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
     if isinstance(answer, errors.ApiError):
-        # A 404 may mean that the API is not served, or that the namespace does not exist.
+        # A 404 for a claim means that ResourceClaims are not served, or that the namespace does not exist.
         unserved = isinstance(answer, errors.NotFound) and not _is_served(api)
         return ExplainedObject(name, namespace, REFUSED, "", NOT_SERVED if unserved else str(answer))
     if is_template:
@@ -152,8 +152,8 @@ def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
 
 
 def _held_to(body: bytes) -> str:
-    # A quota in mode audit sends no warning. So read the model from the CEL selector that pins the claim. The first
-    # pattern in the selector is the model in lower case.
+    # In mode audit, the webhook sends no warning that names the model. So read the model from the CEL selector that
+    # pins the claim. The selector's first pattern is the model in lower case.
     devices = json.loads(body)["spec"].get("devices") or {}
     requests = [
         entry

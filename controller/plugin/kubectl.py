@@ -95,7 +95,7 @@ class KubectlRun(NamedTuple):
 
 def segment(name: str) -> str:
     """Return a name as one segment of a URL path. If no object can have this name, raise BadInput."""
-    # kubectl decodes the path before it sends the request. So a slash in a name cannot be escaped.
+    # A slash in a name cannot be escaped, because kubectl decodes the path before it sends the request.
     if quote(name, safe="") != name or name in ("", ".", ".."):
         raise errors.BadInput(f"{name!r} cannot be the name of an object")
     return name
@@ -157,7 +157,7 @@ class Kubectl:
         return Reply(done.output, warnings)
 
     def _run(self, *arguments: str, body: bytes | None = None) -> KubectlRun:
-        # Use files for input and errors. With pipes, kubectl and the plugin could block each other when one is full.
+        # Use files as kubectl's stdin and stderr, because kubectl and the plugin could block each other at a full pipe.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
             given.write(body or b"")
             given.seek(0)
@@ -178,7 +178,7 @@ def split_warnings(stderr: str) -> tuple[tuple[str, ...], str]:
     return tuple(_WARNING.findall(stderr)), _WARNING.sub("", stderr).strip()
 
 
-# kubectl's texts for errors, from `StandardErrorMessage` and `checkErr` in k8s.io/kubectl (pkg/cmd/util/helpers.go).
+# kubectl prints errors in these forms (`StandardErrorMessage` and `checkErr` of k8s.io/kubectl in pkg/cmd/util).
 _REFUSED = re.compile(r"Error from server(?: \((?P<reason>\w+)\))?: (?P<message>.*)", re.DOTALL)
 _INVALID = re.compile(r"The (?:request|\w+ \"[^\"]*\") is invalid.*", re.DOTALL)
 _BY_REASON: Mapping[str, tuple[type[errors.ApiError], HTTPStatus]] = {

@@ -87,7 +87,7 @@ def connect(kubeconfig: Path | None, context: str | None) -> Kube:
 
 
 def _own_kubeconfig() -> Path | None:
-    # Like kubectl, fall back to the pod's service account if the kubeconfig has no current context.
+    # Return None (use the pod's service account) if the kubeconfig has no current context, as kubectl does.
     home = os.environ.get("HOME")
     path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
     if path is None or not path.exists():
@@ -95,7 +95,7 @@ def _own_kubeconfig() -> Path | None:
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # the caller reads the file again and reports the error
+        return OWN_KUBECONFIG  # The caller reads this file again, and reports that it is unreadable.
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
@@ -217,7 +217,7 @@ def _used_by_claims(
         each.metadata.name: devices.read_class(each) for each in _each(kube, f"{API_PATH}/deviceclasses", _CLASS.decode)
     }
     found = devices.Devices.of(slices, classes)
-    # The scheduler makes a claim for a pod's extended resources. Leave out this claim, because the pod is charged.
+    # Leave out claims that the scheduler made for extended resources of pods, because those pods are charged.
     extended = {namespace: charged_by_pods(within, nodes) for namespace, within in pods.items()}
     price = ClaimCounter(charges.ClaimPolicy.of(found, nodes.model_of, config.quota, config.resources))
     for claim in _each(kube, f"{API_PATH}/resourceclaims", ClaimReader().read):

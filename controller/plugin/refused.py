@@ -22,7 +22,7 @@ def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
     """Return the refused workloads, newest first. ``namespace``: None for all namespaces. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
-    # Keep the refusals by the uid of the Event, because an Event may be on two pages of a list that changes.
+    # Key the refusals by the uid of their Event, because an Event may be on two pages if the list changes meanwhile.
     found: dict[str, RefusedWorkload] = {}
     for reason in (REASON, CLAIM_REASON):
         for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):
@@ -39,7 +39,7 @@ def _read(event: Mapping[str, Any]) -> SeenEvent:
 
 
 def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:
-    # For core/v1 Events, client-go sets lastTimestamp. For events.k8s.io it sets eventTime and a series.
+    # client-go sets lastTimestamp in Events of core/v1, but eventTime and a series in Events of events.k8s.io.
     series = event.get("series") or {}
     written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     return last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)

@@ -44,7 +44,7 @@ def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
     by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
     for name, group in itertools.groupby(by_model, key=lambda each: each.model):
         found = list(group)
-        # If a namespace limits only the memory of the model, the total of the limits in cards would be too small.
+        # If a namespace limits only the memory of a model, there is no total, because the limit in cards is unknown.
         if len(found) > 1 and all(each.limit is not None for each in found):
             used, pending = sum(each.used for each in found), sum(each.pending for each in found)
             free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)
@@ -69,13 +69,12 @@ def bar(used: float, limit: float, reserved: float = 0) -> str:
     The bar is empty only if nothing is used or reserved, and full only if the limit is reached.
     """
     used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
-    # Show even a small reservation as one ``+``, if the bar has a free place.
+    # Even a small reservation is shown as one ``+`` if the bar has a free place.
     taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
     return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
 
 
 def _filled(used: float, limit: float) -> int:
-    # If the limit is 0, the bar is full as soon as anything is used.
     share = used / limit if limit else float(used > 0)
     filled = round(share * BAR) if share < 1 else BAR
     return min(max(filled, 1), BAR - 1) if 0 < share < 1 else filled

@@ -46,7 +46,7 @@ KINDS: Mapping[str, ReadKind] = {
 }
 """The kinds of workloads by the names that kubectl accepts (singular, plural, short), in lower case."""
 
-# Matches the text of `vcuda.quota.model.Shortage` in a refusal.
+# Matches the part of a refusal that `vcuda.quota.model.Shortage` writes: the model and the missing quota.
 _SHORTAGE = re.compile(
     r"(?P<memory>memory of )?(?P<model>[^ ;]+) in namespace [^ ]+, requested: [^;]*?"
     r"(?:(?P<needed>[0-9.]+) more needed|(?P<never>can never fit))"
@@ -138,7 +138,7 @@ def _children(api: Api, kind: ReadKind, stored: Json, namespace: str) -> Iterato
 
 
 def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
-    # The Event about a rejected claim is on the claim's pod. The name of the pod begins with the name of its owner.
+    # An Event about a rejected claim refers to the pod of the claim. The pod's name begins with the name of its owner.
     own = (refusal.kind, refusal.name) in family
     return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
 

@@ -37,10 +37,10 @@ _COLLECTIONS = {
     "ReplicationController": "/api/v1/namespaces/{}/replicationcontrollers",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
 }
-# The controllers of these two kinds record a refusal as condition ReplicaFailure until they can create a pod. The
-# controllers of the other kinds write only an Event, which the API server deletes in an hour (--event-ttl). A list of
-# these two kinds is large, because it includes pod templates. So a kind is listed only from time to time, or if an
-# Event refers to one of its objects, or if the last check found a refused object of the kind.
+# The controllers of ReplicaSets and ReplicationControllers report a refusal by the condition ReplicaFailure until they
+# can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
+# (--event-ttl). A LIST of the two kinds is large, because it includes pod templates. So a kind is listed only from time
+# to time, or if an Event refers to one of its objects, or if the last check found a refused object of the kind.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -94,7 +94,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return max(status.desired_number_scheduled - status.current_number_scheduled, 0)
 
     def _wanted_by_job(self, parallelism: int) -> int:
-        # Compute the number as Kubernetes' Job controller does (manageJob in pkg/controller/job).
+        # Compute the number of wanted pods as Kubernetes' Job controller does (manageJob in pkg/controller/job).
         ended = any(each.type in JOB_ENDED and each.status == "True" for each in self.status.conditions or ())
         if self.spec.suspend or ended:
             return 0
@@ -104,7 +104,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
     def refused_since(self) -> str | None:
         """Return since when the condition ReplicaFailure reports a refusal for quota; None if it does not."""
-        # Controllers record only the text of a refusal, so the Status causes are not available here.
+        # Kubernetes' controllers keep only the text of a refusal, not its machine-readable causes. So search the text.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
                 return condition.last_transition_time or ""
@@ -249,8 +249,8 @@ def refused_by_events(
 
 
 def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
-    # Anyone who may write Events in the namespace can put any text into one, for example a path to another namespace.
-    # The API server does not bound the length of these texts.
+    # A user who may write Events can put any text into their kind, name and uid, for example a path to another
+    # namespace. The API server does not limit the length of these texts.
     return reported.kind in kinds and len(reported.uid) <= LONGEST_UID and k8s_types.can_be_name(reported.name)
 
 
@@ -263,11 +263,11 @@ def _refused_by_event(
         if each.kind in _WITH_EVENT:
             path = f"{_COLLECTIONS[each.kind].format(segment(namespace))}/{segment(each.name)}"
             first[path] = min(since, first.get(path, since))
-    # The order is random. If the time is too short to read all owners, later checks read other owners.
+    # Read the owners in random order. If one check has no time for all of them, later checks read other owners.
     for path, since in random.sample(sorted(first.items()), len(first)):
         if not in_time():
             return
-        # The object may be deleted, because its Events stay for some time.
+        # The owner may have been deleted, because Events stay for some time after the deletion of their object.
         with contextlib.suppress(errors.NotFound):
             raw = kube.get(path)
             yield from ((RefusedOwner(path, since, owner), len(raw)) for owner in objects.decode_each(_OWNER, [raw]))

@@ -25,15 +25,16 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 
 RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
-NEXT_LOOK_SECONDS = 5.0  # seconds until a namespace with free quota and refused workloads is checked again
-# Minimum seconds between two changes of one owner's annotation, so that the owner can create its pods.
+NEXT_LOOK_SECONDS = 5.0
+"""Seconds until a namespace with free quota and refused workloads is checked again."""
+# Minimum seconds between two changes of an owner's annotation, so that the owner has time to create its pods.
 CREATION_TIMEOUT_SECONDS = 8.0
-# A check of a namespace may take this many seconds to read the owners that Events refer to, and as many to decide which
-# owners may retry. The next check continues. If large LISTs make the check longer, the namespace then waits nine times
-# as long as the check took. So one namespace cannot delay the others.
+# BUDGET_SECONDS limits two parts of a check of a namespace: reading the owners that Events refer to, and deciding which
+# owners may retry. The next check continues. After a check that took longer because of large LISTs, the namespace waits
+# nine times as long as the check took (REST_PER_SECOND). So one namespace cannot delay the others.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
-MAX_PODS = 1000  # the most missing pods of one owner that a check counts; with more, later owners may retry in vain
+MAX_PODS = 1000  # At most this many missing pods of an owner are counted. With more, later owners may retry in vain.
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
@@ -87,8 +88,8 @@ def retry_patch(**metadata: str) -> bytes:
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:
-    # Return the charge's memory in MiB, rounded down. The free memory is rounded down too. If the charge were rounded
-    # up, an owner whose pod fits exactly would not retry. A retry in vain does no harm.
+    # Return the memory of a charge in MiB, rounded down, because the free memory is rounded down, too. If the charge
+    # were rounded up, an owner whose pod fits exactly would not retry. A retry in vain does no harm.
     return max(charge.memory_under(limit) - 1, charge.memory)
 
 
@@ -188,7 +189,7 @@ class Retrier:
         for refused in chosen:
             if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._trigger(refused)
-        # Kubernetes' controllers need time to create the pods. The next check then uses the quota that is still free.
+        # Kubernetes' controllers need time to create pods. The next check sees the quota that these pods leave free.
         again = NEXT_LOOK_SECONDS if chosen or unjudged or not found.complete else None
         spent = self._clock() - started
         if again and spent > BUDGET_SECONDS:
@@ -227,7 +228,7 @@ class Retrier:
 
     def _trigger(self, refused: RefusedOwner) -> None:
         recent = self._clock() - CREATION_TIMEOUT_SECONDS
-        # Record the time before the patch, because the patch may succeed although its answer is lost.
+        # Record the time of the retry before the patch, because the patch may succeed although its answer is lost.
         kept = {path: at for path, at in self._retried_at.items() if at > recent}
         self._retried_at = {**kept, refused.path: self._clock()}
         try:

@@ -81,12 +81,12 @@ class ChargeAges:
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
         self._watch: Watch | None = None
-        # By namespace and key. A pending charge and a later terminating charge may have the same key, the uid of a pod.
+        # Pending and terminating charges are kept apart, because both kinds may have the same key, the uid of a pod.
         self._pending: dict[str, dict[str, Sighting]] = {}
         self._terminating: dict[str, dict[str, Sighting]] = {}
-        # By namespace, the watch that was current when this leader last wrote the ledger.
+        # `_written_under`: for each namespace, the watch that was current when this leader last wrote the ledger.
         self._written_under: dict[str, Watch] = {}
-        # By namespace and replica, the reservation's counter and the time at which the counter last changed.
+        # `_renewed`: by namespace and replica, the counter of the reservation, and when the counter last changed.
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
@@ -102,8 +102,8 @@ class ChargeAges:
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the uids of expired pending charges. If a new LIST lacks the pod, the pod can never be stored."""
-        # The leader has seen every charge in the ledger that it wrote. So a charge that it sees now for the first time
-        # is newer than that ledger.
+        # The leader has seen every charge in the version of the ledger that it wrote under this watch. So a charge that
+        # it sees now for the first time was made under this watch.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
@@ -137,8 +137,8 @@ class ChargeAges:
             renewed[replica] = (each.counter, since if counter == each.counter else now)
         if renewed:
             self._renewed[namespace] = renewed
-        # A pod may have been admitted from a reservation and force-deleted before this watch began. Its containers may
-        # still run for its grace period, which is at most `pending_ttl`. So wait until the watch is that old.
+        # A pod may have been admitted from a reservation, and deleted by force before this watch began. Its containers
+        # may run on for its grace period, at most `pending_ttl`. So the reservation stays until the watch is that old.
         wait = self._timing.pending_ttl + MARGIN_SECONDS
         return Overdue.of(
             {
@@ -158,7 +158,7 @@ class ChargeAges:
     ) -> Mapping[str, Sighting]:
         """Return and remember the first sighting of each charge. The sighting of a new charge is ``now``."""
         known = remembered.pop(namespace, {})
-        # A slow watch may deliver a ledger without a recent charge. So recent sightings of missing charges are kept.
+        # A slow watch may deliver an old ledger without a recent charge. So remember when that charge was first seen.
         recent = now.at - self._timing.full_resync
         first = {key: seen for key, seen in known.items() if seen.at > recent}
         first |= {key: known.get(key, now) for key in keys}

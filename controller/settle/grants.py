@@ -40,7 +40,7 @@ class GrantFollower:
         if read is None or not read.quota.times:
             return None
         seen, self._seen = now if self._seen is None else self._seen, now
-        # If the clock was set back, any grant may have begun or ended.
+        # If the wall clock was set back (`now < seen`), any grant may have begun or ended.
         if now < seen or _next(read.quota, seen) <= now:
             self._settle_dated()
         return min(_next(read.quota, now) - now, MOST_SECONDS)

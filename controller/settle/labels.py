@@ -15,12 +15,12 @@ from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
-# A newly limited namespace has this value until the API server is known to call the webhook for its pods. The value is
-# stored in the label, so that the next leader can continue.
+# The label of a newly limited namespace has this value until the API server is known to call the webhook for its pods.
+# A new leader reads the label and continues.
 TAKING_EFFECT = "taking-effect"
 
-# PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for which the API server
-# calls the webhook.
+# The policy PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for whose
+# pods the API server calls the webhook. So a dry run of a create shows whether the label is in effect.
 PROBE, PROBE_POLICY = "gpu-quota-probe", "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
@@ -34,7 +34,7 @@ class NamespaceLabels:
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # No minimum interval: a namespace is limited only after its label has changed, so a change must not wait.
+        # No label change may wait for a minimum interval, because a namespace is limited only after the change.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
@@ -55,14 +55,14 @@ class NamespaceLabels:
 
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
-        # Until the quota document has been read, the labels stay as the previous leader left them.
-        # No pod can be created in a namespace that is being deleted.
+        # Before the quota document is read, the labels stay as the previous leader left them. A namespace that is being
+        # deleted needs no label, because no pod can be created in it.
         if quota is None or namespace is None or namespace.metadata.deletion_timestamp:
             return None
         value = _value(namespace)
         if quota.for_namespace(name) is None:
-            # Compare with the stored quota document, because the watch may not have delivered the limit of a new
-            # namespace yet.
+            # Before a namespace is exempted, compare the watched quota document with the stored one. The watch may not
+            # have delivered a new limit of the namespace yet.
             if value != EXEMPT and self._quota.stored_version() == quota.version:
                 self._label(name, EXEMPT)
         elif value == EXEMPT:
@@ -74,7 +74,7 @@ class NamespaceLabels:
         return None
 
     def _label(self, name: str, value: str | None) -> None:
-        # In a merge patch (RFC 7396) null removes the key.
+        # If `value` is None, the merge patch (RFC 7396) removes the label.
         body = msgspec.json.encode({"metadata": {"labels": {ENFORCED_LABEL: value}}})
         try:
             self._kube.patch(f"/api/v1/namespaces/{segment(name)}", body, MERGE_PATCH)

@@ -45,13 +45,13 @@ class Publisher:
             "/api/v1/configmaps",
             _read_published,
             params={"fieldSelector": f"metadata.name={USAGE_NAME}"},
-            # After a user has edited or deleted a report, this handler queues its namespace.
+            # If a user edits or deletes a usage report, `_on_event` queues its namespace, to restore the report.
             on_event=self._on_event,
         )
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
-        # By namespace, the hash of the last report that this process wrote. With it `_on_event` skips our own writes.
+        # `_written`: by namespace, the hash of our last written report, by which `_on_event` ignores our own writes.
         self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
 
@@ -61,7 +61,6 @@ class Publisher:
             changed = namespace not in self._reports or self._reports[namespace] != use
             before = self._reports.get(namespace)
             self._reports[namespace] = use
-        # Most settlements do not change the report.
         if changed:
             unhurried = before and use and use.has_room and limits_of(before) == limits_of(use)
             self.reconciler.queue.add(namespace, interval=UNHURRIED_SECONDS if unhurried else None)
@@ -76,7 +75,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # the watch delivered a report of an earlier leader before this leader made its first report
+                return  # The watch queued a report of an earlier leader. This leader has not made a report yet.
             use = self._reports[namespace]
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:
@@ -89,7 +88,7 @@ class Publisher:
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         written = _hash(text)
-        # Compare with the last write too, because the watch may not have delivered the last write yet.
+        # Compare the text with our last write, too, because the watch may not have delivered that write yet.
         if published and published.hash == written and self._written.get(namespace, written) == written:
             return
         self._written[namespace] = written
@@ -98,7 +97,7 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
-            # A retry would fail until the namespace is deleted. A new namespace of this name causes an event.
+            # A retry would fail while the namespace is being deleted. If it is created again, an event queues it.
             if not is_without_home(error):
                 raise
             self._log.debug("usage not published: the namespace is deleted or terminating", namespace=namespace)
@@ -136,7 +135,7 @@ def is_without_home(error: errors.ApiError) -> bool:
 
 def _read_published(raw: bytes) -> Published | None:
     config_map = _CONFIG_MAP.decode(raw)
-    # A ConfigMap without our labels belongs to another owner, and must not be deleted if the namespace is not limited.
+    # A ConfigMap without our labels was made by somebody else. It must stay even if the namespace is not limited.
     if not USAGE_LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
     return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(USAGE_KEY, "")))

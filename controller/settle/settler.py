@@ -80,8 +80,8 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
-        # Namespaces without a limit have their own queue. Thousands of namespaces may lose their limits at once. The
-        # release of quota in other namespaces must not wait until all these ledgers are deleted.
+        # Namespaces without a limit have their own queue, because thousands of them may lose their limits at once. The
+        # release of quota in limited namespaces must not wait for the deletion of all those ledgers.
         self.unlimited = Reconciler(
             "unlimited",
             lambda namespace: self._settle_or_retry(namespace, self.unlimited.queue),
@@ -111,11 +111,11 @@ class Settler:
         self._others = others
         self._exists = exists
         self._clock = clock
-        # Namespaces with a ledger but no limit, each with the time at which this process first saw that.
+        # `_unlimited_since`: for each namespace with a ledger but no limit, when this process first saw this state.
         self._unlimited_since: dict[str, float] = {}
-        # Namespaces that had room at their last settlement, so that no pod waits for a release of quota.
+        # `_with_room`: the namespaces with free quota at their last settlement, so that no pod waits for a release.
         self._with_room: set[str] = set()
-        # Namespaces whose damaged ledger will be deleted, each with the ledger's version and the time of its discovery.
+        # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
         self._log = structlog.get_logger()
 
@@ -136,7 +136,7 @@ class Settler:
         """Queue every namespace for settling. Report drift: a ledger that differs from the stored pods."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
-            # A ledger that is queued already, or is being settled, may differ for a moment. That is not drift.
+            # A ledger that is queued or was just settled may briefly differ from the stored pods. That is no drift.
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
@@ -148,7 +148,7 @@ class Settler:
         try:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
-            return False  # the settlement of this ledger will report the error
+            return False  # Ignore that the ledger is unreadable: its settlement will report this.
         if ledger.lost:
             return False
         claims = self.claims.observed(known.namespace, observed.extended)
@@ -176,8 +176,8 @@ class Settler:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
-                # A new ledger is closed: nothing can be charged yet. The replica that creates the first ledger of a
-                # namespace opens it at once.
+                # A new ledger is closed: nothing can be charged to it. The webhook replica that creates the first
+                # ledger of a namespace opens it at once, so settle it again soon.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
                     return
@@ -187,7 +187,7 @@ class Settler:
 
     def _limits(self, namespace: str) -> NamespaceQuota | None:
         quota = self._quota.current()
-        # A namespace with a pod exists, even if the namespace watch has not delivered it yet.
+        # A namespace with a pod or claim exists, even if the watch of namespaces has not delivered it yet.
         exists = self._exists(namespace) or self.pods.pods(namespace) or self.claims.claims(namespace)
         return quota.for_namespace(namespace) if quota and exists else None
 
@@ -207,8 +207,8 @@ class Settler:
             self._store.check_lost(namespace, lost)
             stored = self._opened(namespace)
         if quota is None:
-            # The quota has been malformed since before this process started. Replicas may still charge by the last good
-            # document.
+            # No valid quota document has been read since this process started. Webhook replicas may still charge by an
+            # earlier valid document, so settle an existing ledger.
             if stored:
                 self._settle_newest(namespace, stored)
             return
@@ -295,9 +295,9 @@ class Settler:
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if counted_as_now and not is_older(observed.resource_version, ledger.pod_resource_version):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
-        # A LIST is needed in two cases. A change of the quota, a DeviceClass or a node's cards may have changed charges
-        # before the watch has decoded the pods again. Or a replica may have counted the pods at a later version than a
-        # quiet watch has reached, because the API server sends a bookmark only once a minute.
+        # A LIST is needed in two cases. First, the quota, a DeviceClass or the cards of a node have changed, and the
+        # pod watch has not decoded all pods again. Second, a webhook replica has counted the pods at a later version
+        # than a quiet watch has reached. A quiet watch gets a bookmark only once a minute.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
@@ -309,17 +309,17 @@ class Settler:
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
         """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise settle it."""
-        # A ledger with other charges must stay. A new ledger would be counted from the stored pods, without the charges
-        # of admitted pods that are not stored yet, and of deleted pods that may still run.
+        # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
+        # stored pods. It would lack admitted pods that are not stored yet, and deleted pods that may still run.
         ledger = stored.ledger
-        # An empty ledger need not be settled. Many ledgers may be deleted at once, and settling may cost two LISTs,
-        # because in a quiet cluster the watches may be older than the ledger.
+        # An empty ledger need not be settled before its deletion. Many ledgers may be deleted at once, and settling one
+        # may need two LISTs: in a quiet cluster, the watches may be older than the ledger.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
-        # Wait until `due`. A replica that does not know the new quota yet would create the ledger again.
+        # Delete the ledger only at the time `due`. Replicas that do not know the new quota yet would create it again.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
             return
@@ -332,7 +332,7 @@ class Settler:
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return
-        # Meanwhile no replica adds a charge, because no replica can read the ledger.
+        # While the ledger is unreadable, no webhook replica can add a charge to it.
         version, now = known.config_map.metadata.resource_version, self._clock()
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
@@ -369,7 +369,7 @@ class Settler:
         self._look_again(namespace, over)
         if not over.keys:
             return {}
-        # A LIST without a resourceVersion is a quorum read: an object that it lacks is not stored.
+        # A LIST without a resourceVersion is a quorum read of etcd. So a pod or claim that is not in it is not stored.
         absent = set(over.keys) - self._store.stored_uids(namespace)
         unseen = {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, self._clock()) for uid in absent}
         for uid, seconds in unseen.items():

@@ -62,7 +62,7 @@ def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection
     """Return the page's WSGI application. ``standing``: returns this replica's state. ``hosts``: more host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
-    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's answer to OPTIONS would lack `HEADERS`
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS would lack security headers.
 
     def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
         def answer(**values: str) -> flask.Response:
@@ -94,7 +94,7 @@ def _overview(feed: Feed, views: Views) -> flask.Response:
     return _answer(views.render("overview.html", **given, root=""))
 
 
-def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # shared signature of all views
+def _usage(feed: Feed, views: Views, kind: str) -> flask.Response:  # noqa: ARG001  # All views have these parameters.
     picture = feed.picture()
     return _file(kind, export.UsageRecord, [*export.usage_records(picture.uses.values())], picture.updated)
 
@@ -159,10 +159,11 @@ def _namespace(feed: Feed, views: Views, name: str) -> flask.Response:
     return _answer(html)
 
 
-def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # shared signature of all views
-    # With X-Accel-Buffering, nginx does not buffer the stream of events.
+def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # All views have these parameters.
+
+    # The header X-Accel-Buffering keeps nginx from buffering the stream of events.
     headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    if flask.request.method == "HEAD":  # a HEAD request opens no stream
+    if flask.request.method == "HEAD":  # A HEAD request must not open a stream of events.
         return flask.Response(headers=headers)
     since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
     try:
@@ -178,14 +179,14 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     if asset is None:
         flask.abort(HTTPStatus.NOT_FOUND)
     response = flask.Response(asset.body, content_type=asset.content_type)
-    response.set_etag(asset.tag, weak=True)  # weak: compressed and plain bodies have the same tag
+    response.set_etag(asset.tag, weak=True)  # The ETag is weak: compressed and plain bodies have the same one.
     response.make_conditional(flask.request)
     return response
 
 
 def is_own(host: str | None, names: Collection[str]) -> bool:
     """Return True if a Host header cannot come from DNS rebinding: an IP address, localhost or one of ``names``."""
-    if host is None:  # every browser sends a Host header, but HTTP/1.0 probes do not
+    if host is None:  # Only probes with HTTP/1.0 send no Host header. Every browser sends one.
         return True
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -210,7 +211,7 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # For a 404, our own description names the missing object. Flask's description only suggests a typing error.
+    # Our description of a 404 names the missing object. Flask's, for an unknown URL, only suggests a typing error.
     message = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     message = message or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
@@ -218,7 +219,7 @@ def _error(views: Views, error: HTTPException) -> flask.Response:
 
 
 def _root() -> str:
-    # The path to the overview is relative, so that the page also works behind a proxy that adds a prefix.
+    # Return a relative path to the overview, so that links also work behind a proxy that adds a path prefix.
     return "../" * (flask.request.path.count("/") - 1)
 
 
@@ -229,7 +230,7 @@ def _answer(
 
 
 def _finish(response: flask.Response) -> flask.Response:
-    # Do not compress the stream of events, because a compressor would delay events until its buffer is full.
+    # `ZIPPED` lacks the stream of events, because compression would delay events until a buffer is full.
     response.headers.update(HEADERS)
     is_static = flask.request.endpoint == "static"
     response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"

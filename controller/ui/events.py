@@ -48,7 +48,7 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     def last(self, now: datetime.datetime) -> str:
         """Return when the Event occurred last (RFC 3339). If that time is impossible, return the creation time."""
         stored = self.metadata.creation_timestamp or ""
-        # For core/v1 Events, client-go sets lastTimestamp. For events.k8s.io it sets eventTime and a series.
+        # client-go sets lastTimestamp in Events of core/v1, but eventTime and a series in Events of events.k8s.io.
         written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
         return last_occurrence(stored, written, now)
 
@@ -93,8 +93,8 @@ class Newest(Generic[T]):
             self._by_namespace.setdefault(namespace, {})[uid] = item
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
-            # Many refusals, for example after a quota was lowered, must not fill the leader's memory. Drop an entry of
-            # the namespace with the most entries, so that a namespace with only one refusal keeps it.
+            # The Events of many refusals, for example after a quota was lowered, must not fill the leader's memory.
+            # Forget an entry of the namespace with the most entries, so that a namespace with one refusal keeps it.
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
@@ -116,7 +116,7 @@ class EventInformer(Generic[T]):
     def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
         self._read: Callable[[StoredEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
-        # `_decode` returns None, so that the reflector stores nothing: its store has no bound, but `Newest` has one.
+        # `_decode` returns None, so the reflector stores nothing. Only `Newest` stores entries, in bounded memory.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )

@@ -85,5 +85,5 @@ def _cell(value: str | float | None) -> str:
         return ""
     if not isinstance(value, str):
         return number(value)
-    # A spreadsheet does not execute a cell that begins with an apostrophe.
+    # Put an apostrophe before a text that a spreadsheet would execute as a formula.
     return f"'{value}" if value.startswith(FORMULA_STARTS) else value

@@ -46,7 +46,7 @@ class Feed:
         self.source = source
         self._views = views
         self._clock = clock
-        # Each version begins with this random text. So a version from another leader or an earlier feed is unknown.
+        # Versions of changes begin with this random text. So a version from another leader or an older feed is unknown.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
@@ -91,7 +91,7 @@ class Feed:
     def leave(self, namespace: str) -> None:
         with self._changed:
             self._looked_at[namespace] -= 1
-            self._looked_at += Counter()  # removes names with a count of 0
+            self._looked_at += Counter()  # Adding an empty Counter removes namespaces with a count of 0.
 
     @property
     def updated(self) -> str:
@@ -109,8 +109,8 @@ class Feed:
                 raise EOFError
             if self._number <= position:
                 return None
-            # A browser behind a buffering proxy may be minutes late. If it missed a change that is no longer kept, tell
-            # it to reload the page.
+            # A browser behind a buffering proxy may be minutes late. If it has missed changes that are no longer kept,
+            # send a message that makes it reload the page.
             missed = [message for number, message in self._messages if number > position]
             if len(missed) < self._number - position:
                 return self._number, _reset(f"{self._epoch}-{self._number}")
@@ -130,12 +130,12 @@ class Feed:
                     return
             try:
                 self.picture()
-            except Exception:  # noqa: BLE001  # an error of the page must not end the leader
+            except Exception:  # noqa: BLE001  # An error of the page must not end the leader, so only log it.
                 self._log.exception("usage page not updated")
             time.sleep(MIN_INTERVAL_SECONDS)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
-        # If no figure has changed, keep the version and send no message. Browsers then get only heartbeats.
+        # If no figure has changed since the last picture, keep its version and send no message, only heartbeats.
         after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
@@ -149,8 +149,8 @@ class Feed:
         return after
 
     def _moved(self) -> list[str]:
-        # Return the namespaces that a browser shows and whose pods have changed. The figures of a namespace may stay
-        # the same, for example when a pod is bound.
+        # Return the namespaces that a browser shows and whose pods have changed. A change of a pod may leave the
+        # namespace's figures the same, for example when the pod is bound to a node.
         with self._changed:
             names = [name for name in self._looked_at if name]
         pods: dict[str, Sequence[model.HolderRow]] = {name: tuple(self.source.pods(name)) for name in names}
@@ -191,7 +191,7 @@ class Listener:
 
 
 def _message(change: snapshot.Change) -> bytes:
-    # A line break in the data would end the event, and the rest could forge another event. JSON has no line breaks.
+    # In a server-sent event, a line break in the data could start a forged event. Encoded JSON has no line breaks.
     return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
 
 

@@ -52,7 +52,7 @@ class UsagePage:
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
         """Show the figures of ``source`` as soon as ``ready`` returns True. The caller must be the leader."""
         with self._lock:
-            # Each time this replica becomes the leader, it has a new feed. Browsers of an older feed then reload.
+            # A new leader has a new feed. Browsers that still know the changes of an older feed then reload the page.
             self._ready = ready
             self._feed = feed.Feed(source, self._views)
             self._feed.start()
@@ -92,13 +92,13 @@ def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterato
     """In the ``with`` block, Service `SERVICE` routes its connections to this IP address and port."""
     stopping = threading.Event()
     advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
-    # If the loop fails, the leader must go on, so `on_fault` does nothing.
+    # If this loop fails, only the page is unreachable. The leader must go on, so `on_fault` does nothing.
     loop = workqueue.spawn("page endpointslice", lambda: advertiser.run(stopping), on_fault=lambda: None)
     try:
         yield
     finally:
         stopping.set()
-        # Wait for the end of the loop, so that it does not overwrite the address of the next leader.
+        # Wait until the loop has ended, so that this replica does not overwrite the address of the next leader.
         loop.join(manager.STOP_TIMEOUT_SECONDS)
 
 
@@ -124,10 +124,10 @@ class LeaderSource:
         self._leader = leader
         reasons = (refusals.REASON, refusals.CLAIM_REASON)
         self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
-        # Read removals from Events, because earlier leaders may have removed allocations, too.
+        # Removals of stale allocations are read from Events, because earlier leaders may have removed some.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
-        # The page does not wait for these watches. If the permission for a watch is missing, the page shows less.
+        # The page does not wait for the first lists of these watches. Without permission to watch, it shows less.
         self.reflectors: Sequence[Reflector[Any]] = [
             *(each.reflector for each in self._refusals),
             self._removals.reflector,
@@ -155,15 +155,15 @@ class LeaderSource:
 
     def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
-        # A namespace with limits is counted by its report, because the report also includes admitted pods that are not
-        # stored yet. Other namespaces have no report, so their stored pods and claims are counted.
+        # The usage of a limited namespace is taken from its report, which includes admitted pods that are not stored
+        # yet. Other namespaces have no report, so their stored pods and claims are added up.
         nodes, claims = self._leader.nodes.current(), self._leader.settler.claims
         unlimited = {*pods.namespaces(), *claims.namespaces()} - uses.keys()
         taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
         claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
         taken += [each for found in claimed for each in found.charges.items()]
         models = cluster_cards(self._capacity.totals(nodes.named), uses, taken)
-        # Only the extender knows which pod uses which card. Without the extender, the fragmented capacity is unknown.
+        # Only the extender knows which pod uses which card. Without it, the free parts of shared cards are unknown.
         extender = self._leader.extender
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]

@@ -39,13 +39,13 @@ class ModelRow(ModelUse):
         """The step on the scale of colours: 0 for no usage, 1 to 9 for tenths of the limit, then `FULL` and `OVER`."""
         if self.fullness > 1:
             return OVER
-        # Even small usage has step 1. The tiny summand corrects rounding errors, for example 6.99 instead of 7.
+        # Any usage above 0 has at least step 1 of the colours. The summand 1e-9 corrects rounding errors (6.99 for 7).
         return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property
     def share(self) -> str:
         """The used part of the limit as text, for example ``94 %``. For a limit of 0, the text is ``over``."""
-        # Round down, so that only a limit that is reached is shown as 100 %.
+        # Round the percentage down, so that only a limit that is reached is shown as 100 %.
         return f"{math.floor(self.fullness * 100 + 1e-9)} %" if self.limit or self.memory_limit else "over"
 
     @property
@@ -57,7 +57,7 @@ class ModelRow(ModelUse):
 def _share(used: float, limit: float) -> float:
     if limit:
         return used / limit
-    return 2.0 if used else 0.0  # with a limit of 0, any usage is over the limit
+    return 2.0 if used else 0.0  # If the limit is 0, any usage is over the limit.
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
-    # The row does not contain the pods. So it is rendered again only if a figure changes.
+    # The row of a namespace does not contain its pods, so the row is rendered again only if a figure changes.
     rows = {
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
@@ -143,7 +143,7 @@ def plural(count: float, one: str, many: str) -> str:
 
 
 def memory(mebibytes: int) -> str:
-    if mebibytes < 1024:  # noqa: PLR2004  # MiB in a GiB
+    if mebibytes < 1024:  # noqa: PLR2004  # A GiB has 1024 MiB.
         return f"{mebibytes} MiB"
     return f"{mebibytes / 1024:.1f}".removesuffix(".0") + " GiB"
 
@@ -197,7 +197,7 @@ class TableQuery(msgspec.Struct, frozen=True):
 def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
     """Return the search and the order in a URL's query string. A column that does not exist is ignored."""
     search, sort = query.get("q", "").strip()[:MAX_SEARCH_LENGTH], query.get("sort", NAME)
-    # A bookmark may name a model that no longer exists.
+    # A bookmarked URL may sort by a GPU model that no longer exists.
     return TableQuery(search, sort, query.get("order") == "desc") if sort in sorts else TableQuery(search)
 
 
@@ -216,7 +216,7 @@ def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRo
     The order is by name, by the used cards of one model, or by how full the fullest limit is. In the order by a model,
     rows without this model come last.
     """
-    # First sort by name. The later sort is stable, so rows with equal figures stay in the order of their names.
+    # Sort the rows by name first. The sort by a figure is stable, so it keeps rows with equal figures in this order.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
         return found[::-1] if order.descending else found
@@ -230,7 +230,7 @@ def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
 
 
 def _figures(amount: ModelRow, sort: str) -> tuple[float, float]:
-    # Sort by the figure that the table cell shows first, then by the other figure.
+    # Sort rows by the figure that comes first in a cell of the column, and then by the cell's other figure.
     return (amount.fullness, amount.used) if sort == FULLEST else (amount.used, amount.fullness)
 
 
@@ -297,7 +297,7 @@ def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> fl
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
-        # After a device plugin has ended, kubelet keeps the plugin's resource with the value 0. Ignore this resource.
+        # Ignore a resource with the value 0: kubelet keeps it after the resource's device plugin has ended.
         if cores:
             return cores / CORES_PER_CARD
     if register is not None:
@@ -312,7 +312,6 @@ def total_cards(nodes: Iterable[ModelNode], named: CardModels = NO_ROWS) -> Mapp
         model = named.model_of(node.model)
         cores = named.worths.get(model, CardWorth()).cores if node.plain else CORES_PER_CARD
         found.setdefault(model, []).append(node.cards and node.cards * cores / CORES_PER_CARD)
-    # If the number of one node is unknown, the sum is unknown.
     return {model: None if None in counts else math.fsum(filter(None, counts)) for model, counts in found.items()}
 
 
@@ -327,7 +326,7 @@ def _whole(quantity: Quantity | None) -> int | None:
 
 
 def _listed(devices: str) -> int | None:
-    # HAMi up to version 2.4 writes entries separated by colons. Later versions write a JSON list.
+    # Up to version 2.4, HAMi separates the cards in its register (a node annotation) by colons. Later it writes JSON.
     if not devices.lstrip().startswith("["):
         return sum(bool(entry.strip()) for entry in devices.split(":"))
     try:

@@ -37,16 +37,16 @@ class Views:
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,  # a missing value raises an error
+            undefined=jinja2.StrictUndefined,  # A value that is missing in a template raises an error.
             trim_blocks=True,
             lstrip_blocks=True,
-            auto_reload=False,  # do not check the template files at each rendering
+            auto_reload=False,  # Template files do not change, so jinja2 need not check them at each rendering.
         )
         self._templates.filters |= {
             "number": model.number,
             "local": model.local,
             "memory": model.memory,
-            "path": lambda name: quote(name, safe=""),  # a slash in a name would change the path
+            "path": lambda name: quote(name, safe=""),  # An unquoted slash in a name would change the path of a URL.
             "time": self.time,
             "plural": model.plural,
             "until": self.until,

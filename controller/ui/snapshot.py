@@ -157,7 +157,6 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
     """Read all data of the page from ``source``, and return a new picture. Unchanged rows are not rendered again."""
     uses = source.uses()
     cluster = tuple(source.cluster())
-    # The table has a column for each model with a quota or with a node.
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
     columns = tuple(sorted(models, key=lambda model: (model.casefold(), model)))
     lines = {name: _line(use, columns, views, before) for name, use in uses.items()}
@@ -167,7 +166,7 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
-    # Return the old line if nothing has changed, because rendering is expensive. `change_of` needs the same object.
+    # Reuse the line of an unchanged row, because rendering is expensive, and `change_of` compares lines by identity.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
@@ -186,8 +185,8 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
     """Return the changes between two pictures of the page. For these pictures, `has_other_rows` must return False."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
-    # The page of a namespace also shows the pods in the report. So any change of the report changes that page, even if
-    # the row in the overview stays the same.
+    # The page of a namespace also shows pods from its usage report. So any change of the report changes that page, even
+    # if the row of the namespace in the overview stays the same.
     touched = [name for name, use in after.uses.items() if before.uses[name] != use]
     refused = {each.namespace for each in after.refusals or () if each not in (before.refusals or ())}
     rows = {name: line.html for name, line in lines.items()}
@@ -203,7 +202,7 @@ def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
 
 def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
     """Return at most ``most`` entries, newest first. Each namespace's newest entry is chosen before older entries."""
-    # If age alone decided, a tenant could fill the whole list by writing many Events.
+    # If only the age of entries decided, a tenant could fill the whole list by writing many Events.
     earlier: dict[str, int] = {}
     ranks = []
     for each in entries:
@@ -219,7 +218,7 @@ def _other_parts(before: Picture, after: Picture) -> list[str]:
 
 
 def _shown(part: str, picture: Picture) -> object:
-    # Return the data that a part shows. The ages in the part are left out, because the browser updates them.
+    # Return the data that a part of the page shows, except ages, because the browser updates ages itself.
     match part:
         case "summary":
             return picture.cluster, len(picture.lines), full(picture)

@@ -109,15 +109,15 @@ class Evictor:
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        # The webhook is not called for pods of a system namespace, so an evicted pod would be replaced at once.
+        # Evict no pod of a system namespace. The webhook is not called there, so the pod would be replaced at once.
         if quota is None or limits is None or namespace in quota.system:
             return None
         pods = self._store.list_pods(namespace).charged
         nodes = self._nodes.current()
-        # List the pods first, because a claim that is charged to its pod must be left out of the claims.
+        # List the pods before the claims, because claims that are charged to their pods must be left out.
         _, claims = self._store.priced_claims(namespace, charged_by_pods(pods, nodes))
-        # The watch may not have delivered a raised quota yet. Or the stored quota is malformed, and an earlier quota is
-        # used. In both cases the check above used an outdated quota.
+        # Evict nothing under an outdated quota: the watch may not have delivered a raised quota yet, or the stored
+        # quota is malformed, so that an earlier quota is in use.
         if self._quota.stored_version() != quota.version:
             self._log.warning("nothing evicted: the stored quota is not in force", namespace=namespace)
             return None
@@ -130,7 +130,7 @@ class Evictor:
 
         ``tries``: the number of earlier attempts.
         """
-        # The Event is written after the eviction, so that it is always true. After a crash in between, it is missing.
+        # The Event is written after the eviction, so it is never wrong. A crash between the two loses the Event.
         subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
@@ -175,7 +175,7 @@ class Evictor:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            # If a new pod has this name, the API server answers 409.
+            # The uid protects a newer pod with the same name: for such a pod, the API server answers 409.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
@@ -244,7 +244,7 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
-        # By namespace: the uid of each pod or claim that an Event GrantEnds announced, and the end of the grant.
+        # `_announced`: by namespace, the uids of the objects that got an Event GrantEnds, each with the grant's end.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
@@ -281,8 +281,8 @@ class ViolationWatcher:
             return None
         if limits.mode != Mode.AUDIT:
             self._post_events(namespace, found)
-        # After an eviction, the next check follows as soon as the queue allows: after a second. So each pod is checked
-        # without the pods that were evicted before.
+        # After an eviction, the namespace is checked again as soon as the queue allows: after a second. So the next pod
+        # is evicted only if it is still beyond the quota without the evicted pod.
         return 0.0 if self._evict(namespace, ongoing) else self._period
 
     def _announce(
@@ -335,7 +335,7 @@ class ViolationWatcher:
         return ongoing
 
     def _since(self, before: OngoingViolation | None, violation: Violation) -> OngoingViolation:
-        # The message is not compared, because its figures change with every other pod of the namespace.
+        # Do not compare the messages of violations, because their figures change with every pod of the namespace.
         if before and (before.violation.kind, before.violation.evictable) == (violation.kind, violation.evictable):
             return msgspec.structs.replace(before, violation=violation)
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -368,7 +368,7 @@ class ViolationWatcher:
         try:
             objects.post_event(self._kube, event)
         except ApiError as error:
-            # The API server would refuse a retry too.
+            # Do not retry an Event that the API server refused, because it would refuse the retry, too.
             self._log.warning("event refused", namespace=holder.namespace, uid=holder.uid, error=str(error))
             return False
         return True
@@ -395,7 +395,7 @@ def ends_event(holder: Holder, end: int, message: str) -> objects.Event:
 
 
 def event_of(violation: Violation) -> objects.Event:
-    # The name of the Event contains a part of the uid, so that a new pod with the same name gets its own Event.
+    # Event names contain a part of the object's uid, so that a new pod with the same name gets its own Event.
     subject, uid = _involved(violation.holder), violation.holder.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
         in_general = NOT_COUNTED_MESSAGE.format(subject.namespace)

@@ -99,7 +99,7 @@ def _charged(
 
 
 def _age(of: _Charged | Violation) -> tuple[str, str, str]:
-    # Times in RFC 3339 and UTC sort as text. They have whole seconds, so objects of the same second are sorted by name.
+    # Creation times (RFC 3339, UTC) sort as text. They have whole seconds, so objects of the same second sort by name.
     return of.holder.created, of.holder.name, of.holder.uid
 
 
@@ -107,7 +107,7 @@ def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
     """Yield the violations among the objects of one model. ``held``: these objects, the oldest first."""
-    # A terminating pod still has its card. If the pod were counted here, each eviction would cause another one.
+    # Terminating pods do not count, although they still have cards. If they counted, one eviction would cause another.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"
@@ -157,7 +157,7 @@ def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) ->
 def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violation]:
     for claim, taken in claims:
         if taken.other:
-            # The status of a claim is reliable, unlike a pod's annotations. So the claim is charged for both models.
+            # A claim's status reliably names its devices, so it is charged for the selected and for the given model.
             both = "; it is charged for both" if taken.other.models else ""
             yield Violation(ViolationKind.OTHER_MODEL, claim, f"{taken.other}{both}")
         if taken.uncounted:

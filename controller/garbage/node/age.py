@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# Maximum number of tracked directories. Further directories wait until some of these are removed.
+# At most this many directories are tracked. Further directories wait until some tracked directories are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -74,7 +74,7 @@ class ObservedAge:
         if len(self._seen) >= self._most:
             return Keep(KeepReason.TOO_MANY)
         before = self._before.get(name)
-        # A different inode means that this is a new directory with the same name.
+        # A directory with a different inode is a new directory under the same name, so its age starts now.
         if before is None or before.inode != inode:
             record = AgeRecord(inode, self._now.steady)
         else:
@@ -110,7 +110,7 @@ class ModifiedAge:
     def begin(self, now: Now) -> None:
         self._as_of = min(self._as_of, now.wall)
 
-    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # only the stamp is used
+    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:  # noqa: ARG002  # Only `stamp` decides the age.
         return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:

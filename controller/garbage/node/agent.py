@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 from controller.garbage.node import fs, names
 from vcuda.cli import aligned
 
-# Minimum time between two sweeps. Without it, a thousand pods that end together would cause a thousand sweeps.
+# Minimum seconds between two sweeps, so that a thousand pods that end together do not cause a thousand sweeps.
 MIN_INTERVAL_SECONDS = 5.0
 
-# The agent is unhealthy if no sweep has ended for this many periods.
+# The agent reports that it is unhealthy if no sweep has ended for this many periods.
 MAX_MISSED_PERIODS = 5
 
-# Maximum number of kept directories that are logged by name. The metric counts all of them.
+# At most this many kept directories are logged by name. The metric counts all kept directories.
 MAX_LOGGED = 1000
 
 
@@ -116,7 +116,7 @@ class SweepMetrics:
             "End of the last complete sweep in Unix seconds; 0 if there was none.",
             registry=registry,
         )
-        # Each series starts at 0. Otherwise rate() would miss the first increase.
+        # Create every series of this metric with the value 0. Without that, rate() would miss its first increase.
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
         self.begin()
@@ -141,7 +141,7 @@ class SweepMetrics:
     def end(self, result: str, wall: float) -> None:
         """Publish the metrics of the sweep that has ended. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # Such a sweep has not seen all directories. Its figures would look as if directories had disappeared.
+        # A failed or unfinished sweep may miss directories. Its figures would look as if these had disappeared.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -180,7 +180,7 @@ class SweepReporter:
 
     def end(self, result: str, wall: float) -> None:
         """Log and count the end of a sweep. ``result``: complete, blocked, unfinished or failed."""
-        # Unless the sweep was complete, it may have missed directories that are still kept. So their records stay.
+        # Keep what was logged about directories that an incomplete sweep may have missed, so it is not logged again.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
@@ -202,7 +202,7 @@ class Wakeup:
 
     def __init__(self) -> None:
         self.stopping = False
-        # SimpleQueue is Python's only queue that is safe in a signal handler (see the documentation of module queue).
+        # Signal handlers use this queue, and only a SimpleQueue is safe there (see Python's documentation of `queue`).
         self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def wake(self) -> None:
@@ -252,7 +252,7 @@ class Agent:
 
     def unhealthy(self) -> str | None:
         """Return a message if no sweep has ended for too long; otherwise return None."""
-        # A sweep also counts as ended if it could not reach the API server, because a restart would not help.
+        # A sweep that could not reach the API server counts as ended, too: a restart of the agent would not help.
         silent = time.monotonic() - self._ended
         too_long = silent > MAX_MISSED_PERIODS * self._interval.period
         return f"no sweep has ended for {silent:.0f} s" if too_long else None

@@ -20,7 +20,7 @@ from vcuda.kube import Kube, VersionCheck
 
 FAILED = 1
 
-# One list without a pod may be older than the pod. Two lists in a row without it prove that the pod is deleted.
+# A list of pods may be older than a pod that it lacks. If two consecutive lists lack the pod, the pod was deleted.
 _TWICE = 2
 
 _directory = click.Path(path_type=Path)
@@ -165,7 +165,7 @@ def _warn(message: str) -> None:
 def _check_root(root: Path) -> None:
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # for example the name is too long, or a parent directory cannot be entered
+    except OSError as error:  # The path is too long, for example, or a parent directory cannot be entered.
         raise errors.BadInput(f"{root}: {error.strerror}.") from error
     if not is_directory:
         raise errors.BadInput(f"{root} must be a directory.")
@@ -184,7 +184,7 @@ def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
 
 
 def _read(name: str) -> tuple[bytes, float]:
-    if name == "-" and sys.stdin is None:  # Python's value for a closed descriptor
+    if name == "-" and sys.stdin is None:  # Python sets `sys.stdin` to None if standard input is closed.
         raise errors.BadInput("--pods -: standard input is closed.")
     try:
         if name == "-":

@@ -20,8 +20,9 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_OPEN = 64  # directory levels that a walk keeps open; levels above are closed, and later opened again by ".."
-MAX_PARKED = 10_000  # maximum number of unvisited entries that are kept in memory for a closed level
+_KEPT_OPEN = 64  # A walk keeps this many directory levels open. Levels above are closed, and opened again by `..`.
+MAX_PARKED = 10_000
+"""The most unvisited entries that are kept in memory for one directory that a walk has closed for now."""
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
@@ -125,13 +126,13 @@ def entries(fd: int) -> Generator[DirectoryEntry]:
             try:
                 kind = _kind(entry)
             except FileNotFoundError:
-                continue  # another process has just removed it
+                continue  # Another process has just removed the entry.
             yield DirectoryEntry(entry.name, kind, entry.inode())
 
 
 def _kind(entry: os.DirEntry[str]) -> FileKind:
-    # A directory listing usually includes the type of each entry (d_type). If it does not, as on some network file
-    # systems, each call below is a stat of the file, which may fail.
+    # A listing usually includes the type of each entry (d_type). If the type is missing, as on some network file
+    # systems, each of the following calls makes a stat of the file, which may fail.
     try:
         if entry.is_dir(follow_symlinks=False):
             return FileKind.DIRECTORY
@@ -215,7 +216,7 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
 
 _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The errors of renameat2(2) if the kernel is too old, or if the file system (for example NFS) does not support it.
+# renameat2(2) fails with these errors if the kernel or the file system (for example NFS) does not support it.
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -223,8 +224,8 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
     """Move an entry from one open directory to another. Raises FileExistsError if the new name is in use."""
     number = renameat2(name, parent, new_name, new_parent)
     if number in _NOT_SUPPORTED:
-        # Another process may create the new name after this check. Then os.rename replaces it only if it is an empty
-        # directory (rename(2)), so no file is lost.
+        # Another process may create an entry with the new name after the check. os.rename replaces such an entry only
+        # if it is an empty directory (rename(2)), so no file is lost.
         try:
             os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -245,11 +246,11 @@ def renameat2(name: str, parent: int, new_name: str, new_parent: int) -> int:
     return ctypes.get_errno()
 
 
-# A deletion of a directory deletes at least this many entries, even if the time of the sweep is over. Otherwise, if the
-# checks before the deletion always take all the time, nothing would ever be deleted.
+# The deletion of a directory deletes at least this many entries, even if the time of the sweep is over. Without this
+# minimum, nothing would ever be deleted if the checks before the deletion always took all the time.
 BATCH = 10_000
 
-_BLOCK = 512  # bytes; the unit of st_blocks on every file system (stat(2))
+_BLOCK = 512  # `st_blocks` counts blocks of 512 bytes on every file system (stat(2)).
 
 
 class OutOfTime(Exception):
@@ -263,8 +264,8 @@ class TreeRemoval:
     least `BATCH` entries. If an entry cannot be deleted, the other entries are still deleted.
     """
 
-    # Deeper directories are first moved up, directly into the subdirectory that is deleted. So memory and descriptors
-    # do not depend on the depth of the tree. If the process is killed, the remaining tree is only flatter.
+    # A directory at a deeper level is first moved up into the directory to delete. So the use of memory and descriptors
+    # does not depend on the depth of the tree. If the process is killed, the remaining tree is only flatter.
 
     def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
@@ -287,8 +288,8 @@ class TreeRemoval:
         self.freed += blocks * _BLOCK
 
     def _empty(self, top: int) -> bool:
-        # Delete the entries of the top directory. Return True if it had entries. It may then have new entries that were
-        # moved up, so the caller must repeat the call.
+        # Delete all entries of the directory `top`. Return True if `top` had entries: it may then have new entries,
+        # which were moved up from subdirectories, so the caller must call again.
         found = False
         for entry in entries(top):
             found = True
@@ -299,7 +300,7 @@ class TreeRemoval:
         return found
 
     def _dissolve(self, top: int, name: str) -> None:
-        # Delete a subdirectory of the top directory. Its own subdirectories are moved up to the top directory.
+        # Delete the subdirectory `name` of the directory `top`. The subdirectories of `name` are moved up into `top`.
         with opened(OpenDirectory(top, self._directory.mount), name) as fd:
             for entry in entries(fd):
                 if entry.kind is FileKind.DIRECTORY:
@@ -325,7 +326,6 @@ class TreeRemoval:
             self.freed += found.st_blocks * _BLOCK
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
-        # Run one step, and record the first failure.
         if self._stopping() or (next(self._steps) >= BATCH and self._give_up()):
             raise OutOfTime
         try:

@@ -35,16 +35,17 @@ from controller.garbage.node.fs import (
 )
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
-# The paths of a pod's volumes. A process that bind-mounts kubelet's directory keeps copies of these mounts long after
-# the pod has ended, so these mounts are ignored. The mount of the pod's etc-hosts still reveals running containers.
+# Mounts of pod volumes are ignored, because a process that bind-mounts kubelet's directory keeps copies of them long
+# after the pod has ended. A running container is still found by the mount of the pod's etc-hosts file.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
 _MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
 _PATH = re.compile(rb" (/.*)$", re.MULTILINE)
 _STACKED = ("overlay", "aufs")
 _OWN_MOUNTS = Path("/proc/self/mountinfo")
-_GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # errors of /proc for a process that has ended or is ending
-_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)  # an ended thread or dead server
-_HOST_THREAD = "kthreadd"  # the name of process 2 in the host's PID namespace
+_GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # /proc returns these errors if the process has ended or is ending.
+_STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)
+"""The errors of opening a directory in /proc if the thread has ended, or if a file server does not answer."""
+_HOST_THREAD = "kthreadd"  # Only on the host, process 2 is kthreadd, so a pod that sees kthreadd there has hostPID.
 
 Device = tuple[int, int]
 """The number of a device, which consists of its major and minor number."""
@@ -96,13 +97,13 @@ def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[]
     """
     scan_run = Scan(_mounted_at(root, mount), moved)
     scan_run.read_mounts(proc / "self")
-    names = os.listdir(proc)  # noqa: PTH208  # Path objects would be slow
+    names = os.listdir(proc)  # noqa: PTH208  # Creating a Path object for each process would be slow.
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
-    # All mounts are read before the first file, because the mount decides whether a stat of the file may be made. The
-    # mount of a file may be visible only to a later process.
+    # Read the mounts of all processes before any file, because the mount decides whether a stat of the file is safe.
+    # The mount of a file may be visible only to a process that is scanned later.
     for process in processes:
         moved()
-        with contextlib.suppress(OSError):  # raised again in the next loop
+        with contextlib.suppress(OSError):  # Ignore the error: `at_process` reads the mounts again.
             scan_run.read_mounts(process)
     for process in processes:
         scan_run.at_process(process)
@@ -133,21 +134,21 @@ class Scan:
         """
         if self._at_thread(process):
             return
-        threads: list[str] = []
-        with contextlib.suppress(OSError):  # the process has ended
-            threads = os.listdir(process / "task")  # noqa: PTH208  # Path objects would be slow
+        threads: list[str] = []  # `threads` stays empty if the process has ended meanwhile.
+        with contextlib.suppress(OSError):
+            threads = os.listdir(process / "task")  # noqa: PTH208  # Path objects for all threads would be slow.
         others = [self._at_thread(process / "task" / name) for name in threads if name != process.name]
         if others and not any(others):
             self.found.unseen.append(process.name)
 
     def _at_thread(self, thread: Path) -> bool:
-        # Record the files of a thread. Return False if it has ended meanwhile. An ending thread frees its memory before
-        # it closes its files (do_exit in Linux' kernel/exit.c). So if the maps, which are read last, are not empty, the
-        # files that were read before are complete.
+        # Record the files of a thread. Return False if the thread has ended meanwhile. An ending thread frees its
+        # memory before it closes its files (do_exit in Linux' kernel/exit.c). So if its memory maps, which are read
+        # last, are not empty, all its open files were found.
         self.moved()
         try:
             self.read_mounts(thread)
-            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # Path objects would be slow
+            for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208  # Path objects for all files would be slow.
                 self._add_open(f"{thread}/fd/{number}", f"{thread}/fdinfo/{number}")
                 self.moved()
             self._add_directory(f"{thread}/cwd")
@@ -164,21 +165,21 @@ class Scan:
         return bool(maps)
 
     def _add_mapped(self, maps: bytes) -> None:
-        # Record the mapped files on the root's file system. On a stacked file system, kernels before 6.8 show the
-        # device and inode of the lower layer, so the path is recorded instead.
+        # Record mapped files on the file system of the root, which has the pods' directories. For a stacked file system
+        # such as overlay, kernels before 6.8 show inodes of the lower layer, so paths are recorded, too.
         self.found.mapped.update(map(int, re.findall(rb" %02x:%02x (\d+) " % self.home.device, maps)))
         if self.home.kind in _STACKED:
             for path in set(_PATH.findall(maps)):
                 self.found.named.update(os.fsdecode(path).split("/"))
 
     def _add_open(self, link: str, info: str) -> None:
-        # Record an open file, unless it was closed meanwhile. Raises PermissionError if access is denied.
+        # Record an open file, unless the process has closed it meanwhile. Raises PermissionError if access is denied.
         with contextlib.suppress(FileNotFoundError):
             if _has_path(link):
-                self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is twice as fast
+                self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is faster than pathlib.
 
     def _add_directory(self, link: str) -> None:
-        # Record a working or root directory. /proc does not show its mount, so it is opened to find the mount.
+        # Record a working or root directory. /proc does not show the directory's mount, so the directory is opened.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -191,8 +192,8 @@ class Scan:
             os.close(fd)
 
     def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
-        # Record a file, unless its mount has another file system. If the stat of the file fails on the root's file
-        # system, the error is raised. On an unknown mount, the error is ignored, because the server is probably dead.
+        # Record a file, unless it is on another file system than the pods' directories. An error of stat is raised for
+        # their file system, and ignored for an unknown mount, whose file server is probably dead.
         known = self.mounts.get(mount)
         if known not in (None, self.home.device):
             return
@@ -218,17 +219,17 @@ class Scan:
 
 
 def _has_path(link: str) -> bool:
-    # Return whether a link of /proc refers to a file, rather than to a pipe or a socket.
+    # Return True if a link in /proc/PID/fd refers to a file, and False for a pipe or a socket.
     try:
         return os.readlink(link).startswith("/")  # noqa: PTH115  # os.readlink is faster than pathlib
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
-        return True  # the path is too long for readlink
+        return True  # Only a path, not a pipe or socket, can be too long for readlink.
 
 
 def _mounted_at(root: int, mount: Mount) -> _Mounted:
-    # Return the mount of the root. Its device is the one in /proc/PID/maps. On btrfs, st_dev is a different device.
+    # Return the mount of `root`. Its device number is the one that /proc/PID/maps shows; on btrfs, `st_dev` differs.
     for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
@@ -241,8 +242,8 @@ def mount_points() -> frozenset[str]:
 
 
 def _mounts_in(path: Path) -> list[_Mounted]:
-    # Split only at newlines, because mountinfo escapes newlines in paths, and no other line separator. Lines that do
-    # not match are skipped.
+    # Split mountinfo only at newlines (not by `splitlines`): it escapes newlines in paths, but no other line
+    # separators. Lines that do not match are skipped.
     matches = map(_MOUNT.match, os.fsdecode(path.read_bytes()).split("\n"))
     return [_Mounted(int(each[1]), (int(each[2]), int(each[3])), *each.group(4, 5, 6)) for each in matches if each]
 
@@ -275,12 +276,12 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
 
 
 def _is_near(parent: int, top: int) -> bool:
-    # Return whether `parent` is the directory `top`, or a directory in it.
+    # Return True if the directory `parent` is `top` itself, or is directly in `top`.
     return identity_of(top) in (identity_of(parent), identity_at("..", parent))
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:
-    # Use the inode of the file itself, because a directory listing may show another inode.
+    # Read the inode from the file itself, because the directory listing may show another inode for the file.
     try:
         return in_use.holds(identity_at(name, parent))
     except FileNotFoundError:
@@ -305,18 +306,19 @@ def listens(parent: int, name: str) -> bool:
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
-        return True  # the listener's queue is full (EAGAIN), or the socket is not a stream socket (EPROTOTYPE)
+        return True  # A process listens, but its queue is full (EAGAIN), or it uses another socket type (EPROTOTYPE).
     finally:
         os.close(fd)
     return True
 
 
-# A scan fails if it makes no progress for this long. The whole scan may take longer: a thousand processes take about a
-# second, but one process can have millions of open files.
+# A scan of all processes fails if it makes no progress for this many seconds. The whole scan may take longer: usually
+# about a second for a thousand processes, but one process can have millions of open files.
 SCAN_TIMEOUT_SECONDS = 120.0
 
-STEP_SECONDS = 0.2  # time between two checks whether the process is stopping
-_KEEPS = 2  # a result is used for at most this many times the duration of its scan
+STEP_SECONDS = 0.2  # While a scan runs, the sweep checks at this interval whether it must stop.
+_KEEPS = 2
+"""The result of a scan is used for at most this many times the duration of the scan."""
 
 
 class ProcessScanner:
@@ -331,11 +333,11 @@ class ProcessScanner:
         Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True after that many seconds of
         scanning. The scan then continues in its thread, and the next call uses its result.
         """
-        # The scan has its own thread, because reading /proc hangs for a process that waits for a dead server. Such
-        # waits are killable, so the thread ends with this process.
+        # The scan has its own thread, because a read of /proc hangs if the inspected process waits for a dead file
+        # server. The wait is killable, so the thread ends with our process.
         run = self._running
         if run is not None and not run.is_of_use(root.mount):
-            # A second scan would hang too. Each sweep would then add one more hanging thread.
+            # While a scan hangs, do not start another: it would hang too, and each sweep would add one more thread.
             if not run.answer.done():
                 raise MustStay(KeepReason.UNSEEN, "an earlier scan has not ended")
             run = None
@@ -375,7 +377,7 @@ class _ScanRun:
     def _run(self, root: OpenDirectory) -> None:
         try:
             self.answer.set_result(scan(root.fd, root.mount, moved=self._move))
-        except BaseException as error:  # noqa: BLE001  # raised again where the result is read
+        except BaseException as error:  # noqa: BLE001  # `scan` raises the error again when it reads the result.
             self.answer.set_exception(error)
 
     def _move(self) -> None:

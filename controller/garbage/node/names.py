@@ -11,10 +11,10 @@ from vcuda import errors, k8s_types
 from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
 # The uid of a pod is a random UUID (k8s.io/apiserver pkg/registry/rest/meta.go). The uid of a static pod is the MD5 of
-# its manifest (pkg/kubelet/config/common.go). A manifest may set another uid. The directory of such a pod is kept.
+# its manifest (pkg/kubelet/config/common.go). If a manifest sets another uid, the pod's directory is kept.
 _STATIC = "[0-9a-f]{32}"
 _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
-_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # a DNS label, as the API server requires for container names
+_CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # The API server requires a DNS label as the name of a container.
 
 TRASH = ".trash"
 """The name of the trash: a directory in the root, with the pods' directories that are to be deleted."""
@@ -28,7 +28,7 @@ LONGEST_UID = 64
 _STATIC_UID = (
     k8s_types.MIRROR_ANNOTATION,
     "kubernetes.io/config.hash",
-)  # annotations of mirror pods (pkg/kubelet/types). Both contain the uid of the static pod.
+)  # kubelet sets these annotations on a mirror pod (pkg/kubelet/types). Both contain the static pod's uid.
 
 
 class Form(msgspec.Struct, frozen=True):
@@ -184,7 +184,7 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
         return Keep(KeepReason.KUBELET)
-    # A uid without hyphens is that of a static pod. A static pod may run while its mirror pod is missing in the API.
+    # A static pod has a uid without hyphens. It may run without its mirror pod in the API, so only kubelet knows it.
     if presence.unknown is None and presence.kubelet is None and "-" not in uid:
         return Keep(KeepReason.STATIC)
     return presence.unknown
@@ -193,8 +193,8 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
     """Yield the uid of a pod in the API. If it is a mirror pod, also yield the uid of its static pod."""
     yield uid
-    # Any user may set these annotations, so that the directory of another pod is kept. The annotations count only if
-    # one of them is the mirror annotation. kubelet at once deletes a pod with that annotation but without a static pod.
+    # A user could set these annotations on a pod to protect the directory of another pod. So they count only together
+    # with the mirror annotation: kubelet deletes at once a pod that has it but no static pod.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
         texts = (annotations.get(key, "") for key in _STATIC_UID)
         yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)

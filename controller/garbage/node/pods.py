@@ -16,10 +16,10 @@ from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
 
-# The watch is out of date if no event has arrived for this long. Bookmarks arrive about once a minute (see Reflector).
+# If no event arrives for this long, the watch is out of date. A working watch gets a bookmark about once a minute.
 FRESH_SECONDS = 120.0
 
-_CONFIRMED_FOR = 5.0  # seconds for which a list is reused, so that a thousand directories do not need a thousand lists
+_CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, because a thousand directories may need it.
 
 
 class PodSource(Protocol):
@@ -36,7 +36,7 @@ class PodSource(Protocol):
 
 
 class _PodMeta(msgspec.Struct, frozen=True, gc=False):
-    uid: str  # without a default, so a pod without a uid is rejected as undecodable
+    uid: str  # `uid` has no default value, so a pod without a uid cannot be decoded.
     namespace: str = ""
     annotations: Mapping[str, str] | None = None
 
@@ -79,8 +79,8 @@ def on_node(node: str) -> dict[str, str | int]:
 
 def list_uids(kube: Kube, node: str) -> frozenset[str]:
     """Return the uids of the node's pods by a consistent LIST. Raises VcudaError if any pod cannot be read."""
-    # A LIST without resourceVersion is a quorum read from etcd, and its pages all show one version (Kubernetes API
-    # concepts, "Retrieving large results sets in chunks"). So it has every pod that was bound to the node by then.
+    # A LIST without resourceVersion is a quorum read from etcd. Its pages show one version (Kubernetes API concepts,
+    # "Retrieving large results sets in chunks"). So no pod that was bound to the node before the LIST is missing.
     found: set[str] = set()
     try:
         for page in kube.list_pages(PODS, on_node(node)):
@@ -98,7 +98,7 @@ def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str
     """
     if own_uid is not None and own_uid not in uids:
         raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods does not include the agent's own pod")
-    if not uids:  # the only possible check if the agent's own uid is not given
+    if not uids:  # If the agent's own uid is unknown, only an empty list of pods is recognized as incomplete.
         raise MustStay(KeepReason.PODS_UNKNOWN, "the list of this node's pods is empty")
     return uids
 
@@ -162,9 +162,9 @@ class WatchedPods:
         return self._listing.known()
 
     def _with_former_mirrors(self) -> frozenset[str]:
-        # Add the deleted mirror pods whose static pod still runs. kubelet creates a new mirror pod with a new uid. The
-        # static pod still uses the directory with the uid of its first mirror pod. Only mirror pods that this watch has
-        # received are known here. With hostPID, the mounts of the containers protect the directories of other pods.
+        # Add the uids of deleted mirror pods whose static pods still run. kubelet creates a new mirror pod with a new
+        # uid, but the static pod still uses the directory that is named after its first mirror pod. Mirror pods from
+        # before this watch are unknown here. With hostPID, the mounts of running containers protect their directories.
         uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
         running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
         for mirror, statics in list(self._former.items()):
@@ -196,10 +196,10 @@ class KubeletPods:
     def uids(self) -> frozenset[str]:
         """Return the names of the subdirectories in kubelet's directory. Each name is the uid of a pod."""
         try:
-            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # only names are needed
+            found = frozenset(os.listdir(self.path))  # noqa: PTH208  # Only the names are needed, not Path objects.
         except OSError as error:
             raise _unknown(self.path, error) from error
-        # A directory without the agent's own pod is not of this node, for example because of a wrong mount.
+        # A directory of pods without the agent's own pod is not that of this node's kubelet. The mount may be wrong.
         if self.own_uid is not None and self.own_uid not in found:
             raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} does not include the agent's own pod")
         return found

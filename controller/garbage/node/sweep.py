@@ -18,7 +18,7 @@ from controller.garbage.node.pods import KubeletPods, PodSource
 from controller.garbage.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
-# Reasons that are not faults of the directory. So the next sweep tries the directory again without a delay.
+# These reasons to keep a directory are no faults of the directory. The next sweep tries to remove it without a delay.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
@@ -152,8 +152,8 @@ class SweepRun:
         self._in_turn([partial(self._move, name, identity) for name, identity in found if identity])
 
     def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
-        # Return the entry's identity if it may be removed. All entries are checked before the first is moved, so that
-        # every sweep is recorded for every entry. A mount point is not accessed, because its file system may hang.
+        # Return the identity of an entry that may be removed. All entries are checked before the first is moved, so
+        # that each sweep counts for the age of all entries. A mount point is not accessed: its file system may hang.
         if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
@@ -170,7 +170,7 @@ class SweepRun:
         return None
 
     def _in_turn(self, steps: Sequence[Callable[[], None]]) -> None:
-        # The first step runs even if the time is over.
+        # Handle the first entry even if the time of the sweep is over, so that every sweep makes progress.
         for number, step in enumerate(steps):
             if self.stopping() or (number and self.give_up()):
                 raise fs.OutOfTime
@@ -183,9 +183,9 @@ class SweepRun:
             self._put_off(self.sweep.grace, name, name, error)
 
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
-        # Check again everything that may have changed. Then move the directory at once.
+        # Check the directory again, because its pod or its use may have changed since the first check. Then move it.
         uid = self.sweep.form.uid(name) or ""
-        self._check_names({name, uid})  # first, because this may wait for the scan of processes
+        self._check_names({name, uid})  # `_check_names` comes first, because it may wait for the scan of the processes.
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:
@@ -212,12 +212,12 @@ class SweepRun:
         late = self.sweep.late
         for gone in late.keys() - {entry.name for _, entry in found}:
             del late[gone]
-        # Delete the oldest entries first. Entries whose deletion timed out before are deleted last.
+        # Delete the oldest entries of the trash first. Entries whose deletion timed out in an earlier sweep come last.
         found.sort(key=lambda each: (late.get(each[1].name, 0), each[0].time))
         self._in_turn([partial(self._delete, trash, *each) for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: fs.DirectoryEntry) -> bool:
-        # Move the entry back if its pod exists or its move was interrupted. Otherwise the retention policy decides.
+        # A trash entry is moved back if its pod exists or its move was interrupted. If not, `retention` decides.
         path = f"{TRASH}/{entry.name}"
         keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else names.keep_for_pod(trashed.uid, self.presence)
         if keep is not None:
@@ -266,7 +266,7 @@ class SweepRun:
             raise MustStay(KeepReason.UNSEEN, f"process {self.in_use.unseen[0]}")
 
     def _pressed(self) -> bool:
-        # Compute the used share as df(1) does.
+        # Compute the used share of the disk as df(1) does, without the blocks that are reserved for root.
         found = os.fstatvfs(self.root.fd)
         used = found.f_blocks - found.f_bfree
         blocks = used / max(1, used + found.f_bavail)

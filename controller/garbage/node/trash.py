@@ -57,7 +57,7 @@ class Trash:
 @contextlib.contextmanager
 def open_trash(root: fs.OpenDirectory, *, dry_run: bool = False) -> Iterator[Trash]:
     """Open the trash. If it does not exist, create it, except in a dry run."""
-    # The trash is created even if no directory is to be moved, because a full disk may have no room for it later.
+    # Create the trash even before a directory must be moved, because a full disk may have no room for it later.
     with contextlib.suppress(FileExistsError):
         if not dry_run:
             os.mkdir(names.TRASH, 0o700, dir_fd=root.fd)
