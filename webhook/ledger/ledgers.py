@@ -49,7 +49,7 @@ class ReviewDeadline:
 
         Long work must call this method between its parts.
         """
-        # A review calls this method for each of tens of thousands of affinity terms. So the usual case is tested first.
+        # The usual case comes first, because a review of a large pod calls this method tens of thousands of times.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -158,7 +158,7 @@ class ByNamespace(Generic[V]):
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        # By namespace: its value and the time of the last use. The least recently used namespace is first.
+        # By namespace: the cached value and the time of its last use. The least recently used namespace comes first.
         self._kept: dict[str, tuple[V, float]] = {}
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class MemoryLedgers:
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge. Record an admitted charge in the ledger, once per uid. A dry run records nothing."""
-        # No lock is needed, because nothing is awaited between the read of the ledger and its replacement.
+        # This method needs no lock, because it awaits nothing between reading the ledger and replacing the ledger.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
@@ -208,8 +208,8 @@ class MemoryLedgers:
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
-    # On a cluster, the controller moves the charges of stored pods from pending to committed. No controller runs here.
-    # So if too many charges are pending, the oldest one becomes committed. Otherwise all further pods would be refused.
+    # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. These ledgers have no
+    # controller. So this function moves the oldest charge. Otherwise all pods would be refused when `pending` is full.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -218,9 +218,9 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# Seconds for which a model that /mutate chose for a pod counts as used. The API server calls /validate earlier, even if
-# other webhooks run in between. If this replica has not charged the pod by then, another replica has charged the pod,
-# or another webhook has refused the pod.
+# Seconds for which a model that /mutate chose for a pod counts as used. The API server calls /validate within this
+# time, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
+# charged it, or another webhook has refused it.
 CHOICE_SECONDS = 2.0
 
 
@@ -230,9 +230,9 @@ class ChargeWindow:
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        # By key: the time, the model and the charge. The oldest charge is first.
+        # By key: the time, the model and the amount of a charge. The oldest charge comes first.
         self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
-        # The number and sum of the charges by model. They are stored, because each of thousands of charges needs them.
+        # By model: the number and sum of the charges. Adding up thousands of charges for each new one would take long.
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:
@@ -282,7 +282,7 @@ class RecentChoices:
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
         """Remove the oldest choice of this model and charge, because its pod is about to be charged."""
-        # A choice has no uid, because a pod gets its uid only after /mutate.
+        # A choice of /mutate is found by model and amount, because a pod has no uid until /mutate has answered.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 
