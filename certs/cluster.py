@@ -149,7 +149,7 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Add to the configuration the webhooks that its annotation declares, and how the registered webhooks differ.
+        # Return the configuration with the webhooks that its annotation declares, and how registered webhooks differ.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -275,8 +275,8 @@ class ClientStore(ClusterStore):
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests contain this Secret without data, so that vcuda-certs needs no right to create Secrets. So
-            # any type is valid: the API server rejects a Secret of type kubernetes.io/tls without data.
+            # The manifests contain this Secret without data, so that vcuda-certs needs no right to create Secrets. Its
+            # type is not checked, because the API server rejects an empty Secret of type kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 

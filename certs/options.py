@@ -19,7 +19,8 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST = timedelta(days=36500)  # LONGEST after a date is before the year 10000, the limit of Python
+# A date plus LONGEST is before the year 10000, which is the limit of Python's dates and of certificates.
+LONGEST = timedelta(days=36500)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
@@ -210,7 +211,7 @@ def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.Clus
     Raises click.UsageError for bad options, or BadInput for a bad kubeconfig.
     """
     if where["ca_secret"] == where["serving_secret"]:
-        # The webhook mounts the serving Secret. In the same Secret, the webhook could read the private key of the CA.
+        # The webhook mounts the serving Secret. If it were the CA Secret too, the webhook could read the CA's key.
         raise click.UsageError(
             "--ca-secret and --serving-secret must be different, because the webhook mounts only --serving-secret."
         )

@@ -108,7 +108,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:
-        documents = []  # parse_config() below reports this error with its position
+        documents = []  # parse_config() below reports a text that is not YAML, with the position of the error
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:

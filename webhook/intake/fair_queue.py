@@ -57,7 +57,7 @@ class QueueEntry:
         self.end = end
         self.state = EntryState.WAITING
         self.reason = DropReason.LATE
-        self.decided = asyncio.Event()  # set when the state changes to GRANTED or DROPPED
+        self.decided = asyncio.Event()  # the event is set when the state changes to GRANTED or DROPPED
 
 
 class _Held(NamedTuple):
@@ -116,7 +116,7 @@ class FairQueue:
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # The queue is full. Drop the newest entry of the longest line, if it has two more than the caller's line.
+            # The queue is full. Drop the newest entry of the longest line, if it is two entries longer than this line.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)
@@ -155,7 +155,7 @@ class FairQueue:
         bounds = self._bounds
         for key, line in self._lines.items():
             if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
-                # If this entry does not fit, grant nothing: smaller entries of other keys could overtake it forever.
+                # If the entry whose turn it is does not fit, grant none: smaller entries could overtake it forever.
                 return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
         return None
 

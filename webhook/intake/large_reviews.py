@@ -90,7 +90,7 @@ class ReviewThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         late = "this replica had too many large reviews to decide this one in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
-        # Each review that has a place waits for at most one turn of the thread at a time. So this queue is never full.
+        # Each review that has a place waits for at most one turn at a time. So the queue for turns is never full.
         turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 
@@ -127,7 +127,7 @@ class ReviewThread:
             deadline.abandon()
             raise
         finally:
-            with suppress(ValueError):  # if cancelled twice, the thread may still run `steps`
+            with suppress(ValueError):  # if the task was cancelled twice, the thread may still run `steps`
                 steps.close()
 
     async def _in_turn(
@@ -140,15 +140,15 @@ class ReviewThread:
             try:
                 return await asyncio.shield(step)
             except asyncio.CancelledError:
-                # Python cannot interrupt a thread. The review ends at its next check, and keeps its turn until then.
+                # Python cannot interrupt a thread. The review keeps its turn until it checks its deadline and ends.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # otherwise asyncio would log the exception as unread
+                step.exception()  # without this call, asyncio would log the exception as unread
                 raise
 
 
 def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _Ended":
-    # This runs in the thread. An executor's future cannot carry StopIteration, so the review's result is wrapped.
+    # This function runs in a thread. A future cannot carry StopIteration, so the review's result is wrapped.
     try:
         call: LedgerCall[Any] = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)
     except StopIteration as ended:

@@ -60,7 +60,7 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # The caller no longer waits. If no batch has taken the caller's item yet, remove the item.
+            # The caller no longer waits for its answer. If no batch has taken the caller's item, remove the item.
             if call in self._waiting:
                 self._waiting.remove(call)
 

@@ -135,7 +135,7 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
     """Return how many charges of this size still fit within the limit."""
     if limit.cores is None:
-        # A limit of memory bounds the number too: before rounding, a charge takes at least a hundredth of a MiB.
+        # A limit of memory alone also bounds the number of charges: a charge takes at least 1/100 MiB before rounding.
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
@@ -178,7 +178,7 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # By model: the part of the reservation that can still be admitted, whether or not the last write is stored.
+        # By model: the room that is left in this replica's reservation, whether or not its last write was stored.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
@@ -212,7 +212,7 @@ class ReservationLease:
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
         # If the machine was suspended together with its clocks, this replica may not notice that its lease has ended.
-        # The pod's creation time then shows the end, because the API server sets this time.
+        # So the creation time of the object, which the API server sets, must also be within the lease.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -230,14 +230,14 @@ class ReservationLease:
         """
         own, sent = ledger.reserved.get(self.holder), self._sent
         if sent and own and own.counter == sent.reservation.counter:
-            # The write was stored, but its time is unknown. So the lease begins only when a later write is confirmed.
+            # The last write was stored at an unknown time. So a new lease begins with the next confirmed write.
             self._confirm(sent)
             self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leader has removed the reservation, after counting all stored pods. So this replica forgets its
-            # charges.
+            # The leader has removed this reservation after counting all stored pods. So this replica forgets the
+            # charges that it admitted from the reservation.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
@@ -267,7 +267,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # This write may or may not be stored. So keep the minimum of the present rest and the new reservation.
+        # This write may or may not be stored. So only the minimum of the old rest and the new reservation is usable.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

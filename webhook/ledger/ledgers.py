@@ -49,7 +49,7 @@ class ReviewDeadline:
 
         Long work must call this method between its parts.
         """
-        # The usual case comes first, because a review of a large pod calls this method tens of thousands of times.
+        # For a large pod, this method is called tens of thousands of times. So it tests the usual case first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:

@@ -179,7 +179,7 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # During this sleep more charges may arrive. After a batch of one charge, no sleep is worth its delay.
+        # During this sleep, more charges may join the batch. If the last batch had a single charge, none are expected.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
@@ -210,7 +210,7 @@ class NamespaceLedger:
     async def flush(self) -> None:
         """Write the charges that were admitted from the reservation, and the next reservation."""
         async with self._committer.busy:
-            # A failed write is repeated later. Until then, the reservation in the ledger covers the admitted charges.
+            # A failed write is repeated. Until then, the reservation in the ledger covers the admitted charges.
             with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
@@ -224,14 +224,14 @@ class NamespaceLedger:
 
     async def usage(self) -> Mapping[str, Usage]:
         """Read the ledger, and return the usage without reservations. If the read is slow, use the last ledger."""
-        # This version of the ledger may not decide charges, because the committer may be writing a later version.
+        # This version must not decide charges, because the committer may be writing a later version of the ledger.
         with contextlib.suppress(ListOverdue):
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # To the choice of a model, reserved room counts as free: replicas release it when another charge needs it.
+        # For the choice of a model, reserved room counts as free, because replicas release it when a charge needs it.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
@@ -251,13 +251,13 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # at its deadline, each call gets UNSURE from `late`
+                return  # the batch answers each call with `late`, which is UNSURE
             else:
                 return
             for call in open_:
-                # A conflict proves that a write was not stored. If every write conflicted, no charge is in the ledger.
+                # A conflict proves that a write was not stored. After conflicts only, the batch is not in the ledger.
                 call.late = UNSURE if unsure else TOO_MANY
-            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # not a secret
+            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # only a delay
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
         """Decide the calls against one version of the ledger, and write if something changed.
@@ -265,7 +265,7 @@ class NamespaceLedger:
         Raises Conflict if another writer was first, WriteUnanswered if the outcome of the write is unknown, Unavailable
         if the ledger could not be read, and LedgerLost if the ledger is lost with its charges.
         """
-        # 1. Read: use the version that this replica remembers, or the stored ledger. Count the pods if it lacks any.
+        # 1. Read the remembered or the stored version of the ledger. If it lacks stored pods, count them by a LIST.
         await self._send_again()
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
@@ -288,11 +288,11 @@ class NamespaceLedger:
         if changed or self._lease.granted or gives_back:
             self._note_demand(calls, decisions)
             for call in calls:
-                call.late = UNSURE  # the answer if the call's deadline passes during the write
+                call.late = UNSURE  # if the deadline passes during the write, the answer is UNSURE
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # None means that no open ledger is stored
+        if stored.version is not None:  # the version is None if no open ledger is stored
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -335,19 +335,19 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # The time of a `waiting` mark counts only from a confirmed write. If the write is lost, the mark is set again.
+        # Record the time of a `waiting` mark only after its write is confirmed. So a mark that is lost is set again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
         """Repeat a write of unknown outcome. A read cannot prove its failure, because the write may be stored later."""
-        # The repeated write may contain the charge of a call that still waits. The call then finds its charge there.
+        # The repeated write may contain the charge of a waiting call. The call will then find its charge in the ledger.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The ledger has a newer version, so the write was stored, or never will be. The next read shows which.
+                # The ledger has a newer version. So this write was stored before, or it will never be stored.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:

@@ -44,7 +44,7 @@ class Recount:
     _first: ObservedPods | None = None
     # The time of `_first`.
     _since: float = -math.inf
-    # The time of this replica's newest count.
+    # The time of this replica's newest LIST.
     _listed: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -58,13 +58,14 @@ class Recount:
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # The LIST lacks the pods that were deleted before it. The terminating charges belong to such pods, so they are
-        # added. Pods that were deleted after the LIST are still part of it.
+        # The LIST lacks the pods that were deleted before it. The terminating charges belong to such pods, so these
+        # charges are added. Pods that were deleted after the LIST are still part of it.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A controller that runs settles the ledger soon. But the charge of a pod that is never stored stays for longer.
+        # The shortage is short if a running controller settles the ledger. The pending charge of a pod that is never
+        # stored makes it longer.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
@@ -96,7 +97,7 @@ class Recount:
         No controller can be running if the ledger is still older than a count that is `SETTLE_SECONDS` old.
         """
         first, now = self._first, self.clock()
-        # The last LIST must be recent, because it proves that etcd has not been restored to an older version since.
+        # A recent LIST is required, because it proves that etcd has not been restored since the older count.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):

@@ -75,7 +75,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     warnings = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
-    # A dry run returns the reason for the chosen model as a warning. For other calls, only the audit log has it.
+    # A dry run returns the reason for the chosen model as a warning. Other calls record it only in the audit log.
     warnings += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",

@@ -37,8 +37,9 @@ MOST_WARNINGS = 20
 # An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
 MOST_LOGGED = 50
 
-# Most seconds in which the entries that an edit changes are compared with their ledgers. Reading a ledger takes
-# milliseconds. Without this bound, an edit of thousands of entries would exceed the API server's timeout each time.
+# The comparison of an edit's changed entries with their ledgers ends after this many seconds. Reading a ledger takes
+# milliseconds, and an edit may change thousands of entries. Without this bound, such an edit would exceed the API
+# server's timeout at every attempt.
 COMPARING_SECONDS = 1.0
 
 NamespaceNames = Callable[[], Collection[str]]

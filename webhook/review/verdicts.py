@@ -68,7 +68,7 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
     """Return a refusal if no namespace can have this name; None if the name is valid."""
     if is_namespace_name(namespace):
         return None
-    # The message shows only the beginning of the name. A forged name may be as long as the largest request.
+    # The message has only the beginning of the namespace's name. A forged name may be as long as the request.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 

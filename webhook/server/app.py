@@ -33,7 +33,7 @@ MAX_TIMEOUT_SECONDS = 30.0
 MARGIN_SECONDS = 0.5
 """Seconds that are subtracted from the API server's timeout, so that the answer arrives before this timeout."""
 
-# Seconds within which the rest of a large body must arrive, because other large reviews wait for its place.
+# Seconds within which the rest of a large body must arrive, because other large reviews wait until then.
 LARGE_BODY_SECONDS = 3.0
 
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"

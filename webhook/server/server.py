@@ -191,7 +191,7 @@ class Failure:
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
-        os._exit(0)  # gunicorn logs any other exit status as a fault of the worker
+        os._exit(0)  # gunicorn logs any exit status but 0 as a fault of the worker
 
 
 class WebhookServer(ServedApplication):

@@ -74,9 +74,9 @@ class Phase(Enum):
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # Go clients open connections without using them
+    FIRST = "first", KEEP_ALIVE_SECONDS  # Go clients open some connections before they have a request
     NEXT = "next", KEEP_ALIVE_SECONDS
-    REQUEST = "request", 10.0  # as long as the API server's default timeout
+    REQUEST = "request", 10.0  # 10 s are also the API server's default timeout
     RESPONSE = "response", 10.0
     CLOSING = "closing", LINGER_SECONDS  # the server waits until the client has closed the connection
 
@@ -234,7 +234,8 @@ class WebhookProtocol(ASGIProtocol):
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
         """Return gunicorn's scope with the common name of the verified client certificate, and the time of arrival."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
-        # If this replica was suspended or is overloaded, it reads a request long after the kernel has received it.
+        # If this replica was suspended or is overloaded, it reads a request long after the kernel has received the
+        # request. So the kernel's time of arrival is used.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
         tls = {"client_cert_name": self.client_name}  # as in ASGI's TLS extension
         scope["extensions"] = {"tls": tls, ARRIVED: arrived}
@@ -286,7 +287,7 @@ class WebhookWorker(ASGIWorker):
         super().__init__(*args, **kwargs)
         self.stopping = False
         self.shed = self.overdue = self._unfinished = 0
-        self.client_expiry = math.nan  # when the last presented client certificate expires, in Unix time
+        self.client_expiry = math.nan  # the Unix time at which the last presented client certificate expires
         self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
     @property
