@@ -76,7 +76,7 @@ def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, 
             new = canonical(after, bounds)
             if new in before:
                 continue
-            new = new._replace(pods=tuple(shared.setdefault(pod, pod) for pod in new.pods))  # type: ignore[misc]  # each pod is replaced by an equal one
+            new = new._replace(pods=tuple(shared.setdefault(pod, pod) for pod in new.pods))  # type: ignore[misc]  # equal pods
             before[new] = world
             if len(before) % 20_000 == 0:
                 told(len(before))

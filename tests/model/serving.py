@@ -188,8 +188,8 @@ def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
             for amount in range(bounds.reserve + 1):
                 if not (group or granted or replica.reserved or amount):
                     continue
-                # A write that adds a charge keeps the reservation, with or without its granted part. Only a write without
-                # such a charge may set another reservation.
+                # A write that adds a charge keeps the reservation, with or without its granted part. Only a write
+                # without such a charge may set another reservation.
                 if group and amount not in (replica.reserved - len(granted), replica.reserved):
                     continue
                 batch = Batch(r, group, granted, amount)

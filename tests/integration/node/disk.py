@@ -69,9 +69,8 @@ class Pods:
     live: set[str] | None = None
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    meanwhile: Callable[[], object] = lambda: (
-        None
-    )  # a test can set this function, which runs during the LIST and changes the node
+    # A test can set this function, which runs during the LIST and changes the node.
+    meanwhile: Callable[[], object] = lambda: None
 
     def known(self) -> frozenset[str]:
         if self.error:

@@ -35,9 +35,8 @@ class Node(RuleBasedStateMachine):
         self.kubelet = KubeletPods(base / "pods")
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        self.there: dict[
-            str, Snapshot
-        ] = {}  # by pod that exists: the content of its directory when the pod was created
+        # By existing pod: the content of the pod's directory when the pod was created.
+        self.there: dict[str, Snapshot] = {}
         self.api: set[str] = set()
         self.fresh = count()
         self.agent = Agent(self.disk, self.kubelet)
