@@ -59,7 +59,7 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
     make_certificates(tmp_path)
     with Extender((sys.executable, "-m", __name__, tmp_path), {}) as running:
         yield running
-        running.kill()  # this test process ignores SIGTERM, so it is killed
+        running.kill()  # this process has no handler for SIGTERM, so it is killed
 
 
 def largest(end: bytes) -> Iterator[bytes]:
