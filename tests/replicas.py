@@ -87,7 +87,7 @@ class Replica:
 def asked(uid: str, **fields: object) -> ChargeRequest:
     """Return a charge of one card under a limit of four, with ample time. ``fields`` replace the defaults."""
     given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
-    return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # any fields
+    return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # a test may give any fields
 
 
 def kinds(decisions: Iterable[Decision]) -> list[str]:

@@ -185,7 +185,7 @@ class WireExecutor(Executor):
         def work() -> None:
             try:
                 future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # the future raises it in the caller
+            except BaseException as error:  # noqa: BLE001  # the future raises this error in the caller
                 future.set_exception(error)
 
         self._wire.run(self._sender, work)

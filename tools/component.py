@@ -57,7 +57,7 @@ class Component:
             raise RuntimeError(f"{self.name} must be started from the main thread, with which it ends")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # a part of util-linux
+                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # setpriv is in util-linux
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

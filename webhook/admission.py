@@ -148,7 +148,7 @@ class Service(msgspec.Struct, frozen=True):
         try:
             return await decide(Creation(request, policy, ledgers, self.choices, deadline))
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            # This refusal has no retryAfterSeconds: a controller that sleeps for that time blocks one of its workers.
+            # The refusal for a lost ledger has no retryAfterSeconds: a controller that sleeps so long blocks a worker.
             return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:

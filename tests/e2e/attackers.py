@@ -142,7 +142,7 @@ class Siege:
 
         def repeat(name: str, once: Callable[[], str]) -> Callable[[threading.Event], None]:
             def attack(stop: threading.Event) -> None:
-                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # a random pause of the attack
+                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311
                     with suppress(*AWAY):  # the API server does not run at the moment
                         self.counts[name][once()] += 1
 

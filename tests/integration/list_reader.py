@@ -58,8 +58,8 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 def peak() -> int:
     """Return the peak memory of this process in MiB."""
-    # This function reads VmHWM instead of getrusage(). The maximum of getrusage() includes that of the parent process,
-    # which a new program inherits.
+    # A new program inherits the maximum of its parent process, which getrusage() would return. So this function reads
+    # VmHWM.
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) // 1024

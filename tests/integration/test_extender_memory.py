@@ -85,7 +85,7 @@ def largest(end: bytes) -> Iterator[bytes]:
         (CLIENT, ("GET", "/version"), b"", False, FEW, CAUTIOUS),
     ],
 )
-def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # one per column
+def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # one argument per column
     extender: Extender,
     tmp_path: Path,
     shown: str,

@@ -166,7 +166,7 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
             policy = PolicySnapshot(Quota({"team-a": quota}), Nodes().named_by(known.models), resources=known)
             answer = Webhook(policy).mutate(pod)
             assume(answer.outcome == "pinned")
-            accepted, chance = patched(pod, answer.patch), random.Random(number)  # noqa: S311  # for equal runs
+            accepted, chance = patched(pod, answer.patch), random.Random(number)  # noqa: S311  # a fixed seed makes the test repeatable
             for _ in range(VARIANTS):
                 stored = copy.deepcopy(accepted)
                 for _ in range(chance.randint(0, 4)):

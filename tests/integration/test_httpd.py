@@ -189,7 +189,7 @@ def test_silent_connections_use_no_thread_and_are_bounded(running: Serve) -> Non
             if number == MAX_CONNECTIONS - 1:
                 assert ask(server).endswith(b"hello")
             while len(server.open) != number:
-                pass  # waits until the server has accepted this connection
+                pass  # this loop waits until the server has accepted the connection
         with connected(server) as too_many:
             assert said(too_many).startswith(b"HTTP/1.1 503 ")
 
@@ -319,7 +319,8 @@ def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing
         assert b"<b>3</b> of 8" in stream.readline()
         assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     status = b"HTTP/1.1 503 "
-    while status.startswith(b"HTTP/1.1 503 "):  # repeats until the server notices by a heartbeat that a reader has left
+    # Repeat until the server cannot send a heartbeat to the first reader, and so notices that this reader has left.
+    while status.startswith(b"HTTP/1.1 503 "):
         with listen(server, version) as again, again.makefile("rb") as stream:
             status = stream.readline()
     assert status == b"HTTP/1.1 200 OK\r\n"

@@ -52,7 +52,7 @@ def pem_of(key: PrivateKeyTypes, password: bytes | None = None) -> bytes:
 
 def weak_pair() -> tuple[bytes, bytes]:
     """Return a certificate with a matching RSA key of 1024 bits. OpenSSL's default security level rejects such keys."""
-    key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - weak is what it is for
+    key = rsa.generate_private_key(65537, 1024)  # noqa: S505  # the test needs a weak key
     nobody, end = x509.Name([]), NOW + timedelta(days=1)
     weak = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end).sign(key, hashes.SHA256())
     return weak.public_bytes(Encoding.PEM), pem_of(key)

@@ -144,7 +144,7 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
         late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in (("b", 0.01), ("c", 9), ("d", 9)))
         with pytest.raises(Dropped, match="late"):
             await late
-        # The caller `gone` gets its place by this leave(). The caller is cancelled before its task runs again.
+        # The next line gives a place to the caller `gone`, which is cancelled before its task runs again.
         line.leave(first)
         gone.cancel()
         assert await asyncio.wait_for(last, PATIENT) == "d"

@@ -116,7 +116,7 @@ class FairQueue:
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # The queue is full. Drop the newest entry of the longest line, if it is two entries longer than this line.
+            # The queue is full: drop the last entry of the longest line, unless the new entry's line is about as long.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)

@@ -61,7 +61,7 @@ class ExistingNamespaces:
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():
-            # All reviews of a namespace share one call. Otherwise a burst in one namespace would occupy all threads.
+            # All reviews of a namespace share one look-up. Otherwise a burst in one namespace would take all threads.
             if known.asked is None or known.asked.done():
                 known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:

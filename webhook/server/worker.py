@@ -262,7 +262,7 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # gunicorn's task for this connection waits for this event, or else for all of asgi_disconnect_grace_period.
+        # gunicorn waits for this event when a connection ends. Without it, gunicorn would wait for a grace period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
