@@ -20,7 +20,7 @@ KINDS = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 
-# A request may take this long, because a rotation runs unattended and the API server may be slow.
+# A request may take this long, because the API server may be slow, and no user waits for a rotation.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16

@@ -356,7 +356,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until the time `due`, and for at least `left`, in which this run must still see the condition.
+    # Wait until the time `due`, and until this run has seen the condition true for `left` longer.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

@@ -91,7 +91,7 @@ class Observations:
     ``forbidden``: the problem to report, by the name of the webhook configuration.
     """
 
-    # By condition: the monotonic time since which every read of this run has found the condition true. The CA Secret
+    # Maps each condition to the monotonic time since which every read of this run has found it true. The CA Secret
     # records wall-clock times for all runs. The plan acts when enough time has passed by both clocks.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)

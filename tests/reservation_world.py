@@ -133,12 +133,12 @@ class ReservationWorld:
         self.stored: set[str] = set()
         self._ended: set[str] = set()
         self.over = ""
-        # The clock of the API server that a replica calls may lag behind the clock of the API server that stores the
-        # pod: by this many seconds.
+        # Seconds by which the clock of the API server that a replica calls lags behind the clock of the API server that
+        # stores the pod.
         self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
         self.grants: tuple[Grant, ...] = ()
-        # Since this time, the present limits are in force. The stored objects must fit the limits from then on.
+        # The present limits are in force since this time, and the stored objects must fit these limits.
         self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))

@@ -23,7 +23,7 @@ from webhook.review.verdicts import Creation
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods to which no quota applies. Metrics count these pods, but the log has them only at debug level."""
 
-# A thread decides larger reviews, because a review of 64 KiB blocks the event loop for 1 to 5 ms (`python -m bench
+# A thread decides larger reviews, because a review of this size blocks the event loop for 1 to 5 ms (`python -m bench
 # large-pods`). Most reviews have 4 to 20 KiB. Passing such a review to a thread takes about as long as answering it.
 LARGE_REVIEW = 64 * 1024
 
@@ -128,7 +128,7 @@ class Service(msgspec.Struct, frozen=True):
     ) -> AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
-            # This check comes before the test for a readable quota, so that an edit can repair a malformed quota.
+            # An edit is checked before the test for a readable quota, so that an edit can repair a malformed quota.
             return await quota_edit.check_edit(
                 request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
             )

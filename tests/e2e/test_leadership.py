@@ -118,7 +118,7 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
         # The Lease must be long. A leader that cannot renew its Lease for two thirds of the duration stops leading, and
         # on a busy machine the API server's start takes as long as the outage itself.
         with control_plane.apiserver.away(control_plane.apiserver.kill):
-            time.sleep(AWAY)  # the API server is away for so long
+            time.sleep(AWAY)  # the API server is away for this long
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)

@@ -64,8 +64,8 @@ def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, 
     """Explore to the end, or to the first violation. Every so many worlds are also brought to rest."""
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
-    # By world: the world before it. Equal pods are stored once, because otherwise a million worlds would not fit into
-    # memory.
+    # Maps each world to the world before it. Equal pods are stored once, because otherwise a million worlds would not
+    # fit into memory.
     before: dict[World, World | None] = {start: None}
     shared: dict[object, object] = {}
     queue = deque([start])

@@ -236,7 +236,7 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
     reserved, lease, write = replica
     if lease <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
-        return Replica(reserved, longest + 1, _without_age(write, longest))  # it has no room left for admissions
+        return Replica(reserved, longest + 1, _without_age(write, longest))  # the replica has no reserved room left
     return replica if write.reserve else Replica(reserved, lease, _without_age(write, longest))
 
 

@@ -219,7 +219,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
         first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
-        await asyncio.sleep(0)  # lets the second call run until it waits
+        await asyncio.sleep(0)  # the sleep lets the second call run until it waits
         gate.opened.set()
         return [await first, await second]
 

@@ -83,7 +83,7 @@ class FairQueue:
         self._bounds = bounds
         self._messages = {DropReason.CROWDED: crowded, DropReason.LATE: late}
         self._clock = clock
-        # By key: the line of waiting entries. The first line has the next turn. A line that becomes empty is removed.
+        # Maps each key to its line of waiting entries. The first line has the next turn. An empty line is removed.
         self._lines: OrderedDict[str, deque[QueueEntry]] = OrderedDict()
         self._held: dict[str, _Held] = {}
         self._total = _Held()

@@ -143,7 +143,7 @@ class ReviewThread:
                 # Python cannot interrupt a thread. The review keeps its turn until it checks its deadline and ends.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # without this call, asyncio would log the exception as unread
+                step.exception()  # if nobody reads the exception, asyncio logs it
                 raise
 
 

@@ -178,7 +178,7 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # By model: the room that is left in this replica's reservation, whether or not its last write was stored.
+        # Maps each model to the room that is left in the reservation, whether or not the last write is stored.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
@@ -267,7 +267,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # This write may or may not be stored. So only the minimum of the old rest and the new reservation is usable.
+        # The write may or may not be stored. So only the smaller of the old rest and the new reservation is usable.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

@@ -158,7 +158,7 @@ class ByNamespace(Generic[V]):
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        # By namespace: the cached value and the time of its last use. The least recently used namespace comes first.
+        # Maps each namespace to its cached value and the time of the last use. The least recently used comes first.
         self._kept: dict[str, tuple[V, float]] = {}
 
     def __len__(self) -> int:
@@ -209,7 +209,7 @@ class MemoryLedgers:
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
     # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. These ledgers have no
-    # controller. So this function moves the oldest charge. Otherwise all pods would be refused when `pending` is full.
+    # controller. If `pending` is full, this function moves the oldest charge, so that further pods can be charged.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -230,9 +230,9 @@ class ChargeWindow:
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        # By key: the time, the model and the amount of a charge. The oldest charge comes first.
+        # Maps each key to the time, the model and the amount of its charge. The oldest charge comes first.
         self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
-        # By model: the number and sum of the charges. Adding up thousands of charges for each new one would take long.
+        # Maps each model to the number and sum of its charges. Adding up thousands of charges each time takes too long.
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:

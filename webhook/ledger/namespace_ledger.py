@@ -347,7 +347,7 @@ class NamespaceLedger:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The ledger has a newer version. So this write was stored before, or it will never be stored.
+                # The ledger has a newer version. So the repeated write was stored before, or it will never be stored.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:

@@ -75,7 +75,7 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
     """Return the answer to an object that cannot be decoded. The object is refused only if the quota is enforced."""
-    # If this object is admitted, the webhook does not charge it. The controller counts it when it is stored.
+    # An object that cannot be decoded is not charged, even if it is admitted. The controller counts the stored object.
     if quota.mode is Mode.ENFORCE:
         return malformed
     warnings = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []

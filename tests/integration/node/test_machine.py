@@ -35,7 +35,7 @@ class Node(RuleBasedStateMachine):
         self.kubelet = KubeletPods(base / "pods")
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        # By existing pod: the content of the pod's directory when the pod was created.
+        # Maps each existing pod to the content of its directory when the pod was created.
         self.there: dict[str, Snapshot] = {}
         self.api: set[str] = set()
         self.fresh = count()
