@@ -55,7 +55,7 @@ _REASONS = (
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
-    (API_AWAY, {504}, ""),  # an API server that ends may answer without a reason
+    (API_AWAY, {504}, ""),  # an API server that stops may answer 504 without a reason
     (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 

@@ -241,8 +241,8 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
     for_a_while(2 * SHARE, come_and_go)
     quarter = len(seen) // 4
-    # The process keeps the memory that its first crowd of clients needed. So the second half is compared. Each of its
-    # quarters is represented by the minimum of its readings, because a single reading may be a peak.
+    # The process keeps the memory that its first crowd of clients needed. So the third quarter of the readings is
+    # compared with the last. The minimum of each quarter counts, because a single reading may be a peak.
     before, after = min(seen[2 * quarter : 3 * quarter]), min(seen[3 * quarter :])
     print(
         f"resident memory after {len(seen)} crowds of {len(KINDS) * FEW}: {after} MiB, a quarter of them ago {before}"

@@ -267,7 +267,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # The write may or may not be stored. So only the smaller of the old rest and the new reservation is usable.
+        # The write may or may not be stored. So the room is the smaller of the present room and the new reservation.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

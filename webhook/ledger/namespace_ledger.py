@@ -265,7 +265,7 @@ class NamespaceLedger:
         Raises Conflict if another writer was first, WriteUnanswered if the outcome of the write is unknown, Unavailable
         if the ledger could not be read, and LedgerLost if the ledger is lost with its charges.
         """
-        # 1. Read the remembered or the stored version of the ledger. If it lacks stored pods, count them by a LIST.
+        # 1. Read: use the version of the ledger in memory, or else the stored one. If it lacks stored pods, count them.
         await self._send_again()
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
@@ -372,8 +372,8 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # If the ledger was counted before the last edit of the quota, units may have had other values. The ledger may
-        # even date from before a time without a limit, in which pods were not charged.
+        # A ledger that was counted before the last edit of the quota may use old values of units. It may also lack
+        # pods: no pods are counted while their namespace has no limit.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
         # If the ledger was counted before the API server served ResourceClaims, it lacks the claims.
