@@ -23,8 +23,8 @@ from webhook.review.verdicts import Creation
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods to which no quota applies. Metrics count these pods, but the log has them only at debug level."""
 
-# A thread decides reviews of more than 64 KiB. A smaller one blocks the event loop for 5 ms at most (`python -m bench
-# large-pods`). Most have 4 to 20 KiB, and passing such a review to a thread takes about as long as answering it.
+# A thread decides reviews of more than 64 KiB. A review of 64 KiB blocks the event loop for 1 to 5 ms (`python -m bench
+# large-pods`). Most reviews have 4 to 20 KiB. Passing such a review to a thread takes about as long as answering it.
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
