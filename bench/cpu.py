@@ -14,8 +14,8 @@ def seconds_of(stat: str) -> float:
 
     The time of children that have ended is included, for example of a worker that was replaced.
     """
-    # The program's name is in parentheses, and may itself contain spaces and parentheses. So the fields are counted
-    # from the last closing parenthesis.
+    # In /proc/PID/stat, the program's name is in parentheses, and the name itself may contain spaces and parentheses.
+    # So the fields are counted from the last closing parenthesis.
     fields = stat.rpartition(")")[2].split()
     user, system, children_user, children_system = map(int, fields[11:15])
     return (user + system + children_user + children_system) / TICKS_A_SECOND

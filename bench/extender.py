@@ -76,7 +76,7 @@ def filled() -> tuple[CardCache, list[str]]:
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
         cache.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
-    rng = random.Random(3)  # noqa: S311  # a fixed seed, so each run has equal pods
+    rng = random.Random(3)  # noqa: S311  # each run has equal pods, because the seed is fixed
     for name in names:
         cache.load(NodeJournal(name))
     for number in range(PODS):

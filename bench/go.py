@@ -25,7 +25,7 @@ def installed() -> bool:
 def build(directory: Path) -> Path:
     """Build the webhook into this directory, and return the program. Raises BuildFailed."""
     program = directory / "webhook"
-    # The build runs outside of this project and with the installed Go, so that Go downloads nothing.
+    # The build runs in this directory and with the installed Go only, so that Go does not download another Go version.
     command = ("env", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", "go", "build", "-o", str(program), str(SOURCE))
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -71,7 +71,8 @@ def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)
-    # The API server reads the policies in this order, and puts all of them into effect together with the last.
+    # The API server reads the policies in the order of this list. So when the last policy rejects the probe, all are in
+    # effect.
     eventually(lambda: PROBED in _refusal(cluster, namespace))
     yield
     for manifest in stored:

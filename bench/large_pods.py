@@ -80,8 +80,8 @@ def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _node_selections(most: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    # Node selections that a tenant could write to slow the webhook down. In older versions each of them took seconds or
-    # minutes.
+    # A tenant could create pods with these node selections to slow the webhook down. Older versions of the webhook took
+    # seconds or minutes for each of these pods.
     above = [requirement("k", "Gt", str(n)) for n in range(most // 50)]
     yield "490 Gt and one Lt", _with("spec", "affinity", required(term(*above[:490], requirement("k", "Lt", "0"))))
     yield "Gt and one Lt", _with("spec", "affinity", required(term(*above, requirement("k", "Lt", "0"))))
@@ -122,7 +122,7 @@ async def measure(webhook: admission.Service, path: str, large: bytes, at_once: 
     done = asyncio.gather(*work)
     while not done.done():
         before, used = time.perf_counter(), time.process_time()
-        await asyncio.sleep(0.001)  # takes longer while the event loop is blocked
+        await asyncio.sleep(0.001)  # a blocked event loop prolongs this sleep
         await webhook.answer("/mutate", small, ReviewDeadline.after(10))
         took.append(time.perf_counter() - before)
         cpu.append(time.process_time() - used)
@@ -145,9 +145,9 @@ def main() -> None:
     )
     rows: list[tuple[str, ...]] = [heads]
     webhook = service()
-    # The manifests are not kept, because the server keeps none either.
+    # Only the encoded bodies of the reviews are kept, and not the manifests. The server keeps no manifests either.
     bodies = {name: review(manifest) for name, manifest in large_pods()}
-    gc.freeze()  # the server also calls this when it starts
+    gc.freeze()  # the server calls gc.freeze() too, when it starts
     for name, body in bodies.items():
         for path, at_once in (("/mutate", 1), ("/validate", 1), ("/mutate", 8)):
             rounds = [asyncio.run(measure(webhook, path, body, at_once)) for _ in range(ROUNDS)]
@@ -162,8 +162,8 @@ def main() -> None:
 
 
 def _cpu(webhook: admission.Service, path: str, body: bytes) -> float:
-    # No other review is answered meanwhile. The minimum of several runs is used, because other programs can make a run
-    # slower.
+    # During this measurement, the webhook answers no other review. The result is the minimum of several runs, because
+    # other programs can make a run slower.
     took = []
     for _ in range(ROUNDS):
         started = time.process_time()

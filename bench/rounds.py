@@ -16,7 +16,7 @@ def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
     In a fixed order, unfinished work of one case would always be measured as part of the same next case. Once that made
     a webhook appear 1.6 times as expensive as it is.
     """
-    rng = random.Random(seed)  # noqa: S311  # a seed makes the order repeatable
+    rng = random.Random(seed)  # noqa: S311  # the seed makes the order repeatable
     return [rng.sample(cases, len(cases)) for _ in range(rounds)]
 
 

@@ -209,7 +209,8 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
     def requests() -> Iterator[bytes]:
         for number in range(sizes.pods):
             pod = gpu if number % OF_PODS == 0 else plain
-            # The bench chooses the names. If the API server generated so many names, some would be equal.
+            # The bench chooses the names of the pods. Among so many names that the API server generates, some would be
+            # equal.
             named = {**pod, "metadata": {"name": f"stored-{number}"}}
             yield request(plane, sizes.names[number // OF_PODS % sizes.namespaces], named)
 

@@ -217,8 +217,8 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
         url = urls.get(timeout=STARTED)
         yield Server(url, process.pid, url)
     finally:
-        # The processes are killed, because a graceful stop would wait as long as the API server keeps its connections.
-        # The arbiter is killed first, because it would replace its worker.
+        # The server's processes are killed. A graceful stop would wait until the API server closes its connections. The
+        # arbiter is killed first, because it would start a new worker in place of a killed one.
         for pid in [*family(process.pid)] if process.is_alive() else ():
             os.kill(pid, signal.SIGKILL)
         process.join()

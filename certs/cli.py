@@ -101,7 +101,8 @@ def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) 
 
 
 def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
-    # Return the list of files as JSON. `expires` is in RFC 3339 and UTC for a certificate, and null for a key.
+    # Return the list of files as JSON. The field `expires` is in RFC 3339 and UTC for a certificate, and null for a
+    # key.
     document = {
         "directory": str(directory),
         "dns": names.dns,

@@ -20,7 +20,7 @@ KINDS = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 
-# Long enough for a slow API server, because a rotation runs unattended.
+# A request may take this long, because the API server may be slow, and no user waits for a rotation.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16
@@ -60,9 +60,9 @@ class ClusterStore:
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Read all objects, dial each endpoint, and return their state. Raises VcudaError."""
-        # The CA Secret is read last. So if another run adds a CA to the CA Secret and the caBundles meanwhile, this run
-        # does not mistake that CA for an unknown CA. If another run changes the serving Secret meanwhile, a write to it
-        # raises Conflict.
+        # The CA Secret is read last. If another run adds a CA to the CA Secret and the caBundles during these reads,
+        # the CA is known to this run too. If another run changes the serving Secret during these reads, a later write
+        # to it raises Conflict.
         serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
         tool = parsing.other_tool(serving) if serving else ""
@@ -96,7 +96,7 @@ class ClusterStore:
         found = dict.fromkeys(self.addresses, True) or objects.service_addresses(
             self.kube, refs.namespace, refs.service, self.port_name, REQUEST_TIMEOUT_SECONDS
         )
-        # The API server calls a webhook's Service by this name.
+        # The API server calls a webhook by this DNS name of its Service, so the certificate must have the name.
         return dial_all(found.items(), f"{refs.service}.{refs.namespace}.svc")
 
     def write(self, write: steps.Write) -> None:
@@ -130,7 +130,7 @@ class ClusterStore:
         ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs does. It is a problem if one tool
         manages the serving Secret, and another tool the caBundles.
         """
-        # Configurations without the label are examined too, because a change of the CA would break their calls.
+        # A configuration without the label is examined too, because a change of the CA would break its calls.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []
@@ -149,7 +149,7 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Return the configuration with the webhooks that its annotation declares, and how the registered ones differ.
+        # Return the configuration with the webhooks that its annotation declares, and how registered webhooks differ.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -168,7 +168,7 @@ class ClusterStore:
     def _defaulted(
         self, configuration: state.Configuration, declared: state.Declared
     ) -> Sequence[registration.Webhook]:
-        # Return the declared webhooks with the API server's defaults, which a dry-run request adds.
+        # Return the declared webhooks with all defaults of the API server, which answers a dry-run request with them.
         path, patch = _path_of(configuration), _patch_of(configuration, declared.webhooks)
         try:
             answer = self._patch(path, patch, JSON_PATCH, {"dryRun": "All"})
@@ -179,7 +179,7 @@ class ClusterStore:
         return registration.registered(_decoded(answer))
 
     def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
-        # This configuration calls the Service but lacks the label. It may belong to another owner, so it is read-only.
+        # A configuration that calls the Service without the label may belong to another owner. So it becomes read-only.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
         text = f"{configuration} calls the Service but lacks the label {label}, so its caBundles are not updated"
@@ -244,7 +244,7 @@ class ClusterStore:
         try:
             return self.kube.patch(path, encoded, content_type, params, timeout=REQUEST_TIMEOUT_SECONDS)
         except errors.NotFound as error:
-            # The object was deleted since it was read. The caller reads the state again after a Conflict.
+            # Another process has deleted the object meanwhile. After a Conflict, the caller reads the state again.
             raise errors.Conflict(error.status, error.message, request=error.request) from error
 
     def _path(self, resource: str, *name: str) -> str:
@@ -262,21 +262,21 @@ class ClientStore(ClusterStore):
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Read the Secrets and the ConfigMap, and return their state. Raises VcudaError."""
-        # See `ClusterStore.read` for the reason of this order.
+        # The CA Secret is read last. `ClusterStore.read` has a comment with the reason.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # The certificates that API servers present cannot be read. The certificate in the Secret is used instead.
+        # This program cannot see which certificates API servers present. It uses the certificate in the Secret instead.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests contain an empty Secret, so that vcuda-certs needs no right to create Secrets. Any type is
-            # accepted, because the API server rejects an empty Secret of type kubernetes.io/tls.
+            # The manifests contain this Secret without data, so that vcuda-certs needs no right to create Secrets. Its
+            # type is not checked, because the API server rejects an empty Secret of type kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 
@@ -309,7 +309,7 @@ def _patch_of(
 
 
 def _guard(version: str) -> object:
-    # With this operation in a JSON Patch, the API server rejects the patch if the object has changed since `version`.
+    # This operation of a JSON Patch makes the API server reject the patch if the object has changed since `version`.
     return {"op": "replace", "path": "/metadata/resourceVersion", "value": version}
 
 
@@ -321,7 +321,7 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem, ...]:
-    # With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet.
+    # With a wrong clock, this machine would take valid certificates for expired, or issue certificates for the future.
     if date is None or abs(date - now) < x509.BACKDATE:
         return ()
     text = f"this machine's clock is {now:%Y-%m-%d %H:%M:%S} UTC, the API server's {date:%Y-%m-%d %H:%M:%S} UTC"

@@ -19,7 +19,8 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-LONGEST = timedelta(days=36500)  # a date plus this is before the year 10000, the limit of Python and certificates
+# A date plus LONGEST is before the year 10000, which is the limit of Python's dates and of certificates.
+LONGEST = timedelta(days=36500)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _LABEL = re.compile(r"\s*([\w./-]+)=([\w.-]+)\s*")
@@ -28,7 +29,7 @@ _SPAN = re.compile(r"(\d+)([smhd])")
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Return ``parse`` as a parser for click. A ValueError becomes a usage error with the same message."""
-    # By default click would show only the value and not the message of the ValueError.
+    # If a parser raises a ValueError, click shows only the value that the user wrote, and not the error's message.
 
     def convert(text: str) -> T:
         try:
@@ -210,7 +211,7 @@ def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.Clus
     Raises click.UsageError for bad options, or BadInput for a bad kubeconfig.
     """
     if where["ca_secret"] == where["serving_secret"]:
-        # If one Secret were used for both, the webhook could read the key of the CA.
+        # The webhook mounts the serving Secret. If it were the CA Secret too, the webhook could read the CA's key.
         raise click.UsageError(
             "--ca-secret and --serving-secret must be different, because the webhook mounts only --serving-secret."
         )

@@ -30,8 +30,8 @@ TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
 """The ConfigMap's key that holds the client CAs as PEM. The webhook's --client-ca reads this key."""
 
-# Annotations with these prefixes show that another tool manages an object. vcuda-certs must not write it too: for
-# example, cert-manager's cainjector would overwrite the caBundles.
+# An annotation with one of these prefixes shows that another tool manages the object. vcuda-certs must not write such
+# an object. For example, cert-manager's cainjector would overwrite its caBundles.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
@@ -52,7 +52,7 @@ class UnusablePair(ValueError):
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
     """Return the distinct certificates in a PEM text, and whether the text contains only certificates."""
-    # Skip unreadable PEM blocks, as the API server does when it reads a caBundle (Go's AppendCertsFromPEM).
+    # An unreadable PEM block is skipped, because the API server also skips it in a caBundle (Go's AppendCertsFromPEM).
     found: dict[x509.Certificate, None] = {}
     whole = not _BLOCK.sub(b"", text).strip()
     for block in _BLOCK.findall(text):
@@ -76,7 +76,7 @@ def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     ``name``: the file name without suffix, for messages. For example ``tls`` stands for tls.crt and tls.key.
     """
     pair = _read_pair(certificate, key, name)
-    # If a malformed certificate follows the first certificate, OpenSSL rejects the file, and so does the webhook.
+    # If any certificate after the first one is malformed, OpenSSL rejects the file, and so does the webhook.
     if not _readable(certificate):
         raise UnusablePair(f"{name}.crt contains an unreadable certificate")
     return pair
@@ -111,7 +111,7 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def _readable(text: bytes) -> bool:
-    # Return True if every PEM block that begins as a certificate is a readable certificate. Other text is ignored.
+    # Return True if each PEM block that begins as a certificate can be read as one. Any other text is ignored.
     try:
         return bool(x509.load_pem_x509_certificates(text)) and _BEGIN not in _BLOCK.sub(b"", text)
     except _UNREADABLE:
@@ -122,7 +122,7 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(text, password=None)
     except _UNREADABLE as error:
-        # The message does not quote the library's error, which might contain a part of the key.
+        # This error must not contain the library's message, which might contain a part of the key.
         raise UnusablePair(f"{name}.key holds no private key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UnusablePair(f"{name}.key is no ECDSA key")
@@ -170,8 +170,8 @@ def read_authorities(secret: Json) -> state.Authorities:
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
-    # A CA whose key is missing counts as retired, because endpoints may still serve leaves that it signed. The current
-    # and the next CA do not count as retired.
+    # A CA without its key counts as retired, because endpoints may still serve leaves that the CA signed. The current
+    # CA and the next CA have their keys, and do not count as retired.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
@@ -233,7 +233,7 @@ def format_seen_since(seen: state.SeenSince | None) -> str | None:
 
 
 def _seen_since(text: object) -> state.SeenSince | None:
-    # Return None if the annotation is malformed.
+    # Return the fingerprint and the time that an annotation records; None if the annotation is malformed.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
         return state.SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))
@@ -262,7 +262,7 @@ def _address(url: str) -> str:
 
 
 def _server(client: Json) -> str:
-    # Return the DNS name or IP address that the API server requires in this webhook's certificate.
+    # Return the DNS name or IP address for which the certificate of this webhook must be valid.
     if url := client.get("url"):
         host = _address(str(url)).rpartition(":")[0].strip("[]")
         try:
@@ -283,7 +283,7 @@ def _bundle(text: object) -> tuple[state.Certificates, bool]:
 
 
 def _data(secret: Json) -> dict[str, bytes]:
-    # Decoding cannot fail, because the API server accepts only base64 in a Secret.
+    # b64decode() cannot fail here: the API server stores only valid base64 in the data of a Secret.
     return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
 
 

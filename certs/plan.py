@@ -15,7 +15,7 @@ def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolic
         return (
             f"is valid only from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
         )
-    # A future `issued_before` is ignored. Otherwise every new certificate would be replaced at once.
+    # `issued_before` is ignored while it is in the future. Otherwise every new certificate would be replaced at once.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
         return f"was issued before {shown(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
@@ -48,8 +48,8 @@ def published(state: states.State, authority: Signed | None) -> bool:
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
     """Return True if serving a leaf of the CA ``authority`` would break calls by a read-only webhook configuration."""
-    # Calls would break if the caBundle lacks the authority, and trusts a leaf that is served now or soon. If an
-    # endpoint cannot be dialled, assume that the caBundle trusts its leaf.
+    # A call would break if its caBundle does not contain `authority`, and trusts a leaf that is served now or soon. If
+    # an endpoint cannot be dialled, assume that the caBundle trusts the endpoint's leaf.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -97,8 +97,8 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
     """
     there = state.authorities
     seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
-    # Ignore a record of another CA, because it is from an earlier rotation. Ignore a time in the future, because it was
-    # written by a wrong clock.
+    # The CA Secret records one CA and one time. If it records another CA, an earlier rotation wrote the record. If the
+    # time is in the future, a wrong clock wrote the record. Both records are ignored.
     if (
         seen is None
         or authority is None
@@ -124,7 +124,7 @@ _UNREGISTERED = (
 
 def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return the next step of the rotation, or the decision to wait, to stop or to end."""
-    # A person must solve these problems before the first write, for example a wrong clock or a Secret of another owner.
+    # These problems stop a rotation before its first write, because a person must solve them.
     if state.problems:
         return steps.StepRefused(state.problems)
     if state.tool or policy.registers_only:
@@ -143,7 +143,7 @@ def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenF
 
 
 def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Step (a): make the next CA if the newest CA is unusable or due for renewal.
+    # Step (a) of a rotation: make the next CA if the newest CA is unusable or due for renewal.
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
         return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
@@ -153,9 +153,9 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (b): add every CA whose leaves endpoints may serve to every writable caBundle. Step (e): remove a retired CA
-    # when no endpoint has served its leaves for the retention time. During that time, the retired CA is not added
-    # again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
+    # Step (b) of a rotation: add every CA whose leaves may be served to every writable caBundle. Step (e): remove a
+    # retired CA when no endpoint has served its leaves for the retention time. Until then, do not add the retired CA
+    # again, or else two runs, of which only one has waited long enough, would undo each other's changes.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -171,14 +171,14 @@ def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: S
 def _bundle(
     present: states.Certificates, wanted: states.Certificates, unwanted: frozenset[x509.Certificate]
 ) -> states.Certificates:
-    # Return the present certificates without the unwanted ones, followed by the wanted certificates that are missing.
-    # Certificates that are neither wanted nor unwanted stay.
+    # Return the certificates of a caBundle without those in `unwanted`, and with those in `wanted`. Other certificates
+    # stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
 
 def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Repair an unusable serving Secret at once. The current CA signs, because the caBundles already trust it.
+    # Repair an unusable serving Secret at once. The current CA signs the leaf, because the caBundles trust this CA.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
@@ -188,10 +188,10 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _registration(state: states.State, now: datetime) -> Decision | None:
-    # Register the declared webhooks after a replica has answered, and again when the registered webhooks differ. With
-    # no replica, registered webhooks would block every pod. The mutating webhooks are registered first, because the
-    # validating webhook rejects pods that no mutating webhook has changed.
-    # The CAs in the serving Secret are included, because the CA of another tool is only there.
+    # Register the declared webhooks after a replica has answered, because without a replica they would block every pod.
+    # Register them again if the registered webhooks differ. Mutating webhooks are registered first, because the
+    # validating webhook rejects pods that no mutating webhook has changed. The caBundles also get the CAs in the
+    # serving Secret, because only the serving Secret has the CA of another tool.
     every = dict.fromkeys((*states.known(state), *state.serving.authorities))
     trusted = tuple(one for one in every if states.is_valid(one, now))
     if not any(states.trusts(trusted, endpoint.leaf, now) for endpoint in state.ready()):
@@ -208,7 +208,7 @@ def _unregistered(state: states.State) -> list[tuple[states.Configuration, state
 
 
 def _end_of_registration(state: states.State) -> steps.End:
-    # Another tool issues the certificates, so problems with the certificates are not reported here.
+    # Problems with the certificates are not reported here, because another tool issues the certificates.
     if state.read_only():
         return steps.StepRefused(state.read_only())
     if _unregistered(state):
@@ -217,7 +217,7 @@ def _end_of_registration(state: states.State) -> steps.End:
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (c): make the next CA the current CA. If that must wait, renew a leaf that is due.
+    # Step (c) of a rotation: make the next CA the current CA. While this step must wait, renew a leaf that is due.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -225,7 +225,7 @@ def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # The next CA may sign leaves after every writable caBundle has contained it for the overlap.
+    # The next CA becomes the current CA after every writable caBundle has contained the next CA for the overlap time.
     if state.authorities.next_ca is None:
         return None
     if would_break(state, state.authorities.next_ca, now):
@@ -254,7 +254,7 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Let the current CA renew a leaf that is due, if the new leaf expires later and no client would reject it.
+    # If the leaf is due, the current CA signs a new leaf, which must expire later and must be trusted by clients.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -267,7 +267,7 @@ def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Renew the leaf when renewal is due, or when another CA than the current one signed the leaf.
+    # Replace the leaf if its renewal is due, or if the current CA did not sign the leaf.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
@@ -279,14 +279,14 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Step (d): wait until every ready endpoint serves the leaf in the Secret.
+    # Step (d) of a rotation: wait until every ready endpoint serves the leaf that is in the serving Secret.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'serves an earlier leaf'}" for one in lagging], state, now, policy)
 
 
 def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (e): delete the retired CAs from the CA Secret after `_bundles` has removed them from every caBundle.
+    # Step (e) of a rotation: delete the retired CAs from the CA Secret, after `_bundles` removed them from caBundles.
     retired = state.authorities.retired
     if not retired and not states.unknown_cas(state):
         return None
@@ -297,8 +297,8 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Return the step that must precede the removal of a retired CA. None if every endpoint serves a leaf of the current
-    # CA, and the time since which this is so is recorded.
+    # Return the step that must come before the removal of a retired CA. Return None if every endpoint serves a leaf of
+    # the current CA, and the CA Secret records since when.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("the serving Secret has no leaf of the current CA yet")
@@ -318,10 +318,10 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
 
 
 def _presented_until(state: states.State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
-    # Return the time until which an API server may present a certificate of a retired CA; None if no API server can.
-    # The certificate that an API server presents cannot be read. So a retired CA stays until its own certificate
-    # expires, or until the user states with --installed that all API servers present the new certificate. `noted`: the
-    # CA Secret records that one of these has happened. A CA that is only in the ConfigMap may be newer than the record.
+    # Return until when an API server may present a client certificate of a retired CA; None if no API server can. This
+    # program cannot see the certificate that an API server presents. So a retired CA stays until it expires, or until
+    # the user states by --installed that all API servers present the new certificate. `noted`: the CA Secret records
+    # that one of these has happened. The record may not include a CA that only the ConfigMap contains.
     if policy.installed:
         return None
     possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
@@ -335,7 +335,7 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lag(lagging: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait for endpoints that do not serve the new leaf. After PROPAGATION, a person must look at these endpoints.
+    # Wait until the endpoints serve the new leaf. After PROPAGATION, report the endpoints that still do not serve it.
     if not lagging or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
@@ -346,7 +346,7 @@ def _lag(lagging: list[str], state: states.State, now: datetime, policy: Rotatio
 
 
 def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
-    # If a caBundle may have changed just now, wait until the API servers have read it.
+    # If a caBundle may have been changed a moment ago, wait until the API servers have read the new caBundle.
     left = policy.settle(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
@@ -356,7 +356,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until `due` is reached and `left` is over. `left`: how long this run must still observe the condition.
+    # Wait until the time `due`, and until this run has seen the condition true for `left` longer.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 
@@ -366,7 +366,7 @@ def _elsewhere(state: states.State) -> str:
 
 
 def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.End:
-    # No step is due. Report the problems that a person must solve, for example if no endpoint is ready.
+    # The rotation has no further step. Report the problems that a person must solve, such as no ready endpoint.
     if problems := (*idle(state, now, policy), *state.read_only()):
         return steps.StepRefused(problems)
     return steps.Wait(_UNANSWERED) if _unregistered(state) else steps.Done(_next_due(state))

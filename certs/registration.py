@@ -69,10 +69,10 @@ def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
 
 
 def _webhooks(text: object) -> list[Webhook]:
-    # A user may have edited the annotation. This function checks only the fields that this module uses. The API server
-    # checks all other fields.
+    # Any user with rights may have edited the annotation, so check the fields that this module uses. The API server
+    # checks all other fields when the webhooks are registered.
     try:
-        # The round trip through JSON rejects YAML values that JSON does not have, such as dates.
+        # YAML has values that JSON lacks, such as dates. json.dumps() raises TypeError for these values.
         found = json.loads(json.dumps(yaml.safe_load(str(text))))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise UnusableDeclaration(f"not YAML: {str(error).splitlines()[0]}") from error

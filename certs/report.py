@@ -14,8 +14,8 @@ from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
-# A run of the rotation acts on a condition only after the run has observed it for some time. A report reads the state
-# once. So it assumes that this time has passed. Otherwise the next step in every report would be to wait.
+# A rotation acts on a condition only after observing it for some time. A report reads the state once, so it assumes
+# that this time has passed. Otherwise every report would say that the next step is to wait.
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
@@ -64,7 +64,7 @@ def report_on(
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
-        # These calls fail although no step of a rotation is due.
+        # Report the calls that fail although the rotation has no further step.
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
         problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
@@ -79,7 +79,7 @@ def report_on(
 
 
 def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
-    # Return a problem for each fault that a rotation should have repaired before now.
+    # Return a problem for each fault that the last rotation should have repaired.
     texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
     return tuple(
         observed.Problem(f"the last rotation did not run or did not finish: {text}", command) for text in texts
@@ -132,7 +132,7 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    # Return the subject and the start of the fingerprint, which together identify a certificate in the report.
+    # Return the certificate's subject and the start of its fingerprint, which together identify it in a report.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:
@@ -156,8 +156,8 @@ def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) ->
 
 
 def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
-    # Return a fault that shows that the hourly rotation does not run: the leaf is unusable, or a certificate has less
-    # than a quarter of its life left. Renewal is due at a third.
+    # Return a fault that shows that no hourly rotation runs: the leaf is unusable, or a certificate has less than a
+    # quarter of its life left. A rotation would have renewed the certificate when a third was left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)

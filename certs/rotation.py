@@ -13,11 +13,11 @@ from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
 
-# A run stops after so many steps. No rotation needs nearly as many, so another program must be undoing the steps.
+# A run fails after this many steps. No rotation needs nearly as many, so another program must be undoing them.
 MAX_STEPS = 100
 
-# A run fails after this many consecutive Conflict or Unavailable errors. Until then it retries for longer than an API
-# server needs after its start to load all roles (see AuthorizerGrace).
+# A run of the rotation fails after this many consecutive Conflict or Unavailable errors. All retries together take
+# longer than an API server needs to load its roles after a start (see AuthorizerGrace).
 MAX_ATTEMPTS = 12
 
 
@@ -77,8 +77,8 @@ class DryRunStore:
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
-        # In a cluster, endpoints serve a new leaf some time after kubelet has updated the Secret. An unready endpoint
-        # stays unready.
+        # In a cluster, kubelet updates the mounted Secret, and the endpoints serve the new leaf some time later. An
+        # endpoint that is not ready stays so.
         if leaf is not None:
             followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
             self._state = replace(self._state, endpoints=tuple(followed))
@@ -91,8 +91,8 @@ class Observations:
     ``forbidden``: the problem to report, by the name of the webhook configuration.
     """
 
-    # By condition: the monotonic time in seconds since which each read in this run has confirmed the condition. The CA
-    # Secret records the same by the wall clock, across runs. The plan waits until enough time has passed by both.
+    # Maps each condition to the monotonic time since which every read of this run has found it true. The CA Secret
+    # records wall-clock times for all runs. The plan acts when enough time has passed by both clocks.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
@@ -161,7 +161,7 @@ class Rotation:
                 faults += 1
                 if faults >= MAX_ATTEMPTS:
                     raise
-                # Wait after a conflict, so that two simultaneous runs do not conflict in every write.
+                # After a conflict, a pause keeps two simultaneous runs from conflicting in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"more steps are due after {MAX_STEPS} steps, so another program must be undoing them"
         return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
@@ -173,7 +173,7 @@ class Rotation:
         return plan(state, now, self.policy, seen), state
 
     def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
-        # If the API server forbids the write of a configuration, record this and go on with the others.
+        # If the API server forbids writing a configuration, record this problem and go on with the others.
         self.announce(step)
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
@@ -193,7 +193,7 @@ class Rotation:
 
 
 def _ended(decision: steps.End, state: State) -> steps.End:
-    # If a configuration is read-only, the run must end with this problem, because a person must solve it.
+    # Report each read-only configuration at the end of the run, because a person must repair it.
     if not state.read_only():
         return decision
     others = decision.problems if isinstance(decision, steps.StepRefused) else ()

@@ -183,7 +183,7 @@ def known(state: State) -> Certificates:
 
 def unknown_cas(state: State) -> Certificates:
     """Return the CAs in caBundles that have our name and are not in the CA Secret, which may have been restored."""
-    # Such a CA is removed like a retired CA. It is not added to other caBundles, because anyone can choose our name.
+    # An unknown CA is removed like a retired CA. No caBundle gets such a CA, because anyone can choose our name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
 
@@ -204,7 +204,7 @@ def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
     """Return True if less than a third of the certificate's life is left. Renewal is then due."""
-    # A third leaves time to retry a failed renewal. cert-manager also renews at a third.
+    # If renewal fails at first, a third of the life is enough time for retries. cert-manager renews at a third too.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
 
@@ -227,8 +227,8 @@ def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, no
 
 def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
     """Return True if a client that trusts ``bundle`` may accept ``leaf`` through an intermediate CA."""
-    # The endpoint may serve intermediate CAs too, but this program reads only the leaf. CAs of vcuda-certs have no
-    # intermediate CAs (path length 0).
+    # An endpoint may also serve intermediate CAs, but this program reads only the endpoint's leaf. A CA of vcuda-certs
+    # cannot have intermediate CAs (path length 0).
     if is_signed_by_ours(leaf) or not is_valid(leaf, now):
         return False
     roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]

@@ -9,17 +9,17 @@ from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_a
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
-# Before a run acts on a condition, the run itself must have observed the condition for this long. The run measures with
-# a monotonic clock, so a jump of the wall clock cannot shorten the wait. API servers use a changed caBundle within
+# Before a run of the rotation acts on a condition, the run has observed the condition for this long. Its monotonic
+# clock measures the time, so a jump of the wall clock cannot shorten it. API servers use a changed caBundle within
 # about a second.
 SETTLE = timedelta(seconds=10)
 
-# The value of SETTLE for client certificates. A webhook reads the CA from a mounted ConfigMap, which kubelet updates
-# within about 100 s.
+# Like `SETTLE`, for client certificates. A webhook reads the client CA from a mounted ConfigMap, and kubelet updates
+# the mount within about 100 s.
 CLIENT_SETTLE = timedelta(minutes=2)
 
-# If an endpoint does not serve a new leaf after this time, the run reports a problem. kubelet updates a mounted Secret
-# within about 100 s: at the next sync (60 s plus jitter), from a cache that may be stale.
+# If an endpoint does not serve a new leaf after this time, a problem is reported. kubelet updates a mounted Secret
+# within about 100 s: at its next sync (60 s plus jitter), and from a cache that may be out of date.
 PROPAGATION = timedelta(minutes=10)
 
 
@@ -251,8 +251,8 @@ def after(state: observed.State, write: Write) -> observed.State:
 
 def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) -> observed.Authorities:
     there = state.authorities
-    # If the CA Secret was lost, the caBundles and the serving Secret may still contain its CAs. Endpoints serve leaves
-    # of the lost CAs for some time, so the lost CAs count as retired.
+    # If the CA Secret was lost, the caBundles and the serving Secret may still contain its CAs. These CAs count as
+    # retired, because endpoints serve leaves of these CAs for some time.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
     next_ca = make_authority(now, policy.authority_life, client=bool(policy.client))

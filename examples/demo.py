@@ -96,7 +96,7 @@ def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
     program = Path(sysconfig.get_path("scripts"), "vcuda-webhook")
     files = ["--quota", str(quota), "--nodes", str(nodes)]
     command = [str(program), "serve", "--standalone", *files, "--bind", "127.0.0.1:0", "--drain-seconds", "0"]
-    # Environment variables of the caller must not change the server's configuration.
+    # Pass no environment variable VCUDA_… to the server, because the server would read it as the value of a flag.
     env = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:  # noqa: S603  # our own program
         try:
@@ -118,7 +118,7 @@ def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
     for line in log or ():
         told |= {key: str(value) for key, value in msgspec.json.decode(line, type=Json).items()}
         if "url" in told:
-            # The rest of the log is read and dropped, because a full pipe would block the server.
+            # This thread reads the rest of the server's log and drops it. A full pipe would block the server.
             threading.Thread(target=deque, args=(log, 0), daemon=True).start()
             trust = ssl.create_default_context(cafile=told["ca"])
             host = urllib.parse.urlsplit(told["url"]).netloc
@@ -141,8 +141,8 @@ def _ask(
         raise Misbehaved(f"{path}: HTTP {reply.status}: {answer}")
     response: Json = answer["response"]
     told = response.get("auditAnnotations", {})
-    # The answer does not contain the outcome, which is only in logs and metrics. For an object that the webhook left
-    # unchanged, the demo derives the outcome from the object.
+    # The webhook's answer does not contain the outcome, which is only in logs and metrics. If the webhook left the
+    # object unchanged, the demo derives the outcome from the object.
     touched = told or response.get("patch") or not response["allowed"]
     return AdmissionResponse(
         outcome="" if touched else _untouched(request, policy),

@@ -127,7 +127,7 @@ def company() -> Sample:
 
 def crowd(namespaces: int = 500, models: int = 8) -> Sample:
     """Return the maximum number of namespaces for the page, each with every model. Each call returns equal figures."""
-    figures = random.Random(6)  # noqa: S311  # figures, no secrets
+    figures = random.Random(6)  # noqa: S311  # random figures, not secrets
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()
     sample.report(*(_crowded(f"team-{number:04}", names, figures) for number in range(namespaces)))

@@ -13,7 +13,8 @@ PROGRAM = shutil.which("chromium")
 WIDE = (1280, 900)
 NARROW = (390, 844)
 
-# Chromium also reports these violations on the console. This event is how a page itself would learn of them.
+# The page collects violations of its Content Security Policy, so that a test can read them. Chromium also reports them
+# on the console.
 REMEMBER_VIOLATIONS = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));

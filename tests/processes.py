@@ -120,7 +120,8 @@ class OwnProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # a group, so that the program is killed together with its workers
+            # The program has its own process group, so that a test can kill the program together with its workers.
+            start_new_session=True,
         )
         assert self.process.stdout
         assert self.process.stderr

@@ -53,7 +53,8 @@ class Replica:
 
     def __init__(self, api: ApiDouble, clock: Clock | None = None) -> None:
         self._registry = CollectorRegistry()
-        # Time also passes when the replica waits for the action of another, because no other acts meanwhile.
+        # While this replica waits for another replica, no other replica acts in the test. So the clock must advance by
+        # itself.
         time_ = clock or Clock()
         self.store = LedgerStore(
             api.kube, "vcuda-quota", lambda: Nodes(LABELS), clock=time_.monotonic, sleep=time_.pass_by
@@ -86,7 +87,7 @@ class Replica:
 def asked(uid: str, **fields: object) -> ChargeRequest:
     """Return a charge of one card under a limit of four, with ample time. ``fields`` replace the defaults."""
     given = {"namespace": "team-a", "uid": uid, "model": "M40", "charge": CARD}
-    return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # the fields of a test
+    return ChargeRequest(**{**given, "quota": FOUR, "deadline": time.monotonic() + PATIENT, **fields})  # type: ignore[arg-type]  # a test may give any fields
 
 
 def kinds(decisions: Iterable[Decision]) -> list[str]:

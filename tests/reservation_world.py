@@ -52,7 +52,7 @@ class ReplicaProcess:
         self.ahead = 0.0
         """The seconds by which the clock for grants is ahead."""
         self._registry = CollectorRegistry()
-        # All calls of the process, from any of its threads.
+        # The wire makes all calls of the process, from any of the process's threads.
         names = [each.name for each in fields(ClusterLedgers) if each.type is Executor]
         executors: dict[str, Any] = {name: WireExecutor(world.wire, self) for name in names}
         self.ledgers = ClusterLedgers(
@@ -133,11 +133,12 @@ class ReservationWorld:
         self.stored: set[str] = set()
         self._ended: set[str] = set()
         self.over = ""
-        # Seconds by which the clock of the calling API server lags behind the clock of the storing one.
+        # Seconds by which the clock of the API server that a replica calls lags behind the clock of the API server that
+        # stores the pod.
         self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
         self.grants: tuple[Grant, ...] = ()
-        # The stored objects must fit the limits in force since this moment.
+        # The present limits are in force since this time, and the stored objects must fit these limits.
         self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
@@ -369,7 +370,7 @@ class ReservationWorld:
         newest = len(self._edits) - 1
         for model, limit in NamespaceQuota(self._edits[-1], grants=self.grants).at(self.limits_since).limits.items():
             of_model = [each for each in held if each.model == model]
-            # An object that an older quota decided, and that was admitted after the edit, is not counted here.
+            # An object is left out if an older quota decided it and if it was admitted after the edit of the quota.
             counted = [each for each in of_model if each.edit == newest or each.before < newest]
             if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
                 return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"

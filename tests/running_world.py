@@ -202,7 +202,7 @@ class RunningWorld:
             self._store.write(TEAM, decision.ledger, stored)
         return isinstance(decision, Admitted)
 
-    # The API server, the scheduler, the claim controller, and kubelets
+    # Actions of the API server, the scheduler, the claim controller and the kubelets
 
     def store(self, thing: TruePod | TrueClaim) -> None:
         """Store an admitted object."""

@@ -68,7 +68,7 @@ class Settling:
         self.reports: list[NamespaceUse | None] = []
         self._reflectors = (quota.reflector, nodes.reflector, self.settler.ledgers, self.settler.pods.reflector)
         self.relist()
-        self.settler.queue.add("end")  # a key that is due last, which marks the end of the due names
+        self.settler.queue.add("end")  # this key is due last, so it marks the end of the due namespaces
         for key in iter(self.settler.queue.next, None):
             self.settler.queue.served(key)
             if key == "end":

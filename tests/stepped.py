@@ -162,7 +162,7 @@ class Wire:
 
     def _deliver(self, method: str, _timeout: float, effect: Effect) -> bytes:
         sender = self._senders.get(threading.get_ident())
-        if sender is None:  # the test itself is the sender
+        if sender is None:  # the test itself makes this call
             return effect()
         call = OpenCall(sender, method, effect)
         self.open.append(call)
@@ -185,7 +185,7 @@ class WireExecutor(Executor):
         def work() -> None:
             try:
                 future.set_result(call(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  # the future passes it on
+            except BaseException as error:  # noqa: BLE001  # the future raises this error in the caller
                 future.set_exception(error)
 
         self._wire.run(self._sender, work)

@@ -57,12 +57,13 @@ class Component:
             raise RuntimeError(f"{self.name} must be started from the main thread, with which it ends")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # part of util-linux, so on every Linux
+                ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # setpriv is in util-linux
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C must reach only this process, which then stops all servers in order.
+                # In a session of its own, the server does not get the signal of Ctrl-C. This process gets it, and stops
+                # all servers in order.
                 start_new_session=True,
             )
 

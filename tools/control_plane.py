@@ -137,7 +137,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users, *map(user_of, servers))}
     layout.certs.mkdir(parents=True)
     write_signing_key(layout.directory / SIGNING_KEY)
-    # token, user, uid and group; only the admin has a group
+    # Each line of the token file has a token, a user, a uid and a group. Only the user `ADMIN` has a group.
     lines = (f"{token},{name},{name}{',system:masters' * (name == ADMIN)}\n" for name, token in tokens.items())
     (layout.directory / TOKENS).write_text("".join(lines))
     reached = layout.server, layout.certificate("apiserver")
@@ -177,7 +177,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # from 1.37 on, 127.0.0.1 must not be advertised
+        "--endpoint-reconciler-type=none",  # Kubernetes 1.37 and later refuse to advertise 127.0.0.1
         f"--service-account-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",
@@ -186,7 +186,8 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # Without kube-proxy, the API server must call the endpoints of a webhook's Service directly.
+        # No kube-proxy runs here. So the API server must call the endpoints of a webhook's Service, and not its cluster
+        # IP.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,

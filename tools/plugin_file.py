@@ -24,10 +24,11 @@ import yaml
 NAME = "kubectl-gpuquota"
 BINARY = (".so", ".pyd", ".dylib")
 
-# Wheels for this platform are used on every machine, so that the file is the same on all machines.
+# pip installs the wheels for this platform on every machine, so that the plugin file has the same bytes everywhere.
 _PLATFORM = ("--platform=manylinux2014_x86_64", "--python-version=3.11", "--implementation=cp")
 
-# An older Python cannot compile the modules. So this text uses only old syntax, and reports the version.
+# This start text of the plugin file reports a Python that is too old. The text has only syntax that an old Python can
+# compile, because an old Python could not compile the modules.
 _MAIN = """\
 import sys
 
@@ -86,7 +87,7 @@ def _pure(wheel: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a wheel except compiled ones. PyYAML works without its compiled part."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            # RECORD would list the compiled files too, so it is left out.
+            # The compiled files of a wheel are left out. So its RECORD, which lists them, is left out too.
             if not name.endswith(("/", *BINARY, ".dist-info/RECORD")):
                 yield name, archive.read(name)
 

@@ -28,7 +28,7 @@ CHART = "manifests/chart"
 SUMS = "SHA256SUMS"
 LOCK = "requirements.lock"
 BUILD_LOCK = "requirements-build.lock"
-# In CI, the checkout may belong to another user. Without this option git would reject the checkout.
+# In CI, the checkout may belong to another user, and then git refuses to read it without this option.
 GIT = ("git", "-c", f"safe.directory={ROOT}")
 
 
@@ -47,7 +47,7 @@ def source_of(commit: str, target: Path) -> None:
 
 def write_wheel(source: Path, target: Path, date: int) -> Path:
     """Build the wheel with the build tools of the image's lock file. Return its path."""
-    # pip rejects a constraint with hashes for a directory, so only the versions are constrained.
+    # For the build of a directory, pip rejects a constraint that has hashes. So only the versions are constrained.
     pinned = re.findall(r"^[\w.-]+==[\w.]+", (source / BUILD_LOCK).read_text(), re.MULTILINE)
     constraint = source / "build-constraint.txt"
     constraint.write_text("\n".join(pinned))
@@ -80,7 +80,8 @@ def write_components(wheel: Path, lock: Path, target: Path) -> None:
         python = environment / "bin" / "python"
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
         _run(*install, "--require-hashes", "--requirement", lock)
-        # The wheel is installed by name, so that its path on this machine does not appear in the file.
+        # pip installs the wheel by the wheel's name. If pip got the path, the file of the release (the SBOM) would
+        # contain a path of this machine.
         _run(*install, "--no-deps", "--no-index", f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
         options = ("--output-reproducible", "--output-format=JSON", f"--output-file={target / 'sbom.cdx.json'}")
         _run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python)

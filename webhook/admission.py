@@ -23,9 +23,8 @@ from webhook.review.verdicts import Creation
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
 """Outcomes of pods to which no quota applies. Metrics count these pods, but the log has them only at debug level."""
 
-# A review of 64 KiB blocks the event loop for 1 to 5 ms, depending on the machine (`python -m bench large-pods`), so
-# larger reviews are decided in a thread. Most reviews have 4 to 20 KiB. To pass such a small review to a thread would
-# take about as long as to answer it.
+# A thread decides reviews of more than 64 KiB. A review of 64 KiB blocks the event loop for 1 to 5 ms (`python -m bench
+# large-pods`). Most reviews have 4 to 20 KiB. Passing such a review to a thread takes about as long as answering it.
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
@@ -81,7 +80,7 @@ class Service(msgspec.Struct, frozen=True):
 
     def thread_for(self, path: str, size: int) -> ReviewThread | None:
         """Return the thread that decides a review of ``size`` bytes; None if the event loop decides the review."""
-        # PyYAML needs seconds to parse a quota document of a few hundred KiB.
+        # A thread decides every edit of the quota, because PyYAML needs seconds to parse a few hundred KiB.
         if path == "/quota":
             return self.quota_edits
         return self.large_reviews if size > LARGE_REVIEW else None
@@ -129,15 +128,15 @@ class Service(msgspec.Struct, frozen=True):
     ) -> AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
-            # An edit of the quota is also checked when no quota is in force, so that a malformed quota can be repaired.
+            # An edit is checked before the test for a readable quota, so that an edit can repair a malformed quota.
             return await quota_edit.check_edit(
                 request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
             )
         is_claim = request.kind.group == GROUP
         if policy is None:
-            # Pods that cannot reach a GPU are admitted before the quota is read, so that a webhook that has just
-            # started does not block a cluster. The quota ConfigMap names the GPU resources. Until it is read, any
-            # resource name with a domain may be a GPU, so pods with such a resource must be retried.
+            # Pods that cannot reach a GPU are admitted even before the quota is read. Otherwise a webhook that has just
+            # started would block the cluster. The quota ConfigMap names the GPU resources. Until it is read, a pod that
+            # requests any resource with a domain in its name must be retried, because it may request a GPU.
             pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
@@ -149,7 +148,7 @@ class Service(msgspec.Struct, frozen=True):
         try:
             return await decide(Creation(request, policy, ledgers, self.choices, deadline))
         except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            # The answer has no retryAfterSeconds, because a worker of a controller would sleep for that time.
+            # The refusal for a lost ledger has no retryAfterSeconds: a controller that sleeps so long blocks a worker.
             return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
@@ -173,15 +172,15 @@ class Service(msgspec.Struct, frozen=True):
 
 
 def _without_ledger(error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus) -> AdmissionResponse:
-    # A failed ledger is answered with a denial, not with an HTTP error. The API server would ignore an HTTP error of
-    # /mutate. Then /validate would reject the pod with the misleading reason that the pod is not pinned.
+    # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate. Then
+    # /validate would reject the pod with the misleading reason that the pod is not pinned.
     if isinstance(error, errors.LedgerLost):
         return AdmissionResponse("ledger-lost", False, while_lost, str(error))
     return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
 
 def _generated_name(request: AdmissionRequest) -> str:
-    # At /mutate a pod with generateName has no name yet, and request.name is empty too.
+    # When the API server calls /mutate, a pod with generateName has no name yet, and request.name is empty too.
     try:
         named = msgspec.json.decode(request.object, type=_Named).metadata
     except k8s_types.UNDECODABLE:

@@ -46,8 +46,8 @@ class Metrics:
         self._seconds_of: dict[str, Histogram] = {}
 
     def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
-        # The counter of each set of labels is kept here, because prometheus_client's lookup by labels takes longer
-        # than the increment.
+        # This cache keeps the counter of each set of labels, because a lookup by prometheus_client takes longer than
+        # the increment.
         key = (path, answer.outcome, answer.scheme)
         counter = self._admission_of.get(key) or self._admission_of.setdefault(key, self._admissions.labels(*key))
         histogram = self._seconds_of.get(path) or self._seconds_of.setdefault(path, self._seconds.labels(path))

@@ -86,7 +86,7 @@ def main(seconds: float | None, seed: int) -> None:
                 playground = start(Path(scratch), stack)
                 run(playground, seed, seconds)
             finally:
-                # A second signal must not interrupt the cleanup.
+                # After the first signal, the playground cleans up. A second signal must not interrupt the cleanup.
                 for number in SIGNALS:
                     signal.signal(number, signal.SIG_IGN)
                 click.echo("\nStopping …")

@@ -50,7 +50,7 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 
     Raises StartupError if a program does not start.
     """
-    # The API server calls the webhook's Service by its external name, which resolves to this machine.
+    # With this flag, the API server calls the webhook's Service by its external name, which resolves to this machine.
     flags = ("--enable-aggregator-routing=false",)
     settings = Settings(users=(), apiserver_flags=flags, startup_timeout=START_SECONDS, own_identities=True)
     with (
@@ -124,8 +124,8 @@ def create_nodes(kube: Kube, manifests: Sequence[Json]) -> None:
     """Create the nodes, and remove their taints so that the schedulers use them."""
     for manifest in manifests:
         kube.post("/api/v1/nodes", msgspec.json.encode(manifest))
-        # The API server taints every new node. The controller that removes the taint needs a kubelet's Lease, which is
-        # missing here.
+        # The API server puts a taint on every new node. A controller would remove the taint only after a kubelet has
+        # made a Lease, and no kubelet runs here.
         untainted = msgspec.json.encode({"spec": {"taints": None}})
         kube.patch(f"/api/v1/nodes/{manifest['metadata']['name']}", untainted, MERGE_PATCH)
 

@@ -29,7 +29,7 @@ def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | Non
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     for change in changes(seed):
-        # The user may have deleted the Deployment or the namespace. Such a failed change is not retried.
+        # A change fails if the user has deleted the Deployment or the namespace. A failed change is not retried.
         with contextlib.suppress(VcudaError):
             make(kube, change)
         left = CHANGE_SECONDS if deadline is None else deadline - time.monotonic()

@@ -120,7 +120,7 @@ def link_commands(directory: Path, programs: Programs) -> None:
 
 def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> str | None:
     """Return the directory that the build command prints. None if Go is missing and nothing was built before."""
-    # The build has its own process group, so that a signal to the group also ends the compilers.
+    # The build runs in its own process group, so that a signal to this group also ends the compilers.
     build = subprocess.Popen(
         (str(ROOT / command[0]), *command[1:]),
         env={**env},

@@ -230,7 +230,7 @@ def is_pinned(cluster: Cluster, team: Team) -> bool:
 
 def await_true(holds: Callable[[], bool], otherwise: str) -> None:
     """Return when ``holds`` is true. Raises NotInstalled with ``otherwise`` if it takes too long."""
-    # No watch reports when an API server begins to call a registered webhook. So ``holds`` is polled.
+    # `holds` is polled, because no watch reports when an API server begins to call a registered webhook.
     deadline = time.monotonic() + START_SECONDS
     while not holds():
         if time.monotonic() > deadline:

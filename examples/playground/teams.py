@@ -61,7 +61,7 @@ class Team:
 
 
 TEAMS = (
-    # The Deployment of this team exceeds its quota from the start, so that a pod is rejected soon.
+    # The Deployment of this team exceeds the team's quota from the start, so that a user soon sees a rejected pod.
     Team("team-vision", {"A100": 5}, Pods("detector", CARD, "1 card", 7), 6, Pods("label", CARD, "1 card", 2)),
     Team(
         "team-speech",
@@ -113,14 +113,14 @@ Change = Scale | RunJob
 
 def changes(seed: int) -> Iterator[Change]:
     """Yield the changes of all teams in turn, without end. The same seed yields the same changes."""
-    figures = random.Random(seed)  # noqa: S311  # figures, no secrets
+    figures = random.Random(seed)  # noqa: S311  # random sizes, not secrets
     for number, team in enumerate(itertools.cycle(TEAMS)):
         yield next_change(team, number, figures)
 
 
 def next_change(team: Team, number: int, figures: random.Random) -> Change:
     """Return a random change of a team: a new size of its Deployment, or a new Job with ``number`` in its name."""
-    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # both changes are equally likely
+    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # each kind of change is equally likely
         return Scale(team.namespace, team.deployment.name, figures.randint(0, team.deployment.most))
     name, pods = f"{team.job.name}-{number}", figures.randint(1, team.job.most)
     return RunJob(team.namespace, name, team.job.limits, pods, figures.randint(10, 40))

@@ -142,8 +142,8 @@ class Siege:
 
         def repeat(name: str, once: Callable[[], str]) -> Callable[[threading.Event], None]:
             def attack(stop: threading.Event) -> None:
-                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # random load
-                    with suppress(*AWAY):  # the API server does not run
+                while not stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311
+                    with suppress(*AWAY):  # the API server does not run at the moment
                         self.counts[name][once()] += 1
 
             return attack
@@ -319,7 +319,8 @@ def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
         metadata = {"namespace": namespace, "name": NODE}
         hard = {"hard": {f"requests.{FPGA}": "0"}}
         cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": hard})
-        # The API server enforces the ResourceQuota when it has a status. The controller manager would write it later.
+        # The API server enforces a ResourceQuota only when the quota has a status. So the test writes the status, which
+        # otherwise the controller manager writes later.
         path = f"/api/v1/namespaces/{namespace}/resourcequotas/{NODE}/status"
         cluster.rest.merge_patch(path, {"status": {**hard, "used": {f"requests.{FPGA}": "0"}}})
         for role in ("edit", NODE):

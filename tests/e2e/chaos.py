@@ -51,11 +51,11 @@ _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REFUSAL}$"),
-    # For claims the webhook answers 403 instead of 429.
+    # The webhook answers a claim with 403 in cases in which it answers a pod with 429.
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost; pods that were charged in it may still be stored"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
-    (API_AWAY, {504}, ""),  # a replica that ends may answer without a reason
+    (API_AWAY, {504}, ""),  # an API server that stops may answer 504 without a reason
     (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),
 )
 
@@ -220,7 +220,7 @@ def templates(namespace: str, replicas: int) -> list[Json]:
 
 def think(_path: str, review: Json) -> Json:
     """Answer a review after a random delay, and reject some objects."""
-    time.sleep(random.uniform(0, SLOWEST))  # noqa: S311  # random load
+    time.sleep(random.uniform(0, SLOWEST))  # noqa: S311
     allowed = random.random() > REFUSED_PART  # noqa: S311  # random load
     return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
 
@@ -324,7 +324,7 @@ class Figures:
         """Read the figures of a replica repeatedly until ``stop`` is set."""
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
-                # The process may have ended, or may have no worker yet.
+                # Reading the figures fails if the process has just ended, or if it has no worker yet.
                 with suppress(OSError, ValueError, HTTPException):
                     worker = process.worker()
                     self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))

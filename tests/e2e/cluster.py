@@ -231,7 +231,8 @@ class Cluster:
         ready = [{"type": "Ready", "status": "True", "reason": "Harness", "message": "no kubelet runs here"}]
         status = {"capacity": quantities, "allocatable": quantities, "conditions": ready}
         node = self.rest.merge_patch(f"/api/v1/nodes/{name}/status", {"status": status})
-        # The API server taints every new node. Its removal by a controller needs a kubelet's Lease.
+        # The API server puts a taint on every new node. A controller would remove the taint only after a kubelet has
+        # made a Lease, and no kubelet runs here.
         taints = [taint for taint in node["spec"].get("taints", []) if taint["key"] != NOT_READY]
         return self.rest.merge_patch(f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
 

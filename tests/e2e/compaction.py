@@ -42,5 +42,5 @@ def call_etcd(control_plane: ControlPlane, method: str, body: Json) -> None:
     flags = control_plane.apiserver.command
     endpoint = next(flag.partition("=")[2] for flag in flags if flag.startswith("--etcd-servers="))
     url = f"{endpoint}/v3/kv/{method}"
-    with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:  # noqa: S310  # our own etcd
+    with urllib.request.urlopen(url, json.dumps(body).encode()) as answer:  # noqa: S310  # the URL of our own etcd
         assert answer.status == HTTPStatus.OK

@@ -112,7 +112,7 @@ class Installation:
         )
 
     def _ask_about_pods(self, path: str, failure_policy: str, labels: Json) -> list[Json]:
-        # The first replica reviews the pods and claims whose label names no other replica.
+        # The first replica reviews all objects without a label that names one of the other replicas.
         first = {"operator": "NotIn", "values": [str(number) for number in range(1, MOST_REPLICAS)]}
         asked = [first, *({"operator": "In", "values": [str(number)]} for number in range(1, MOST_REPLICAS))]
         name = f"{path}.quota.vcuda.io"
@@ -274,7 +274,8 @@ def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
     metadata = {"namespace": namespace, "name": "tenant"}
     cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
     with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
-        # A role binding takes effect when the API server's own watch has delivered it.
+        # A new role binding takes effect with a delay, when the API server's own watch of role bindings has delivered
+        # it.
         eventually(lambda: tenant.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods").status == HTTPStatus.OK)
         yield tenant
 
@@ -308,7 +309,7 @@ def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = 
         *("--kubeconfig", kubeconfig or installation.cluster.kubeconfig, "--status-address", "127.0.0.1:0"),
         *("--quota-configmap", quota, "--system-namespace", SYSTEM_NAMESPACE),
         *("--lease-seconds", "15", "--storable-seconds", str(STORABLE)),
-        *("--max-terminating-seconds", "0"),  # no kubelet reports the end of a deleted pod here
+        *("--max-terminating-seconds", "0"),  # no kubelet reports here that a deleted pod has ended
         *more,
     ]
 

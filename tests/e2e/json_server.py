@@ -48,7 +48,8 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
-            # The thread of each connection does the handshake, so that a silent client does not delay other clients.
+            # The TLS handshake runs in the thread of its connection, so that a silent client does not delay other
+            # clients.
             context = tls(certificates)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, name="json server")

@@ -39,7 +39,7 @@ class Losses:
                 self.lost.append(self.wanted.pop(0))
             return hit
 
-    def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # subclasses use them
+    def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # subclasses use the arguments
         """Return the seconds by which to delay the request, and those by which to delay its reply."""
         return 0, 0
 
@@ -93,7 +93,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
-        # The thread of each connection does the handshake, so that a killed client does not delay other clients.
+        # The TLS handshake runs in the thread of its connection, so that a killed client does not delay other clients.
         server.socket = tls(directory).wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         kubeconfig = directory / "kubeconfig"
         write_kubeconfig(kubeconfig, f"https://127.0.0.1:{server.server_port}", directory / "ca.crt", cluster.token)
@@ -147,7 +147,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 retries=False,
             )
         except urllib3.exceptions.HTTPError:
-            self.close_connection = True  # the API server does not run
+            self.close_connection = True  # the API server does not run, so the client loses its connection
             return
         self.server.open.add(reply)
         try:
@@ -158,15 +158,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.server.closing.wait(held_back)
                 self.pass_back(reply)
         except (urllib3.exceptions.HTTPError, OSError):
-            self.close_connection = True  # one side has closed the connection, so the other connection is closed too
+            self.close_connection = True  # the client or the API server has closed its connection; close the other
         finally:
             self.server.open.discard(reply)
             reply.release_conn()
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
         """Relay the reply in chunks as they arrive, because a watch does not end by itself."""
-        # `send_response` would add the proxy's time as Date. The leases of reservations depend on the API server's
-        # Date.
+        # `send_response` would write the proxy's time in the header Date. But replicas measure the leases of their
+        # reservations by the API server's Date.
         self.send_response_only(reply.status)
         for name in ("Date", "Content-Type", "Retry-After"):
             if name in reply.headers:
@@ -177,7 +177,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         self.wfile.write(b"0\r\n\r\n")
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # http.server calls these names
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # http.server requires the names
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server defines this name
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server chose this name
         """Log nothing, because tests only check the logs of the webhook."""

@@ -38,7 +38,7 @@ def held(objects: Sequence[Json]) -> Counter[str]:
 
 
 def held_by_pod(pod: Json) -> dict[str, int]:
-    # The devices of a pod with claims are counted for its claims.
+    # If a pod uses claims, its devices are counted for the claims, and not again for the pod.
     if pod["status"].get("phase") in ("Succeeded", "Failed") or pod["spec"].get("resourceClaims"):
         return {}
     cores = sum(int(container["resources"]["limits"].get(CORES, 0)) for container in pod["spec"]["containers"])
@@ -51,8 +51,8 @@ def held_by_claim(claim: Json) -> Counter[str]:
     for request in claim["spec"]["devices"]["requests"]:
         asked = request["exactly"]
         share = asked.get("capacity", {}).get("requests", {}).get("cores", 100)
-        # The webhook's selector is the last one. A tenant may have added a selector before it, for products that do not
-        # exist.
+        # The webhook appends its selector after the selectors of the tenant, which may name products that do not exist.
+        # So only the last selector counts.
         cores[model_in(json.dumps(asked["selectors"][-1]))] += asked["count"] * int(share)
     return cores
 
@@ -118,7 +118,8 @@ class Stored:
     def __init__(self, rest: Rest, paths: Sequence[str]) -> None:
         self._rest = rest
         self._paths = paths
-        # The first LIST has no resourceVersion, so it is a quorum read. The other LISTs read the same resourceVersion.
+        # The first LIST has no resourceVersion, so etcd answers with its newest state. The other LISTs ask for the same
+        # resourceVersion.
         first = rest.get(paths[0])
         version = str(first["metadata"]["resourceVersion"])
         others = [rest.get(path, resourceVersion=version, resourceVersionMatch="Exact") for path in paths[1:]]
@@ -137,7 +138,7 @@ class Stored:
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
         broken = [error for end in ends if (error := end.exception())]
-        # All watches have delivered all their events up to this version. Of later events, some may be missing.
+        # Up to this resourceVersion, every watch has delivered all events. Some later events may be missing.
         until = min(log[-1].version if log else self._version for log in logs)
         for change in sorted(chain.from_iterable(logs), key=lambda change: change.version):
             if change.version <= until and change.event["type"] != "BOOKMARK":

@@ -25,7 +25,7 @@ def main() -> None:
         mock.patch.object(vcuda, "__version__", "0.2.0"),
         mock.patch.object(text, "FORMAT", int(os.environ.get(FORMAT, text.FORMAT))),
     ):
-        from webhook import cli  # noqa: PLC0415  # the import reads the version
+        from webhook import cli  # noqa: PLC0415  # the import must follow the patch of the version
 
         cli.main()
 

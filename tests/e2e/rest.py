@@ -122,7 +122,7 @@ def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) ->
                 if event["type"] == "ERROR":
                     if event["object"].get("code") != HTTPStatus.GONE:
                         raise RuntimeError(f"the watch ended with {event['object']}")
-                    break  # etcd has compacted the version of the watch, so a new LIST is needed
+                    break  # etcd has deleted the version of the watch; a new LIST is needed
                 objects.pop(uid := event["object"]["metadata"]["uid"], None)
                 if event["type"] != "DELETED":
                     objects[uid] = event["object"]

@@ -53,7 +53,7 @@ class ServedApi(Handle):
             for name in names - {"kube-root-ca.crt"}:
                 self.remove(f"{collection}/{name}")
 
-    # Calls of the code under test
+    # The methods that the code under test calls
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10) -> bytes:
         return self.deliver("GET", timeout, lambda: self._served.get(path, params, timeout))

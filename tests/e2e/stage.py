@@ -254,7 +254,7 @@ def own_address() -> str:
     """Return an IPv4 address of this machine. The API server accepts no loopback address as an endpoint."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing, but lets the kernel choose the source address
+            probe.connect(("192.0.2.1", 9))  # UDP sends nothing here, but the kernel chooses a source address
             address = str(probe.getsockname()[0])
         except OSError:
             address = "127.0.0.1"

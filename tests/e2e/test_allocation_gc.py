@@ -155,7 +155,7 @@ def test_stale_locks_are_removed_and_others_stay(
     assert held["metadata"]["annotations"][LOCK] == taken["gc-held"]
 
 
-# In the next tests, the code under test runs in the process of the test, with the real API server.
+# In the next tests, the garbage collector runs in the process of the test, and calls a real API server.
 
 
 @pytest.mark.usefixtures("nodes")

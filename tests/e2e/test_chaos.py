@@ -142,7 +142,7 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 
 
 @pytest.mark.chaos
-# urllib3 does not close the socket of a TLS handshake that the dying API server breaks off.
+# If the API server is killed during a TLS handshake, urllib3 does not close the socket. So the warning is expected.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.timeout(SECONDS * 1.2 + CREATES / MIN_RATE + 600)
 def test_the_quota_is_exact_despite_faults_and_attacks(
@@ -155,7 +155,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
     and in the others they write each charge.
     """
     claiming = served(own_cluster)
-    caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 need not log them
+    caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 must not log each of them
     with staged(own_plane, own_cluster, tmp_path) as stage, closing(stage.tenant()) as tenant:
         own, teams, victims = stage.own, stage.teams, stage.victims
         callers = Callers(stage.rests, stage.groups, REPLICAS, STAY, claiming)
@@ -171,13 +171,13 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
             many = [partial(callers.call, number) for number in range(CALLERS)]
             with in_threads([*samples, *siege.attackers(), *many]):
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
-            # Wait until the replicas that run now use the original quota.
+            # Write the original quota, and wait until each running replica uses it.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
             await_settled(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
                 cores = threads.map(partial(fill, own_cluster), teams, teams.values())
                 filled = dict(zip(teams, cores, strict=True))
-        gc.collect()  # raises the expected warnings about unclosed sockets here
+        gc.collect()  # unclosed sockets cause their expected warnings here
         report(callers, havoc, observers, teams)
         leading, reaped = (stage.managers.history(event) for event in (LEADING, REAPED))
         print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
@@ -200,7 +200,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        # In one cycle, the ledger may be deleted before the leader reaps (removes) a reservation of an ended replica.
+        # If the test has only one cycle, the ledger may be deleted before the leader removes the reservation of an
+        # ended replica.
         assert reaped or CYCLES == 1
         assert stage.losses.lost
         assert stage.losses.late
@@ -264,19 +265,19 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         cluster.apply(*policies("allocations.quota.vcuda.io", "claims.quota.vcuda.io"))
         for manifest in [each for team in teams for each in (templates(team, REPLICAS) if claiming else ())]:
             cluster.create(manifest)
-        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # so that invented namespaces have a limit
+        own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # namespaces that do not exist have a limit too
         stack.enter_context(registered(own))
         slow = stack.enter_context(policy(certificates, WEBHOOK_TIMEOUT))
-        # The watch of the other API server delivers webhooks in the order of their creation. So ours are in effect
-        # there too.
+        # The other API server learns of webhooks by a watch, in the order of their creation. When this last webhook is
+        # in effect there, the webhooks of this project are in effect there too.
         stack.enter_context(other.register_webhooks(validating=[slow]))
         leading = (*storable, "--max-terminating-seconds", str(MAX_TERMINATING), "--lease-seconds", "8")
         both = (cluster.kubeconfig, other.kubeconfig)
         managing = [partial(ControllerProcess, *flags_of(own, *leading, kubeconfig=way)) for way in both]
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
-        # If a replica is killed while it creates a ledger, that ledger counts as lost for a while. So the ledgers are
-        # created now.
+        # The first pod of each of these namespaces creates the ledger before the faults begin. If a replica were killed
+        # during the creation, the ledger would count as lost for a while.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
         planes, rests = (plane, other_plane), (cluster.rest, other.rest)

@@ -163,7 +163,7 @@ class Presenting:
             socket.create_connection(("127.0.0.1", self.port)) as plain_socket,
             context.wrap_socket(plain_socket, server_hostname="127.0.0.1") as connection,
         ):
-            # With TLS 1.3, the client gets the error of a rejected certificate only when it reads.
+            # In TLS 1.3, a client learns only by a read that the server has rejected its certificate.
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
             if not connection.recv(1):
                 raise ConnectionResetError("reset")
@@ -251,7 +251,7 @@ def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenti
 def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(required: Presenting) -> None:
     """Calls succeed with the old and with the new certificate. After `--installed`, the old certificate is rejected."""
     old, [ca] = required.presented(), required.authorities()
-    time.sleep(1.1)  # times in certificates have whole seconds, so the new one must be issued in a later second
+    time.sleep(1.1)  # certificates have times in whole seconds, so wait for a later second
     assert "has not been given the new pair" in required.rotate("--issued-before", utc_now())
     assert (required.presented(), required.authorities()[0]) == (old, ca)
     kept = required.copy("kept")
@@ -278,14 +278,15 @@ def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Prese
     server.RequestHandlerClass = Keeping
     server.connections.clear()
     old = required.presented()
-    time.sleep(1.1)  # the new certificate must be issued in a later second
+    time.sleep(1.1)  # the new certificate must be issued in a later second than the old one
     required.rotate("--issued-before", utc_now())
     required.install()
 
     def is_hung_up() -> bool:
         refusal = required.refusal()
         assert refusal == "" or "use of closed network connection" in refusal
-        return server.hung_up.wait(1)  # one call per second, because an idle connection is closed after 90 s
+        # Between two calls the test waits one second. A pause of 90 s would make the API server close the connection.
+        return server.hung_up.wait(1)
 
     assert required.presented() == old
     eventually(is_hung_up, timeout=REREAD_SECONDS)
@@ -323,7 +324,7 @@ def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_
     eventually(lambda: EXPIRED.search(guarded.output()), guarded.output)
     began = time.monotonic()
     command = commands("The certificate has expired")[2].split()
-    # The paths of files on an API server's machine, and the paths of the same files in this test.
+    # The documented command has paths of an API server's machine. The test replaces them by its own paths.
     here = {"/etc/kubernetes/admin.conf": presenting.cluster.kubeconfig, "/etc/kubernetes/vcuda": presenting.directory}
     typed = [str(here.get(word, word)) for word in command]
     subprocess.run((SCRIPTS / typed[0], *typed[1:], "--server", presenting.address), check=True, timeout=60)

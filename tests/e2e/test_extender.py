@@ -105,7 +105,7 @@ def share(cores: int, blocks: int, name: str, scheduler: str = NAME) -> Json:
 
 def mixed(seed: int, count: int) -> list[Json]:
     """Return random pods with one to three containers. A container requests a share, whole cards, or no card."""
-    rng = random.Random(seed)  # noqa: S311  # a fixed seed, so each run has equal pods
+    rng = random.Random(seed)  # noqa: S311  # each run has equal pods, because the seed is fixed
     shapes = [(5, 2), (10, 4), (25, 16), (30, 8), (50, 40), (75, 30), (90, 60), (100, 0), (200, 0), (300, 0), (0, 0)]
     weights = [4, 4, 4, 4, 3, 3, 2, 4, 2, 1, 1]
     asked = [rng.choices(shapes, weights, k=rng.choice((1, 1, 1, 2, 3))) for _ in range(count)]
@@ -221,8 +221,8 @@ def ask(site: Site, verb: str, asked: Json) -> Json:
     ca, certificate, key = site.credentials
     context = ssl.create_default_context(cafile=str(ca))
     context.load_cert_chain(certificate, key)
-    request = urllib.request.Request(f"{site.url}/scheduler/{verb}", json.dumps(asked).encode())  # noqa: S310  # https
-    with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # https
+    request = urllib.request.Request(f"{site.url}/scheduler/{verb}", json.dumps(asked).encode())  # noqa: S310
+    with urllib.request.urlopen(request, context=context, timeout=30) as answer:  # noqa: S310  # an https URL
         return dict(json.load(answer))
 
 
@@ -310,7 +310,8 @@ def test_annotations_by_tenants_neither_free_nor_block_a_card(
             cluster.await_object(pods, "waits", lambda found: "no card with 30 cores" in why_not(found))
             tenant.rest.send("DELETE", f"{pods}/mine", {"gracePeriodSeconds": 0}).ok()
             journals = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps"
-            # The card is not free at once, because the containers may run until the grace period has passed.
+            # A card of a pod that was deleted by force becomes free only after the grace period, because the containers
+            # may run until then.
             cluster.await_object(journals, name_of(node), lambda one: '"mine"' not in one["data"][KEY], PATIENCE)
             wake(cluster, node)
             assert cards_of(cluster.await_bound(namespace, "waits", timeout=PATIENCE)) == [card]

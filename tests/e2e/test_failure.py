@@ -95,9 +95,8 @@ def test_a_webhook_recovers_by_itself_after_its_api_server_was_down(
     cluster.create(card_pod("after", namespace))
     assert cluster.try_create(card_pod("over", namespace)).is_over_quota
     assert installation.charged(namespace) == {"M40": 200}
-    installation.quota.limit(
-        **{namespace: {"quota": {"M40": 3}}}
-    )  # returns when the webhook's watch has delivered the edit
+    # This call returns when the webhook's watch has delivered the edit of the quota.
+    installation.quota.limit(**{namespace: {"quota": {"M40": 3}}})
     cluster.create(card_pod("over", namespace))
 
 
@@ -117,10 +116,8 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
         registered(own),
         own.team({"quota": {"M40": 2}}) as namespace,
     ):
-        opening = [
-            ("POST", "/configmaps"),
-            ("POST", "/configmaps"),
-        ]  # the ledger, and the ConfigMap that marks it as opened
+        # The webhook creates two ConfigMaps: the ledger, and the mark that the ledger has been opened.
+        opening = [("POST", "/configmaps"), ("POST", "/configmaps")]
         written = [("PUT", f"/gpu-ledger-{namespace}")]
         for pod, lost in (("first", [*opening, *written]), ("second", written)):
             proxy.losses.wanted.extend(lost)

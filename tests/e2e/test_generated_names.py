@@ -39,7 +39,7 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
-    # This request exceeds the rest of the quota by one card.
+    # This pod requests one card more than the quota has left.
     cards = 4 - retries
     refused = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
@@ -49,7 +49,7 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
     with controlling(installation) as controller:
         await_committed(installation, namespace, **({"M40": 100} if retries else {}))
         told = controller.logs("releasing the charge of an unstored pod")
-        # The log also has lines about the ledgers of other tests.
+        # The controller's log has lines about the ledgers of other tests too, so only lines of this namespace count.
         vain = {line["uid"] for line in told if line["namespace"] == namespace}
         assert vain == set(squatter.uids[:TAKEN])
     assert cluster.try_create(card_pod("next", namespace, cards=3)).status == HTTPStatus.CREATED

@@ -74,7 +74,7 @@ def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after
         begin = float(int(time.time()) + BEGINS_AFTER)
         installation.quota.limit(**{namespace: dated(begin)})
 
-        # Before the grant begins, the Deployment is rejected, and its ReplicaSet backs off.
+        # Before the grant begins, the webhook rejects the pods of the Deployment, and its ReplicaSet backs off.
         cluster.create(workload("Deployment", namespace))
         cluster.await_events(namespace, "reason=FailedCreate")
         assert time.time() < begin

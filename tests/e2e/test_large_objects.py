@@ -170,7 +170,8 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
                 await_committed(installation, namespace, A100=400 * CLAIMS)
             create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
             charged = {"A100": 100 + (400 * CLAIMS if served(cluster) else 0)}
-            # After the second release, the controller lists Events again when the first listing has ended.
+            # Each released charge makes the controller list Events. After the second release, it lists Events again
+            # when its first LIST has ended.
             for _ in range(2):
                 tenant.create(card_pod("held", namespace))
                 await_committed(installation, namespace, **charged)

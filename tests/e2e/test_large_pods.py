@@ -39,6 +39,6 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
             assert f"this pod may use no GPU model in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    # The charge includes reserved cores until the replica releases its reservation.
+    # The ledger's charge includes the replica's reservation until the replica releases it.
     await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})

@@ -115,15 +115,15 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
             cluster.create(card_pod(name, namespace))
         await_committed(installation, namespace, M40=200)
         before = lease_spec(cluster)
-        # The leader stops leading if it cannot renew its Lease for two thirds of the duration. So the duration must be
-        # long: on a busy machine the start of the API server takes as long as the outage.
+        # The Lease must be long. A leader that cannot renew its Lease for two thirds of the duration stops leading, and
+        # on a busy machine the API server's start takes as long as the outage itself.
         with control_plane.apiserver.away(control_plane.apiserver.kill):
-            time.sleep(AWAY)  # the duration of the outage under test
+            time.sleep(AWAY)  # the API server is away for this long
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
-        # If the leader's watch was not restored yet, it missed the end of the pod. Then the charge is terminating for a
-        # moment.
+        # If the leader's watch was still interrupted when the pod ended, the watch missed the end. Then the pod's
+        # charge is terminating for a moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -180,7 +180,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
-    timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports the end of a deleted pod here
+    timing = SettleTiming(pending_ttl=1.0, max_terminating=0)  # no kubelet reports here that a deleted pod has ended
     leader = Leader(kube, place, SYSTEM_NAMESPACE, NodeLabels(), registry, on_fault=on_fault, timing=timing)
     leader.start()
     try:

@@ -134,7 +134,7 @@ def calls(recorder: Recorder) -> list[str]:
 def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Recorder, watched: str) -> None:
     pods = [in_namespace(each, watched, f"p-{number}") for number, each in enumerate(ORDINARY.values())]
     listed = {"apiVersion": "v1", "kind": "List", "items": pods}
-    # kubectl does not validate the pods, because Kubernetes 1.30 does not know the field `resources` of a pod.
+    # kubectl must not validate these pods, because Kubernetes 1.30 does not know the field `resources` of a pod's spec.
     cluster.kubectl("create", "--validate=ignore", "-f", "-", stdin=json.dumps(listed))
     assert {each["metadata"]["name"] for each in cluster.pods(watched)} == {each["metadata"]["name"] for each in pods}
     assert calls(asked) == []

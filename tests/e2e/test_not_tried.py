@@ -90,9 +90,8 @@ def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
         failed = {"status": {"phase": "Failed"}}
         status = tenant.rest.send("PATCH", f"{path}/status", failed, content_type=MERGE_PATCH)
         assert (status.status, "pods/status" in status.message) == (HTTPStatus.FORBIDDEN, True)
-        patch(
-            tenant, namespace, "train", failed
-        )  # the API server ignores changes of the status outside of the subresource
+        # The API server ignores the status in a patch of the pod. Only a patch of the subresource can change it.
+        patch(tenant, namespace, "train", failed)
         assert patch(tenant, namespace, "train", {"spec": {"activeDeadlineSeconds": 1}}) == HTTPStatus.OK
         tenant.rest.send("DELETE", path, {"gracePeriodSeconds": YEAR}).ok()
         going = cluster.pod(namespace)

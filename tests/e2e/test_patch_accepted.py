@@ -66,7 +66,7 @@ def test_a_generated_pod_that_is_accepted_is_also_accepted_when_patched(cluster:
         seen[judge(cluster, pod, namespace)] += 1
 
     each()
-    print(dict(seen))  # the number of outcomes, shown by pytest -rP
+    print(dict(seen))  # with -rP, pytest shows how often each outcome occurred
     assert seen["accepted as sent and patched"] >= EXAMPLES / 2, f"too few pods were accepted: {seen}"
 
 

@@ -85,7 +85,8 @@ def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_rep
         with installation.team({"quota": {"A10": 8}}) as namespace:
 
             def told() -> dict[str, str]:
-                # The pod is rejected if /mutate and /validate read different registers.
+                # The webhook rejects the pod if /mutate and /validate read different registers (the node annotations
+                # that list the cards).
                 answer = cluster.try_create(gpu_pod("next", namespace, share), dryRun="All")
                 if answer.message:
                     return {"refused": answer.message}

@@ -34,7 +34,7 @@ class PlaygroundProcess(OwnProcess):
         super().__init__(command, {**kept, "TMPDIR": str(scratch), "PYTHONPATH": str(ROOT), **env})
 
     def await_start(self) -> None:
-        # The lines are awaited one by one, because each wait has its own timeout.
+        # Wait for each line of the output separately, because each wait has its own timeout.
         for begin in (*STEPS, "The teams are busy"):
             self._await_line(begin)
             if begin == self._until:
@@ -100,17 +100,17 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         assert {line.split()[0] for line in type_in(usage).splitlines()} >= {team.namespace for team in ALL}
         eventually(lambda: "exceeded GPU quota: A100 in namespace team-vision" in type_in(refusals))
         assert "deployment.apps/app scaled" in type_in(scale)
-        # The decision is already current, but the Events are written a moment later.
+        # The command shows the current decision at once. It shows the rejections only after their Events are written.
         eventually(lambda: "T4: 0.5 cards more must become free" in type_in(why))
         eventually(lambda: "Rejected in the last hour" in type_in(why))
         assert "configmap/gpuquota edited" in type_in(edit)
         started = "kubectl -n your-team wait --for=jsonpath='{.status.readyReplicas}'=6 deployment/app --timeout=50s"
         assert "condition met" in type_in(started)
         [page] = [line.strip() for line in output.splitlines() if line.startswith("    http://")]
-        with urllib.request.urlopen(page) as answer:  # noqa: S310  # our own page
+        with urllib.request.urlopen(page) as answer:  # noqa: S310  # the URL is that of our own page
             assert b"team-vision" in answer.read()
         assert not (tmp_path / ".kube").exists()
-        assert len(processes_in(scratch)) >= 8  # the fixture checks that these processes end
+        assert len(processes_in(scratch)) >= 8  # the fixture checks later that all of these processes have ended
         assert playground.stop(signal.SIGINT) == 0
 
 

@@ -126,8 +126,9 @@ def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_
         namespace = stack.enter_context(own.free_team())
         own.replica.await_log("quota document malformed")
         assert own.replica.get("/readyz").status == HTTPStatus.SERVICE_UNAVAILABLE
-        # The webhook is called for this pod because of the annotation's name, and admits the pod. A pod with a resource
-        # name that has a slash is not admitted yet, because the quota may define that resource as a GPU unit.
+        # The quota is malformed, so the webhook knows no GPU resources. The name of this pod's annotation makes the API
+        # server call the webhook, which admits the pod. A pod that requests a resource with a slash in its name is
+        # refused, because the quota may define that resource as a GPU unit.
         cluster.create(gpu_pod("web", namespace, {"cpu": "1"}, annotations={"example.com/gpu": "none"}))
         refused = cluster.try_create(card_pod("train", namespace))
         assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR

@@ -27,7 +27,8 @@ from vcuda.kube.watch import INITIAL_EVENTS, Watches
 TIMEOUT = 60  # seconds
 ATTEMPTS = 20
 OBJECTS = 1000
-OURS = {"labelSelector": "test=reflector"}  # excludes the ConfigMap that Kubernetes creates in every namespace
+# Kubernetes creates a ConfigMap in every namespace, and this selector excludes it.
+OURS = {"labelSelector": "test=reflector"}
 
 
 Item = dict[str, Any]
@@ -230,7 +231,8 @@ def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     pause = Gate()
     with following(kube, path, wait=pause) as (reflector, seen):
         assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
-        # This write makes the newest resourceVersion newer than that of the watch.
+        # This object is not watched. Its creation makes the newest resourceVersion newer than the last version of the
+        # watch.
         kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))
         control_plane.apiserver.kill()
         assert pause.reached.wait(TIMEOUT)

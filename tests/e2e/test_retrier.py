@@ -140,7 +140,8 @@ def test_rejected_deployments_do_not_retry_all_at_once(
         cluster.await_collection(
             replica_sets, lambda owners: len(owners) == CROWD and all(map(was_refused, owners)), 90
         )
-        # The controller manager is stopped meanwhile, because the owners' own retries could use the quota first.
+        # While the controller manager is stopped, the owners of the pods cannot retry by themselves and use the
+        # released quota.
         with hasty.away():
             for number in range(FREED):
                 cluster.delete_pod(namespace, f"holder-{number}")

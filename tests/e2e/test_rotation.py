@@ -36,7 +36,7 @@ def test_no_create_fails_in_a_rotation_whose_secrets_arrive_up_to_90_s_late(
     """The replicas get new Secrets with different delays. After the rotation, no caBundle has the old CA, no replica
     serves the old leaf certificate, and OpenSSL accepts the chain.
     """
-    delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # only a delay
+    delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # a delay is no secret
     with staged(cluster, tmp_path, delays, rotator, *SHORT) as (stage, quota), stage.team(quota) as namespace:
         old_bundles, old_leaf = set(stage.bundles()), served(stage)
         before = answered(stage, stage.bundles()[0])

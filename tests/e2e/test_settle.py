@@ -149,7 +149,7 @@ def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     await_enforced(cluster, team, enforced=False)
     await_ledger_gone(cluster, team)
     await_unpublished(cluster, team)
-    cluster.create(card_pod("unlimited", team, cards=3))  # not charged, and not pinned to a model
+    cluster.create(card_pod("unlimited", team, cards=3))  # without a limit, this pod is neither charged nor pinned
 
     installation.quota.limit(**{team: {"quota": {"M40": 2}}})
     await_enforced(cluster, team)

@@ -202,7 +202,8 @@ def test_attacks_with_large_objects_affect_no_other_tenant_and_kill_no_program(
             assert part.resident() < part.group.limit, part
             assert part.process.process.poll() is None, part.process.output()
         assert [replica.worker() for replica in stage.own.replicas] == [part.pids[1] for part in stage.parts[:REPLICAS]]
-        # The quota has no entry for `*`, so a namespace that does not exist is unlimited.
+        # The quota of this test has no entry for `*`. So a namespace that does not exist has no limit, and its pods may
+        # be admitted.
         invented = {name: attackers.ATTACKS[name] | {ALLOWED} for name in attackers.ATTACKS if "invented" in name}
         known = {**attackers.ATTACKS, **invented, **large_attackers.ATTACKS}
         if claiming:

@@ -25,7 +25,7 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     """An installation whose quota ConfigMap has the `gpu_units` (values of GPU resources) of this module."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
-        # The webhook may be ready before it has listed the RuntimeClasses.
+        # A webhook may be ready before it has listed the RuntimeClasses, which these tests need.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
         yield installation
 

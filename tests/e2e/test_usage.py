@@ -237,7 +237,7 @@ def test_the_plugin_shows_all_namespaces(
     with limited_team(installation, ENTRY) as other:
         reports = {namespace: await_published(cluster, namespace) for namespace in (team, other)}
         shown = gpuquota("-A", "-o", "json")
-        # The output may also have a namespace of an earlier test, whose report will be deleted soon.
+        # The output may contain one more namespace, from an earlier test. Its report will be deleted soon.
         assert {report["namespace"]: report for report in json.loads(shown.stdout)}.items() >= reports.items()
 
 

@@ -58,7 +58,7 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_refused(cluster, namespace)
-    # The controller manager is stopped meanwhile, because it might retry by itself.
+    # While the controller manager is stopped, it cannot retry the workloads. So only our controller makes them retry.
     with manager.away():
         free()
         for each in created:
@@ -71,7 +71,8 @@ def await_refused(cluster: Cluster, namespace: str) -> None:
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))
         cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
-    # A DaemonSet's Event is written before its status. Only the status shows that a pod is missing.
+    # A DaemonSet's Event is written before its status, and only the status shows that a pod is missing. So wait for the
+    # status too.
     path = cluster.path_of(workload("DaemonSet", namespace))
     cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
 

@@ -58,7 +58,8 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 def peak() -> int:
     """Return the peak memory of this process in MiB."""
-    # The maximum of getrusage cannot be used here, because a new program inherits the maximum of its parent process.
+    # A new program inherits the maximum of its parent process, which getrusage() would return. So this function reads
+    # VmHWM.
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return int(found[1]) // 1024

@@ -26,7 +26,7 @@ class Answer:
         """Return the answer as kmock's response. The status is always set, because otherwise kmock repeats the status
         of the previous answer.
         """
-        response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock forgot it in its __all__
+        response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock's __all__ lacks Response
             status=self.status, headers=self.headers, payload=self.payload
         )
         return response
@@ -85,7 +85,7 @@ def serving(script: Script) -> Iterator[str]:
 
     async def serve() -> None:
         async with kmock.RawHandler(strict=False) as handler, kmock.Server(handler) as server:
-            handler << script  # in kmock, << adds a response
+            handler << script  # kmock's operator << sets the responses
             started.set_result(str(server.url).rstrip("/"))
             await stop.wait()
 

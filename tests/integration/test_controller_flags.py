@@ -50,7 +50,8 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
         *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
-        # The controller forgets ages that are older than a resync, and it must not forget a charge before it expires.
+        # The controller forgets the age of a charge after a resync (a full pass). The charge must expire before that,
+        # so a resync must take long enough.
         (
             ("--storable-seconds", "301"),
             "--full-pass-seconds: must be at least twice --storable-seconds (301); got 600.",

@@ -43,7 +43,7 @@ class World:
         def guarded() -> None:
             try:
                 body()
-            except BaseException as fault:  # noqa: BLE001  # raised again by run()
+            except BaseException as fault:  # noqa: BLE001  # run() raises this error again
                 self._fault = self._fault or fault
             self._paused.release()
 

@@ -59,7 +59,7 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
     make_certificates(tmp_path)
     with Extender((sys.executable, "-m", __name__, tmp_path), {}) as running:
         yield running
-        running.kill()  # the process has no handler for SIGTERM
+        running.kill()  # this process has no handler for SIGTERM, so it is killed
 
 
 def largest(end: bytes) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ def largest(end: bytes) -> Iterator[bytes]:
         (CLIENT, ("GET", "/version"), b"", False, FEW, CAUTIOUS),
     ],
 )
-def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # one per column
+def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_scheduler(  # noqa: PLR0917  # one argument per column
     extender: Extender,
     tmp_path: Path,
     shown: str,

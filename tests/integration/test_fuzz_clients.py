@@ -208,7 +208,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
     def send() -> None:
         with target.shake_hands() as connection:
             connection.sendall(HEAD + head)
-            with suppress(OSError):  # the server closes the connection while the client still sends
+            with suppress(OSError):  # the server may close the connection while the client still sends
                 for _ in range(LARGE // 2**20):
                     connection.sendall(part)
             statuses = [answer.status for answer in answers_in(read_all(connection)[0])]
@@ -241,8 +241,8 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
     for_a_while(2 * SHARE, come_and_go)
     quarter = len(seen) // 4
-    # After the first crowds, the process keeps the memory that a crowd needs. The test compares the minimum of several
-    # readings, because a single reading may be a peak.
+    # The process keeps the memory that its first crowd of clients needed. So the third quarter of the readings is
+    # compared with the last. The minimum of each quarter counts, because a single reading may be a peak.
     before, after = min(seen[2 * quarter : 3 * quarter]), min(seen[3 * quarter :])
     print(
         f"resident memory after {len(seen)} crowds of {len(KINDS) * FEW}: {after} MiB, a quarter of them ago {before}"

@@ -53,7 +53,7 @@ def places(value: object, here: Place = ()) -> Iterator[Place]:
         yield here
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
     for key in keys:
-        yield from places(value[key], (*here, key))  # type: ignore[index]  # keys are of what it is
+        yield from places(value[key], (*here, key))  # type: ignore[index]  # the keys fit the type of the value
 
 
 def changed(value: Any, place: Place, change: str, odd: Any) -> Any:

@@ -152,7 +152,7 @@ def test_any_bytes_are_answered_in_json_and_the_next_client_is_served(target: Ta
             try:
                 for at in range(pieces):
                     connection.sendall(stream[at * len(stream) // pieces : (at + 1) * len(stream) // pieces])
-            except ConnectionError:  # the server has already closed the connection
+            except ConnectionError:  # the server has closed the connection before the end of the stream
                 return
             data, _ = read_all(connection)
         counts.update(answer.status for answer in answers_in(data))

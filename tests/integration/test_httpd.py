@@ -126,7 +126,7 @@ def test_a_slow_request_times_out_although_every_byte_is_in_time(running: Serve,
 def test_a_huge_head_or_body_is_rejected_before_the_timeout(running: Serve) -> None:
     server = running(seconds=60, max_body=1000)
     answer = ask(server, b"GET / HTTP/1.1\r\nX: " + b"a" * 2 * MAX_HEAD_BYTES)
-    # If the server has not read all input, it may reset the connection, and the answer is lost.
+    # The server may reset the connection, because it has not read the whole request. Then the client gets no answer.
     assert answer[:13] in (b"HTTP/1.1 413 ", b"")
     assert ask(server, b"POST / HTTP/1.1\r\nContent-Length: 1001\r\n\r\n").startswith(b"HTTP/1.1 413 ")
 
@@ -189,7 +189,7 @@ def test_silent_connections_use_no_thread_and_are_bounded(running: Serve) -> Non
             if number == MAX_CONNECTIONS - 1:
                 assert ask(server).endswith(b"hello")
             while len(server.open) != number:
-                pass  # the server limits the number of accepted connections that have not ended
+                pass  # this loop waits until the server has accepted the connection
         with connected(server) as too_many:
             assert said(too_many).startswith(b"HTTP/1.1 503 ")
 
@@ -237,7 +237,7 @@ def test_a_stop_closes_connections_in_the_middle_of_an_answer(running: Serve) ->
         held.going.set()
 
 
-# Tests of the status server of the controller and of the node agent
+# Tests of the controller's and the node agent's status server
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", ""])
@@ -253,7 +253,7 @@ def test_the_status_is_served_over_ipv4_and_ipv6(host: str) -> None:
     server.stop()
 
 
-# Tests of the usage page on this server
+# Tests of the server that serves the usage page
 
 
 Show = Callable[..., tuple[Server, Feed]]
@@ -319,7 +319,8 @@ def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing
         assert b"<b>3</b> of 8" in stream.readline()
         assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     status = b"HTTP/1.1 503 "
-    while status.startswith(b"HTTP/1.1 503 "):  # until the server cannot send a heartbeat to the closed connection
+    # Repeat until the server cannot send a heartbeat to the first reader, and so notices that this reader has left.
+    while status.startswith(b"HTTP/1.1 503 "):
         with listen(server, version) as again, again.makefile("rb") as stream:
             status = stream.readline()
     assert status == b"HTTP/1.1 200 OK\r\n"

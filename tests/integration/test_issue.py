@@ -217,7 +217,8 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
     assert sorted(after) == sorted(SERVING)
     assert all(after[name] != before[name] for name in SERVING)
     assert handshake(directory, "localhost") == "hello"
-    assert len(listing(directory)) == len(SERVING) + 3  # also notes.txt, ..data, and the target of ..data
+    # Next to the files, the directory has notes.txt, the link ..data, and the directory to which ..data links.
+    assert len(listing(directory)) == len(SERVING) + 3
 
 
 def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

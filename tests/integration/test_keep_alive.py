@@ -11,8 +11,8 @@ import pytest
 
 from tests.processes import WebhookProcess, exchange, serving
 
-# The API server's client, Go's http.Transport, closes a connection that was idle for 90 s. This is the default, which
-# SetTransportDefaults of k8s.io/apimachinery does not change.
+# The API server calls webhooks by Go's http.Transport, which closes a connection that was idle for 90 s. This is the
+# default of SetTransportDefaults in k8s.io/apimachinery.
 API_SERVER_IDLE_SECONDS = 90.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(API_SERVER_IDLE_SECONDS + 120)]
@@ -34,7 +34,8 @@ def test_a_connection_stays_open_longer_than_the_api_servers_idle_timeout(server
             assert isinstance(connection.sock, ssl.SSLSocket)
             kept = connection.sock
             kept.settimeout(seconds)
-            # A server sends nothing to an idle connection. So the wait ends only if the server closes the connection.
+            # A server sends nothing on an idle connection. So recv() ends before its timeout only if the server closes
+            # the connection.
             with pytest.raises(TimeoutError):
                 kept.recv(1)
             kept.settimeout(10)

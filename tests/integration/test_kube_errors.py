@@ -176,7 +176,7 @@ def test_credentials_are_read_once_a_second_and_after_each_401(script: Script, s
     configuration = Configuration(retries=False)
     looked, now, load = [0], [0.0], loader(tmp_path / "kubeconfig", None)
     load(configuration)
-    configuration.refresh_api_key_hook = lambda _: looked.append(0)  # type: ignore[assignment]  # the client gives it no type
+    configuration.refresh_api_key_hook = lambda _: looked.append(0)  # type: ignore[assignment]  # the client declares no type for the hook
     sender = Sender(ApiClient(configuration), load, lambda: now[0])
 
     def send(*answers: Answer) -> int:

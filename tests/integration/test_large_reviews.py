@@ -206,7 +206,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
         late = ReviewDeadline(0, lambda: next(ticks))
         ledgers = Ledgers()
         try:
-            await service(ledgers)._answer(path, large(), 0, late, ledgers)  # the function that the thread runs
+            await service(ledgers)._answer(path, large(), 0, late, ledgers)  # a real review runs this call in a thread
         except Dropped as dropped:
             return None if ledgers.arrived else dropped.reason
         return None

@@ -80,7 +80,7 @@ class Lists(BaseHTTPRequestHandler):
             for part in _list(head, kind, range(begin, end)):
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
             self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the client has closed the connection
+        except OSError:  # the reader has closed the connection
             self.close_connection = True
 
     def log_message(self, *_: object) -> None:

@@ -127,7 +127,7 @@ def test_a_stop_waits_for_the_removal_in_progress(
     assert patched.wait(PATIENT)
     stopping = threading.Thread(target=leader.stop)
     stopping.start()
-    leader.nodes.reflector.join(PATIENT)  # the writer of Events is stopped after the loops
+    leader.nodes.reflector.join(PATIENT)  # the leader first stops its loops, and then the writer of Events
     goes_on.set()
     stopping.join(PATIENT)
     assert marks_on(api) == {}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import kubernetes_validate  # type: ignore[import-untyped]  # has no types
+import kubernetes_validate  # type: ignore[import-untyped]  # the package has no types
 import pytest
 import yaml
 from kubernetes_validate import utils
@@ -140,7 +140,7 @@ def test_every_object_has_the_label_that_an_uninstall_is_checked_by(tmp_path: Pa
     assert {label(each) for each in objects if PART_OF not in each["metadata"].get("labels", {}).items()} == set()
 
 
-# Tests of the ways to set the image
+# Tests of all ways to set the container image
 
 
 NAME, TAG = "registry.example.com:5000/team/quota", "1.2.3"

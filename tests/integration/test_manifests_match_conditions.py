@@ -106,7 +106,7 @@ def test_the_webhook_is_called_only_for_a_pod_that_may_request_a_gpu(condition: 
     assert condition.asks({**ORDINARY, **ASKING}[name]) == (name in ASKING)
 
 
-# Pods with resources for which the webhook is called
+# The webhook is called for pods with these resources
 
 
 @pytest.mark.parametrize("part", ["limits", "requests"])
@@ -144,7 +144,7 @@ def without_nulls(manifest: Json) -> Json:
     return shown
 
 
-# Pods with annotations for which the webhook is called
+# The webhook is called for pods with these annotations
 
 
 @pytest.mark.parametrize("key", sorted(TYPE_ANNOTATIONS))
@@ -168,7 +168,7 @@ def test_no_label_or_annotation_exempts_a_pod(
     assert condition.asks(without_nulls({**manifest, "metadata": metadata}))
 
 
-# Pods of unusual size, for which the webhook is called
+# The webhook is called for pods of unusual size
 
 
 PAGES = {f"hugepages-{number}Mi": "0" for number in range(51)}
@@ -189,7 +189,7 @@ def test_the_webhook_is_called_for_a_pod_of_unusual_size(condition: Condition, m
     assert condition.asks(manifest)
 
 
-# No pod makes an evaluation fail
+# The API server can evaluate the match conditions for every pod, without an error
 
 
 def optional(**parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Json]:

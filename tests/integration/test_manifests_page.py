@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import kubernetes_validate  # type: ignore[import-untyped]  # has no types
+import kubernetes_validate  # type: ignore[import-untyped]  # the package has no types
 import pytest
 import yaml
 
@@ -60,7 +60,7 @@ def test_the_leader_writes_the_slice_of_a_service_without_a_selector_at_the_port
     assert "selector" not in service["spec"]
     assert [each["name"] for each in service["spec"]["ports"]] == ["http"]
     found = flags(page)
-    assert found["ui_address"] == ("0.0.0.0", port(page, "page"))  # noqa: S104  # the network policy restricts it
+    assert found["ui_address"] == ("0.0.0.0", port(page, "page"))  # noqa: S104  # a network policy protects the port
     assert found["ui_advertise"] == ("192.0.2.1", port(page, "page"))
     assert found["ui_hosts"] == (f"{SERVICE}.{SYSTEM_NAMESPACE}.svc",)
 
@@ -107,7 +107,7 @@ def test_only_the_pods_of_the_example_s_proxy_reach_the_page(page: list[Json]) -
     assert peer["podSelector"]["matchLabels"] == proxy["spec"]["template"]["metadata"]["labels"]
 
 
-# Tests of the example manifests for a proxy
+# Tests of the example manifests for a proxy before the usage page
 
 
 def proxy_flags() -> dict[str, str]:

@@ -53,7 +53,7 @@ def base() -> list[Json]:
 
 def flags(workload: Json) -> dict[str, object]:
     """Parse the arguments of a container with our command line. Raises UsageError if a flag is unknown."""
-    # kubelet would replace the variables of the downward API, so the test replaces them.
+    # In a cluster, kubelet replaces the variables of the downward API in the arguments. Here the test replaces them.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
     assert isinstance(group, click.Group)
@@ -76,7 +76,7 @@ def test_every_image_of_ours_is_of_this_version(overlay: Path) -> None:
     assert {container(workload)["image"] for workload in ours(rendered(overlay))} == {f"vcuda-quota:{__version__}"}
 
 
-# Tests of the Pod Security levels and rights of the pods
+# Tests of the pods' rights, and of their Pod Security levels
 
 
 @every_overlay
@@ -394,7 +394,7 @@ def test_the_webhook_uses_the_cas_that_the_rotation_publishes_and_the_name_that_
     assert f"--client-name={issued['name']}" in args
 
 
-# Tests of properties of single overlays and components
+# Tests of properties that only one overlay or component has
 
 
 @pytest.mark.parametrize(("overlay", "schedulers"), [("gpu-manager", {}), ("hami", {"hami": "hami-scheduler"})])

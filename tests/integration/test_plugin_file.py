@@ -73,7 +73,7 @@ def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
         text = archive.read("__main__.py").decode()
     checked, _, _ = text.partition("if sys.argv")
     with pytest.raises(SystemExit, match=r"kubectl gpuquota needs Python 3\.11 or newer; this is 3\.9"):
-        exec(checked.replace("import sys", ""), {"sys": OldPython})  # noqa: S102  # the text of the file
+        exec(checked.replace("import sys", ""), {"sys": OldPython})  # noqa: S102  # the test runs our own file
     compile(text, "__main__.py", "exec", dont_inherit=True)
 
 
@@ -116,7 +116,7 @@ def test_the_manifest_has_the_fields_that_krew_documents(plugin: Path, tmp_path:
     manifest = manifest_of(plugin, tmp_path)
     assert {*manifest} == {"apiVersion", "kind", "metadata", "spec"}
     assert (manifest["apiVersion"], manifest["kind"]) == ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")
-    # The name of the plugin must be the name of the manifest file, and the name of the command after `kubectl`.
+    # Krew requires that the plugin has the name of its manifest file, which is also the command after `kubectl`.
     assert manifest["metadata"] == {"name": "gpuquota"}
     spec = manifest["spec"]
     assert {*spec} == {"version", "homepage", "shortDescription", "description", "caveats", "platforms"}

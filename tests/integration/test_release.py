@@ -27,7 +27,7 @@ NAMED = (f"--image={IMAGE}", f"--repository={REPOSITORY}")
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The directories with the files of two runs. The SBOM is left out, because it needs another package."""
-    kubectl()  # without kubectl the test is skipped
+    kubectl()  # if kubectl is missing, the test is skipped here
     if not (release.ROOT / ".git").exists():
         pytest.skip("no git repository: a release is made from a commit")
     date = 1_700_000_000

@@ -52,7 +52,7 @@ def pem_of(key: PrivateKeyTypes, password: bytes | None = None) -> bytes:
 
 def weak_pair() -> tuple[bytes, bytes]:
     """Return a certificate with a matching RSA key of 1024 bits. OpenSSL's default security level rejects such keys."""
-    key = rsa.generate_private_key(65537, 1024)  # noqa: S505 - weak is what it is for
+    key = rsa.generate_private_key(65537, 1024)  # noqa: S505  # the test needs a weak key
     nobody, end = x509.Name([]), NOW + timedelta(days=1)
     weak = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end).sign(key, hashes.SHA256())
     return weak.public_bytes(Encoding.PEM), pem_of(key)
@@ -104,7 +104,7 @@ def test_new_files_serve_new_connections_and_open_ones_continue(
     assert serving.expiry == old.expires.timestamp()
     with echoing(serving.current) as server, server.connect(trusting()) as kept:
         write(directory, new)
-        assert served_by(server) == der(old)  # new connections get the old certificate before the poll
+        assert served_by(server) == der(old)  # new connections get the old certificate until the next poll
         assert [line["log_level"] for line in logged(serving)] == ["info"]
         assert served_by(server) == der(new)
         assert echo(kept, b"still here") == b"still here"
@@ -270,7 +270,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
             assert logged(serving) == []
 
 
-# The package cryptography only warns if a certificate has a negative serial number.
+# If a certificate has a negative serial number, the package cryptography only warns.
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning")
 @given(
     position=st.integers(0, len(der(GOOD)) - 1),

@@ -65,7 +65,7 @@ def browser() -> Iterator[Browser]:
 
 
 def redirection(served: Served) -> Response | None:
-    # The browser may have the static files in its cache.
+    # A login is required for every path but the static files, because the browser may have cached them.
     ended = served.login and flask.request.endpoint != "static"
     return flask.redirect(served.login) if ended else None
 
@@ -286,7 +286,8 @@ def test_a_reader_whose_session_at_the_proxy_has_ended_is_led_to_the_login(
     opened: Tab, leader: Served, served: Callable[[Sample], Served]
 ) -> None:
     page = opened.open(leader.url)
-    leader.login = f"{served(Sample()).url}?login"  # another origin; the page may load nothing from it
+    # The login has another origin than the page, and the page may load nothing from another origin.
+    leader.login = f"{served(Sample()).url}?login"
     page.get_by_role("columnheader", name="T4").get_by_role("link").click()
     page.wait_for_url(leader.login)
 

@@ -35,8 +35,8 @@ def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Futu
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
-    # The thread has read the clock, and keeps the queue's lock until it sleeps. So any later change of the queue
-    # happens while the thread sleeps.
+    # The waiting thread has read the clock. The thread holds the queue's lock until it sleeps, so any change of the
+    # queue from now on happens while the thread sleeps.
     assert clock.looked.acquire(timeout=PATIENT)
     return turn
 

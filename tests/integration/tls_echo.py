@@ -20,7 +20,7 @@ class Echo(ThreadingTCPServer):
         self.address = "{}:{}".format(*self.socket.getsockname())
 
     def finish_request(self, request: Any, client_address: object) -> None:  # noqa: ARG002
-        # A client that rejects the handshake reports the reason itself.
+        # The server ignores an OSError. If the handshake fails, the client reports the reason in the test.
         with suppress(OSError), self._current().wrap_socket(request, server_side=True) as connection:
             while received := connection.recv(64):
                 connection.sendall(received)

@@ -64,8 +64,8 @@ def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, 
     """Explore to the end, or to the first violation. Every so many worlds are also brought to rest."""
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
-    # The predecessor of each world. Equal parts are shared, because a million worlds would not fit into memory
-    # otherwise.
+    # Maps each world to the world before it. Equal pods are stored once, because otherwise a million worlds would not
+    # fit into memory.
     before: dict[World, World | None] = {start: None}
     shared: dict[object, object] = {}
     queue = deque([start])
@@ -76,7 +76,7 @@ def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, 
             new = canonical(after, bounds)
             if new in before:
                 continue
-            new = new._replace(pods=tuple(shared.setdefault(pod, pod) for pod in new.pods))  # type: ignore[misc]  # each is its equal
+            new = new._replace(pods=tuple(shared.setdefault(pod, pod) for pod in new.pods))  # type: ignore[misc]  # equal pods
             before[new] = world
             if len(before) % 20_000 == 0:
                 told(len(before))
@@ -94,7 +94,8 @@ def _trace(world: World, before: dict[World, World | None], bounds: Bounds) -> t
     path = [world]
     while (earlier := before[path[-1]]) is not None:
         path.append(earlier)
-    # The steps are repeated, so that each pod and replica keeps its name in the whole trace.
+    # A world in `before` may have other names for its pods and replicas. So the trace repeats the steps from the first
+    # world, in which each pod and replica keeps its name.
     at, sentences = first(bounds), []
     for to in path[-2::-1]:
         words, at = next(step for step in steps(at, bounds) if canonical(step[1], bounds) == to)
@@ -148,6 +149,6 @@ def _rank(words: tuple[object, ...]) -> float:
     if sentence.startswith("{} sends") and (words[2] or words[4]):
         return -1
     rank = next((number for number, each in enumerate(RESTING) if sentence.startswith(each)), -1)
-    # The newest view comes first. Otherwise views that see nothing would settle forever.
+    # Settle by the newest view first. Otherwise settling by a view that shows no change could be repeated forever.
     newest = isinstance(words[-1], int) and sentence.startswith(("settled", "the reservation"))
     return rank + 0.5 - int(str(words[-1])) / 100 if newest else rank

@@ -64,7 +64,8 @@ def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds
     seen = sum(pod.pending != NOT_PENDING and pods[i].pending == NOT_PENDING for i, pod in enumerate(world.pods))
     held = sum(pod.held == NOT_HELD != pods[i].held for i, pod in enumerate(world.pods))
     live = sum(pod.stored_at <= view and _is_live(pod, view) for pod in world.pods)
-    # A replica may have admitted the new pods and not written them yet.
+    # Some new pods may have been admitted from a reservation without a write of their charges. So they may hide a
+    # decrease.
     hidden = 0 if bounds.broken == "hidden by what was granted" else sum(each.amount for each in world.reserved[:-1])
     before = world.committed + seen
     return min(max(before + hidden - live - held, 0), before)

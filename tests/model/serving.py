@@ -113,7 +113,7 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
         age = pod.age + (pod.stage == ASKED and not waits)
         stage = NEVER if age > bounds.deadline else pod.stage
         pending = min(pod.pending + 1, bounds.deadline + 1) if pod.pending != NOT_PENDING else NOT_PENDING
-        # The caller no longer waits for an answer.
+        # After the deadline of the pod's creation, or when the pod is stored, no caller waits for an answer any more.
         at = tuple(AWAY if where == WAITING else where for where in pod.at) if stage > ASKED else pod.at
         runs, held = max(pod.runs - 1, 0), pod.held if pod.held == NOT_HELD else max(pod.held - 1, 0)
         pods[i] = pod._replace(stage=stage, age=age, pending=pending, at=at, runs=runs, held=held)
@@ -188,7 +188,8 @@ def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
             for amount in range(bounds.reserve + 1):
                 if not (group or granted or replica.reserved or amount):
                     continue
-                # A write with a charge leaves the reservation as it is. Another write changes it.
+                # A write that adds a charge keeps the reservation, with or without its granted part. Only a write
+                # without such a charge may set another reservation.
                 if group and amount not in (replica.reserved - len(granted), replica.reserved):
                     continue
                 batch = Batch(r, group, granted, amount)
@@ -270,8 +271,9 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
         elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
             pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED}
             yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lease + 1)})
-        # Without a reservation, another write from the same version does no harm: one of the two lands, and an
-        # unconfirmed write gives no yes. With a reservation, the rest of it would be unknown.
+        # If the replica has no reservation, it may write again from the same version: only one of the two writes lands,
+        # and no write admits a pod before it is confirmed. With a reservation, the replica would not know how much of
+        # it is left.
         elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version settles it"):
             for number in [n for n, late in enumerate(world.late) if late == NO_LATE][:1]:
                 pods = {

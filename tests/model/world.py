@@ -8,10 +8,11 @@ age begins to count when it sees the event, never earlier. So one age represents
 import functools
 from typing import NamedTuple
 
-# The states of a pod. NEVER: its deadline has passed.
+# The states of a pod. In the state NEVER, the pod's deadline has passed, so the pod is never stored.
 NEW, ASKED, STORED, DELETED, NEVER = range(5)
 
-# The places of a pod in a replica. FLUSHED and SYNCED: in its pending write, granted before it, or granted by it.
+# What one replica does with a pod. AWAY: nothing. WAITING: the call waits. GRANTED: admitted from the reservation.
+# FLUSHED: admitted before, and now part of the pending write. SYNCED: part of the pending write, which admits it.
 AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
 
 NOT_PENDING = -1
@@ -219,14 +220,15 @@ def simplified(world: World, bounds: Bounds) -> World:
     return World(pods, replicas, *world[2:])
 
 
-# A few hundred pods would make a million worlds.
+# The cache is small: in a million worlds, there are only a few hundred different pods.
 @functools.cache
 def _simplified(pod: Pod, deadline: int) -> Pod:
     if pod.stage == ASKED:
-        # After a yes, another yes changes nothing.
+        # The pod has been admitted. A second admission would change nothing, so the model may forget what is known.
         return pod._replace(known=False) if pod.yes else pod
     settled = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
-    # The entry of an ended pod counts as old. It may be removed earlier than in reality.
+    # The pending charge of an ended pod counts as old enough to be released, so it may be released earlier than in
+    # reality.
     pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
     return pod._replace(stage=NEVER if settled else pod.stage, age=0, yes=False, pending=pending, known=False)
 
@@ -234,7 +236,7 @@ def _simplified(pod: Pod, deadline: int) -> Pod:
 def _without_use(replica: Replica, number: int, pods: tuple[Pod, ...], longest: int) -> Replica:
     reserved, lease, write = replica
     if lease <= longest and reserved <= sum(pod.at[number] in (GRANTED, FLUSHED) for pod in pods):
-        return Replica(reserved, longest + 1, _without_age(write, longest))  # it has nothing left to admit from
+        return Replica(reserved, longest + 1, _without_age(write, longest))  # the replica has no reserved room left
     return replica if write.reserve else Replica(reserved, lease, _without_age(write, longest))
 
 

@@ -199,7 +199,7 @@ class Crowd:
         self.served: list[str] = []
         self.outcomes: Counter[str] = Counter()
         self._committer: BatchCommitter[str, str] = BatchCommitter(self._work, LATE, lambda _last: asyncio.sleep(0))
-        self._random = random.Random(seed)  # noqa: S311  # noqa: S311  # chooses the interleavings of a test
+        self._random = random.Random(seed)  # noqa: S311  # the numbers only choose an order of steps
         self._working = False
 
     async def run(self, callers: int, calls: int) -> None:

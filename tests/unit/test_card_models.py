@@ -345,7 +345,7 @@ def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDoub
     edit(ROWS)
     assert pods.observed("team-a", nodes.current()).committed == {"A100-shared": WHOLE}
     assert pods.config_version == before != quota.resources().version
-    pods.reflector.relist()  # an edit of the quota causes this LIST by `list_again`
+    pods.reflector.relist()  # in a cluster, an edit of the quota causes this LIST
     after = pods.observed("team-a", nodes.current())
     assert (after.committed, after.config_version) == (
         {"A100-shared": Charge(25, 0, 25)},

@@ -115,7 +115,7 @@ def test_if_another_tool_issues_certificates_a_run_waits_for_the_first_one() -> 
     assert isinstance(world.decide(REGISTERING), Wait)
 
 
-# Tests of annotations that declare the webhooks of a configuration
+# Tests of the annotation that declares the webhooks of a configuration
 
 
 def item(text: object, webhooks: list[dict[str, Any]] | None = None) -> dict[str, Any]:

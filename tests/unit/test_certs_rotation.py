@@ -65,7 +65,7 @@ DAMAGES: dict[str, Damage] = {
     "recorded times lost": lambda world: note(world, trusted=None, served=None),
     "recorded times are in the future": set_the_clock_back,
     "old serving Secret of an unknown CA restored": restore_an_old_leaf,
-    # After this damage, the newer CAs are only in the caBundles.
+    # If an old CA Secret is restored, the CAs that were made later remain only in the caBundles.
     "old CA Secret restored": restore_an_old_authority,
     "retired.crt is garbage": lambda world: note(world, retired=(), faults=("garbage",)),
     "no run until the leaf expired": lambda world: world.sleep(91 * DAY.total_seconds()),
@@ -186,7 +186,8 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
     world.forget_what_worked()
     world.look()
     assert isinstance(run_daily(world, NEW, deaths, budget), Done)
-    # The rotation does not wait for a pod that is not ready if the damage removed the CA that such a pod needs.
+    # The damage may remove the CA of a pod that is not ready, and the rotation does not wait for such a pod. So the
+    # test waits until every pod serves the newest leaf.
     world.sleep(LATEST.total_seconds())
     assert_at_rest(world)
     assert world.lost == []

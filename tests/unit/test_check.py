@@ -60,7 +60,7 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
 
 
-# Tests of the exit status, which is also checked by the tests of decisions
+# Tests of the command's exit status, in addition to those in the tests of decisions
 
 
 def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_template_without_a_count_is_decided_once_and_the_output_says_so(direc
     assert row["reason"].endswith("the object does not state the number of these pods; one pod is checked")
 
 
-# Tests of edits of the quota
+# Tests of the comparison with an edited quota
 
 
 def compare(directory: Path, old: str, *options: str) -> Result:

@@ -58,7 +58,7 @@ MIG = "mig.nvidia.com"
 ATTRIBUTE = f'device.attributes["{NVIDIA}"]'
 MOST_PACKED = 16 * 1024
 
-# Tests of specs that are small enough to be read completely
+# Tests of specs of claims that are so small that the whole spec is read
 
 PINS = st.builds(
     lambda driver, patterns, profiles: write_pin(ClaimPin(driver, patterns, profiles)),
@@ -331,7 +331,7 @@ def test_a_pod_is_checked_by_digests_of_at_most_eight_different_templates(monkey
     assert len(asked) == MOST_TEMPLATES
 
 
-# Tests of the memory for all templates and for stored claims
+# Tests of the memory that is kept for all templates and for stored claims
 
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates/{}"
 

@@ -114,7 +114,7 @@ def test_no_claim_is_ever_evicted(mode: Mode) -> None:
     assert [(each.holder.name, each.evictable) for each in violations] == [(name, False) for name in "cba"]
 
 
-# Tests with an API server double
+# Tests in which an API server double stores the objects
 
 PODS = "/api/v1/namespaces/team-a/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"

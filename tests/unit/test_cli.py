@@ -17,7 +17,7 @@ from webhook.cli import main as webhook
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0.0.0.0:8080", ("0.0.0.0", 8080)),  # noqa: S104  # noqa: S104  # no socket listens on this address
+        ("0.0.0.0:8080", ("0.0.0.0", 8080)),  # noqa: S104  # nothing listens on this address
         ("[::1]:8080", ("::1", 8080)),
         ("[::]:0", ("::", 0)),
         ("::1:8080", ("::1", 8080)),

@@ -112,7 +112,7 @@ LOST = Refusal("ledger-lost", HTTPStatus.TOO_MANY_REQUESTS, str(LedgerLost("team
 UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [
-    # Pods that an enforced quota rejects. Other quotas give a warning.
+    # Cases in which an enforced quota rejects the pod. A quota that is not enforced admits the pod with a warning.
     Case("malformed", BOTH, pod_of_cores(150, affinity=HELD), WRONG, ("", MALFORMED)),
     Case("no pod", BOTH, [], Refusal("malformed", BAD_REQUEST, UNREAD), ("malformed", UNREAD)),
     Case("over quota", MUTATE, MANY, OVER, ("pinned", "")),
@@ -122,14 +122,14 @@ CASES = [
     Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
     Case("not held to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
     Case("not held to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
-    # Pods that are rejected in each mode of the quota
+    # Cases in which a quota of any mode rejects the pod
     Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
     Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),
     Case("too many charges", VALIDATE, SOME, BUSY, fault=TOO_MANY),
     Case("an unsure write", VALIDATE, SOME, MAYBE, fault=UNSURE),
     Case("a damaged ledger", BOTH, SOME, UNREADABLE, fault=UnreadableLedger(DAMAGED)),
     Case("a ledger that was lost just now", BOTH, SOME, LOST, fault=LedgerLost("team-a", 5, 70)),
-    # Pods that are admitted unchanged in each mode of the quota
+    # Cases in which a quota of any mode admits the pod unchanged
     Case("no cards", BOTH, pod(container()), passes="ignored"),
     Case("an update", BOTH, pod_of_cores(150), passes="ignored", fields={"operation": "UPDATE"}),
     Case("a subresource", BOTH, pod_of_cores(150), passes="ignored", fields={"sub_resource": "binding"}),

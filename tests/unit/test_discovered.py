@@ -44,7 +44,7 @@ def wanted(found: Found) -> tuple[str, str] | None:
     return (found.wanted.model, found.wanted.source) if found.wanted else None
 
 
-# Tests of the sources of a node's model
+# Tests of the sources that show the GPU model of a node
 
 
 @cases(
@@ -152,7 +152,7 @@ def test_cards_that_two_drivers_publish_count_once() -> None:
     assert (seen.cards, seen.memory) == ({A100_PRODUCT: 4}, 40960)
 
 
-# Tests of the number and the memory of a node's cards
+# Tests of the number of a node's cards, and of their memory
 
 
 @cases(
@@ -174,7 +174,7 @@ def test_cards_and_the_memory_of_the_smallest_are_as_the_source_says(part: Any, 
     assert (seen.cards, seen.memory) == (cards, memory)
 
 
-# Tests of models that are in doubt
+# Tests of nodes whose GPU model is in doubt
 
 INVALID_MIG = (
     f"label nvidia.com/gpu.product is {A100_PRODUCT}-MIG-INVALID, which names no product: the MIG devices of the node "
@@ -264,7 +264,7 @@ def test_sources_that_name_the_same_cards_agree(manifest: Manifest) -> None:
     assert found_on(manifest, known=ROWS).doubts == {}
 
 
-# Tests of node labels that the operator or the controller wrote
+# Tests of node labels that NVIDIA's operator or the controller has written
 
 
 @cases(

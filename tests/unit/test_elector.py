@@ -82,7 +82,7 @@ def test_a_missing_lease_is_created(api: ApiDouble, us: Candidate) -> None:
     assert spec["acquireTime"] == spec["renewTime"]
 
 
-# The Lease may already name this candidate: an earlier attempt took the Lease, and its answer was lost.
+# The Lease may already name this candidate: an earlier attempt may have taken the Lease, and its answer was lost.
 @pytest.mark.parametrize(("holder", "transitions"), [("", 5), (None, 5), ("us", 4)], ids=["free", "never", "its own"])
 def test_a_lease_without_another_holder_is_taken(
     api: ApiDouble, us: Candidate, holder: str | None, transitions: int
@@ -96,7 +96,7 @@ def test_a_lease_without_another_holder_is_taken(
 
 def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -> None:
     def renewed() -> bool:
-        if us.now % 28 == 0:  # another holder renews the Lease seldom, but always before the Lease expires
+        if us.now % 28 == 0:  # another holder renews the Lease every 28 s, before it expires
             held_by(api, "them")
         return us.now > 2000
 
@@ -109,7 +109,7 @@ def test_a_lease_that_is_renewed_is_never_taken(api: ApiDouble, us: Candidate) -
 @pytest.mark.parametrize(
     ("spec", "waits"),
     [
-        # The renewal time in the Lease is ignored, because another clock wrote it.
+        # The candidate ignores the Lease's renewal time, because the clock of another process wrote this time.
         *(({"renewTime": at}, 30) for at in ("2001-01-01T00:00:00.000000Z", "2099-01-01T00:00:00.000000Z", None)),
         *(({"leaseDurationSeconds": declared}, waits) for declared, waits in ((60, 60), (10, 10), (None, 30), (0, 30))),
     ],

@@ -225,7 +225,8 @@ ALL_THREE = ["free", "new", "newest"]
         pytest.param("enforce", False, frozenset(), ALL_THREE, id="without the flag"),
         pytest.param("warn", True, frozenset(), ALL_THREE, id="a quota that only warns"),
         pytest.param("audit", True, frozenset(), [], id="a quota that only audits, without reports"),
-        # The webhook is not called in a system namespace, so a new pod would only replace the evicted pod.
+        # The API server does not call the webhook in a system namespace. So if this pod were evicted, its owner would
+        # create a new one, which the webhook would not check.
         pytest.param("enforce", True, frozenset({"team-a"}), ALL_THREE, id="a system namespace"),
     ],
 )
@@ -329,7 +330,7 @@ def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(a
         deleted.append((path, json.loads(body or b"")))
         return b"{}"
 
-    # Here a deleted pod terminates.
+    # The double accepts the deletion without removing the pod, because a real pod first terminates.
     api.delete = delete  # type: ignore[assignment,method-assign]
     watched.look()
     for _ in range(2):

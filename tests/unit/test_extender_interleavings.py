@@ -48,8 +48,8 @@ class Placements(RuleBasedStateMachine):
         self.late = Late()
         self.shown: dict[tuple[int, str], Any] = {}
         self.created = 0
-        # For each bound pod, the node and the cards in its annotations when it was bound. The device plugin gets these
-        # cards.
+        # Maps each bound pod to its node, and to the cards in its annotations when it was bound. The device plugin
+        # gives the pod these cards.
         self.bound: dict[str, tuple[str, str]] = {}
 
     @initialize(before=st.booleans())

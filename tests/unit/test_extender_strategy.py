@@ -70,7 +70,7 @@ def test_the_reason_is_short_and_says_whether_it_can_pass(
 
 
 def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
-    choice = strategy(asked, [*nodes, *nodes], nodes)  # each node is named twice in the list, and must count once
+    choice = strategy(asked, [*nodes, *nodes], nodes)  # a node that is named twice must count once
     assert isinstance(choice, Placement), choice
     return choice.node
 
@@ -128,7 +128,7 @@ REQUESTS = [found for found in (read_card_request(step.pod) for step in steps())
 
 def whole_share(strategy: Strategy, seed: int) -> float:
     """Return the average share of the cluster's cards that are completely free, measured after each pod is placed."""
-    rng = random.Random(seed)  # noqa: S311  # noqa: S311  # the same pods in each run, nothing secret
+    rng = random.Random(seed)  # noqa: S311  # equal pods in each run
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
     running: list[tuple[int, int, Placement]] = []
     whole = 0

@@ -144,7 +144,7 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
         late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in (("b", 0.01), ("c", 9), ("d", 9)))
         with pytest.raises(Dropped, match="late"):
             await late
-        # This caller got its place, and is cancelled before its task resumes.
+        # The next line gives a place to the caller `gone`, which is cancelled before its task runs again.
         line.leave(first)
         gone.cancel()
         assert await asyncio.wait_for(last, PATIENT) == "d"
@@ -201,7 +201,7 @@ class Machine(RuleBasedStateMachine):
     def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
         held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
         assert held or not waiting
-        # An entry may wait only if its key already has a place, or if there is no room for the entry.
+        # An entry may wait for two reasons only: its key already has a place, or there is no room for the entry.
         fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
         room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
         assert not (room and fits)

@@ -25,8 +25,8 @@ BERLIN = ZoneInfo("Europe/Berlin")
 DAY = 24 * 3600
 
 CLOCK_CHANGES = {
-    # These zones change their clocks at 2:00 and 3:00, at midnight, by half an hour, back to the previous day, or by a
-    # whole day.
+    # In these time zones, the clock changes at 2:00 and 3:00, at midnight, by half an hour, back to the previous day,
+    # or by a whole day.
     "Europe/Berlin": ("2026-03-29", "2026-10-25"),
     "America/New_York": ("2026-03-08", "2026-11-01"),
     "America/Havana": ("2026-03-08", "2026-11-01"),
@@ -130,8 +130,10 @@ def test_until_a_day_includes_that_day_and_from_a_day_begins_with_it(
         ("20:00-06:00", "2026-03-28T20:00", 9),
         ("20:00-06:00", "2026-10-24T20:00", 11),
         ("20:00-06:00", "2026-06-01T20:00", 10),
-        ("20:00-02:30", "2026-03-28T20:00", 6),  # 2:30 is skipped: the grant ends when the clocks go from 2:00 to 3:00
-        # 2:30 occurs twice: the grant ends at the first one, and begins again at 2:00
+        # On 29 March the clock goes from 2:00 to 3:00. So there is no 2:30, and the grant ends at that change.
+        ("20:00-02:30", "2026-03-28T20:00", 6),
+        # On 25 October 2:30 occurs twice. The grant ends at the first 2:30, and begins again when the clock goes back
+        # to 2:00.
         ("20:00-02:30", "2026-10-24T20:00", 6.5),
     ],
 )
@@ -149,7 +151,7 @@ def test_a_weekend_ends_with_sunday() -> None:
 def test_all_conditions_must_be_met() -> None:
     times = Times(BERLIN, end=at("2026-12-01"), days=read_days("Sat-Sun"), hours=read_hours("20:00-06:00"))
     assert times.holds(at("2026-11-29T20:00"))
-    assert not times.holds(at("2026-11-30T05:00"))  # the night that begins on Sunday belongs to Sunday
+    assert not times.holds(at("2026-11-30T05:00"))  # the hours after midnight belong to the night that began on Sunday
     assert not times.holds(at("2026-12-05T20:00"))
 
 
@@ -163,13 +165,13 @@ def test_days_of_the_week_are_parsed(text: str, days: set[int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "Mo", "monday", "Mon-", "-Mon", "Mon,,Tue", "1-5", "Mon Tue"])
 def test_invalid_days_of_the_week_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # noqa: PT011  # callers write the message
+    with pytest.raises(ValueError):  # noqa: PT011  # the caller writes the message
         read_days(text)
 
 
 @pytest.mark.parametrize("text", ["20:00", "20-06", "24:00-06:00", "20:60-06:00", "20:00-24:01", "20:00-20:00", "x"])
 def test_invalid_hours_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # noqa: PT011  # callers write the message
+    with pytest.raises(ValueError):  # noqa: PT011  # the caller writes the message
         read_hours(text)
 
 
@@ -187,7 +189,7 @@ def test_invalid_hours_are_rejected(text: str) -> None:
     ],
 )
 def test_invalid_days_and_times_are_rejected(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # noqa: PT011  # callers write the message
+    with pytest.raises(ValueError):  # noqa: PT011  # the caller writes the message
         read_local_time(text)
 
 

@@ -66,7 +66,7 @@ def cards_at(written: NamespaceQuota, moment: float | None) -> dict[str, float]:
     return {model: limit.most_cores / 100 for model, limit in written.at(moment).limits.items()}
 
 
-# Tests of the limits at a moment
+# Tests of the limits that grants give at one time
 
 
 @pytest.mark.parametrize(
@@ -137,10 +137,10 @@ def test_an_entry_without_grants_is_the_same_object_at_every_moment() -> None:
     assert quota.at(at("2026-11-28")).for_namespace("team-a") is written
     without = Quota({"team-a": written})
     assert without.at(0) is without
-    assert QuotaClock(lambda: 1 / 0).now(without) is without  # without grants, the clock is not read
+    assert QuotaClock(lambda: 1 / 0).now(without) is without  # the clock is read only if the quota has grants
 
 
-# Tests that the limits depend only on the document and the time
+# Tests that the limits are a function of the quota document and of the time alone
 
 LATE = at("2026-10-20")
 MOMENTS = st.integers(0, 40 * 24 * 60).map(lambda minutes: LATE + 60.0 * minutes)

@@ -50,7 +50,7 @@ def keeping_at_most(most: int) -> Iterator[None]:
     assert after - before <= most
 
 
-# Tests of what is kept of Events
+# Tests of the memory that is kept for Events
 
 
 def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
@@ -110,7 +110,7 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
     assert len(informer.newest() or ()) == 10
 
 
-# Tests of what is kept of owners (the controllers of pods)
+# Tests of the memory that is kept for owners (the controllers of pods)
 
 
 def refused_owner(name: str) -> RefusedOwner:
@@ -174,7 +174,7 @@ def test_a_namespace_whose_workloads_cannot_be_listed_in_time_rests(api: ApiDoub
     assert retried.queue.next() == "team-a"
 
 
-# Tests of what is kept of watched objects
+# Tests of the memory that is kept for watched objects
 
 
 def labels(api: ApiDouble) -> NamespaceLabels:

@@ -61,7 +61,7 @@ def test_an_older_version_is_rejected_in_one_message_with_both_versions(told: An
     [
         {},
         *map(info, ("", "v0.0.0-master+$Format:%H$", "our own build", "v1", "v1.x", "v99999999999.1")),
-        info("v１.２９"),  # noqa: RUF001  # noqa: RUF001  # these digits are not ASCII
+        info("v１.２９"),  # noqa: RUF001  # full-width digits
         info("", "one", "29"),
         {"message": "no JSON"},
         {"gitVersion": None, "major": 1, "minor": None},

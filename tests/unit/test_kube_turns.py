@@ -150,7 +150,7 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
     assert held.most == 2
 
 
-# Tests of a webhook replica with namespaces whose LIST takes too long
+# Tests of a replica of the webhook, if the LIST of some namespaces takes too long
 
 
 class Uncountable:

@@ -185,7 +185,7 @@ def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, te
             replica.charge("b")
 
 
-# Tests with callers that give up
+# Tests of callers that stop waiting for their answers
 
 
 def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(

@@ -59,7 +59,7 @@ def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
     return {f"{prefix}-{each}": Pending("M40", CARD) for each in range(number)}
 
 
-# Tests of the choice between 403 and 429
+# Tests of whether a refused charge gets a 403 or a 429
 
 DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 
@@ -152,7 +152,7 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
     }
 
 
-# Tests with the reservation of a dead replica
+# Tests of the reservation of a replica that has died
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
@@ -170,7 +170,7 @@ def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(n
     assert namespace.lists() == 0
 
 
-# Tests of one LIST that all waiting callers share
+# Tests of a LIST whose result all waiting callers share
 
 
 class ListGate:
@@ -219,7 +219,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
         first = asyncio.create_task(namespace.replica.ledgers.charge(asked("first", deadline=deadline)))
         assert await asyncio.to_thread(gate.arrived.wait, PATIENT)
         second = asyncio.create_task(namespace.replica.ledgers.charge(asked("second", deadline=deadline)))
-        await asyncio.sleep(0)  # the second call begins to wait
+        await asyncio.sleep(0)  # the sleep lets the second call run until it waits
         gate.opened.set()
         return [await first, await second]
 
@@ -271,7 +271,7 @@ def test_a_replica_with_an_older_quota_than_the_ledger_refuses_no_pod(namespace:
     assert not decision.counted
 
 
-# Tests without a leader that settles
+# Tests of a ledger that no leader settles (recounts)
 
 
 def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace) -> None:

@@ -161,7 +161,7 @@ def test_a_ledger_that_another_replica_creates_first_is_read(api: ApiDouble, rep
     assert list(replica.store.read("team-a").ledger.pending) == ["a"]
 
 
-# Tests of an etcd that was restored to an earlier state
+# Tests of ledgers after etcd was restored to an earlier state
 
 
 def test_a_ledger_restored_to_an_older_version_is_lost(

@@ -142,7 +142,7 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
         api.deliver = delivered
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
-        except LedgerLost:  # the replica that created the mark ConfigMap is suspended
+        except LedgerLost:  # the replica that created the mark ConfigMap has not opened the ledger
             seen.append("lost")
         return effect()
 

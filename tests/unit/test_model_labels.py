@@ -129,7 +129,7 @@ def labeller(api: ApiDouble) -> Labeller:
     return Labeller(api)
 
 
-# Tests of who owns the label
+# Tests of who owns the model label of a node: a user or the controller
 
 
 def test_a_node_without_a_label_gets_the_model_and_a_record_of_its_source(labeller: Labeller) -> None:
@@ -196,7 +196,7 @@ def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None
     assert {*api.calls} == {"LIST"}
 
 
-# Tests of sources that change the model of a node
+# Tests of a changed source, which changes the GPU model of a node
 
 
 def test_a_lost_source_changes_nothing(labeller: Labeller) -> None:
@@ -309,7 +309,7 @@ def test_the_first_check_of_a_node_uses_its_slices(labeller: Labeller) -> None:
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 
-# Tests of bounds for nodes that change all the time
+# Tests of the bounds of Events and writes for nodes that change all the time
 
 
 def test_a_source_that_changes_every_second_causes_one_event_in_five_minutes(labeller: Labeller) -> None:
@@ -334,7 +334,7 @@ def test_a_label_that_is_removed_every_second_is_written_once_a_minute(labeller:
     for _ in range(int(REWRITE_SECONDS) * 2):
         labeller.api.store(PATH, node(hami(A100)))
         labeller.look(0.5)
-        labeller.look(0.5)  # the watch also delivers the change that we wrote
+        labeller.look(0.5)  # the watch also delivers the controller's own write
     assert labeller.api.calls.count("PATCH") in (2, 3)
 
 
@@ -379,7 +379,7 @@ def test_nothing_is_kept_of_a_deleted_node(labeller: Labeller) -> None:
     assert labeller.duty.counts() == ({}, {})
 
 
-# Tests of messages about an unusable quota
+# Tests of messages that name an unusable quota
 
 
 def test_a_cluster_without_any_model_is_reported_once_after_all_nodes_were_checked(labeller: Labeller) -> None:

@@ -186,7 +186,7 @@ def test_no_annotation_leads_to_a_model_that_the_quota_does_not_list(text: str) 
         assert (preference.rule is Rule.ANNOTATION) == named
 
 
-# Tests of quotas that require one model
+# Tests of quotas that require each pod to choose one model
 
 ONE = replace(QUOTA, one_model=True)
 
@@ -225,7 +225,7 @@ def test_with_one_model_a_quota_that_only_warns_admits_with_the_reason() -> None
     assert ["requires one GPU model" in warning for warning in answer.warnings] == [True]
 
 
-# Tests of the entry in the quota document
+# Tests of the fields `order`, `prefer` and `one_model` in the quota document
 
 
 def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_required() -> None:

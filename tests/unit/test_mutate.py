@@ -190,7 +190,7 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
     ]
 
 
-# Tests of what the choice of a model depends on
+# Tests of all that decides which model is chosen for a pod
 
 
 def test_a_rejection_is_never_based_on_cached_usage() -> None:

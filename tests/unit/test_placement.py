@@ -358,7 +358,7 @@ def steps(pod: bytes, cluster: Nodes) -> int:
     Measured time would depend on the machine.
     """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
-    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fill the caches of the nodes
+    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # this call fills the nodes' caches
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:

@@ -125,8 +125,8 @@ def test_claims_are_rejected_if_the_api_server_does_not_serve_them(
     assert (row["decision"], row["reason"]) == ("refused", reason)
 
 
-# Tests with HAMi-DRA. Its webhook creates a claim for a pod even in a dry run, and that claim is not deleted
-# afterwards.
+# Tests of a cluster with HAMi-DRA. Even in a dry run, the webhook of HAMi-DRA creates a claim for a pod, and does not
+# delete this claim.
 
 HAMI_DRA = (
     'admission webhook "mutate.hami.io" denied the request: failed to create ResourceClaim team-a/team-a-'

@@ -93,7 +93,7 @@ def test_a_report_is_read_as_it_was_written() -> None:
 )
 def test_a_report_with_another_shape_is_rejected_with_the_path(changed: dict[str, object], message: str) -> None:
     given = {name: value for name, value in {**to_plain(USE), **changed}.items() if value is not ...}
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the message is compared
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # the test compares the message
         decode(NamespaceUse, given)
     assert str(caught.value) == message
 

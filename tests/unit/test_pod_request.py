@@ -95,8 +95,8 @@ def test_limits_are_charged_and_requests_only_without_them(resources: dict[str, 
     assert charge_of(pod(container(resources=resources))) == charge
 
 
-# Tests of pods with many containers. As in KEP-753, the charge is the larger of two amounts: all containers and
-# sidecars, or the largest init container with the sidecars before it.
+# Tests of pods with several containers. The charge follows KEP-753. It is the larger of two amounts: all containers
+# with the sidecars together, or the largest init container with the sidecars before it.
 
 
 def asking(cores: int, blocks: int = 0, **fields: Any) -> Manifest:
@@ -138,7 +138,7 @@ def test_schemes_are_named_once_in_the_order_of_the_containers() -> None:
     assert read_request(view(manifest)).schemes == (VGPU_MANAGER, GPU_MANAGER, HAMI)
 
 
-# Tests of pods without a request
+# Tests of pods that request no GPU
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
@@ -206,7 +206,7 @@ def refusals(manifest: Manifest) -> list[str]:
     return [str(fault) for fault in read_request(view(manifest)).faults]
 
 
-# Tests of amounts in a request
+# Tests of the amounts in a pod's GPU request
 
 
 @pytest.mark.parametrize("resource", [name for scheme in SCHEMES for name in scheme.resources])
@@ -349,7 +349,7 @@ def test_two_schemes_in_two_containers_are_admitted() -> None:
     assert refusals(pod(container({"nvidia.com/gpu": 1}), container({CORES: 100}))) == []
 
 
-# Tests of field paths and of the number of faults
+# Tests of the paths in the reported faults, and of their number
 
 
 @cases(

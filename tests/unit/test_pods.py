@@ -136,7 +136,7 @@ def test_only_changes_that_may_release_quota_are_reported(
             api.store(POD, {**manifest, **state, "spec": manifest["spec"], "metadata": metadata})
         watch.reflector.relist()
         if watch.pods("team-a"):
-            heard.pop()  # after a LIST, every namespace with pods is checked
+            heard.pop()  # a LIST also reports each namespace that has pods, so drop that report
     assert heard == told
 
 

@@ -135,7 +135,7 @@ def test_anchors_and_merge_keys_may_be_used() -> None:
     assert quota.namespaces["e"] == NamespaceQuota({}, ("public",))
 
 
-# Tests of mistakes in one value
+# Tests of a document with a mistake in one value
 
 NO_LABEL = (
     "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, "
@@ -231,7 +231,7 @@ def test_a_model_and_pool_that_a_label_can_have_are_accepted(name: str) -> None:
     assert quota.namespaces["a"] == NamespaceQuota({name: Limit(100)}, (name,))
 
 
-# Tests of mistakes in the shape of the document
+# Tests of a document with a mistake in its shape
 
 NOT_A_DOCUMENT = "must be a mapping with one entry per namespace, for example team-a: {quota: {A100: 8}}; got "
 NOT_AN_ENTRY = "must be a mapping, for example {quota: {A100: 8}}; got "

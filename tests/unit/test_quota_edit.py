@@ -65,7 +65,7 @@ def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Char
     return list(answer.warnings)
 
 
-# Tests of which objects are checked
+# Tests of which edits of which objects are checked
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
     assert answer.message.endswith("; data.gpu_quota: and 5 more faults")
 
 
-# Tests of warnings about valid documents
+# Tests of the warnings about a valid quota document
 
 
 NO_NODE = f"no node has this model in label {MODEL}"

@@ -23,7 +23,7 @@ from vcuda.quota.model import (
 CHARGES = st.builds(Charge, st.integers(0, 2000), st.integers(0, 100_000), st.integers(0, 2000))
 LIMITS = st.builds(Limit, st.integers(0, 2000), st.none() | st.integers(1, 200_000))
 
-# Tests of which quota applies to a namespace
+# Tests of which entry of the quota applies to a namespace
 
 
 OWN, ELSE = NamespaceQuota({"M40": Limit(800)}), NamespaceQuota({})
@@ -49,7 +49,7 @@ def test_a_namespace_gets_its_own_quota_or_the_default_one(
     assert quota.for_namespace(namespace) == applies
 
 
-# Tests of the text of figures
+# Tests of the text in which figures are shown
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_rendered_numbers_are_exact(cores: int) -> None:
     assert Fraction(cards(cores).split()[0]) * 100 == cores
 
 
-# Tests of the memory that whole cards are charged
+# Tests of the memory that a request for whole cards is charged
 
 
 @cases(
@@ -116,7 +116,7 @@ def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -
     assert not fits(limit, used + card, Charge(1))
 
 
-# Tests of whether a charge fits
+# Tests of whether a charge fits within a limit
 
 
 @cases(
@@ -181,7 +181,7 @@ def test_free_cards_are_reported_with_reservations(usage: Usage, told: str) -> N
 # Tests of refusals
 
 
-# A Charge is frozen, so it may be a default value.
+# A Charge is immutable, so it can be a default value without harm.
 def shortage(limit: Limit, used: Charge, asked: Charge, pending: Charge = Charge()) -> Shortage:  # noqa: B008
     return Shortage("M40", asked, Usage(used, pending), limit)
 

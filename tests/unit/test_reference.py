@@ -144,7 +144,7 @@ def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
     return any(map(sentence.said_in, said))
 
 
-# Tests of names in the documents
+# Tests of the flags and metrics that documents name
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)

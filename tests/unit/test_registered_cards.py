@@ -145,7 +145,8 @@ def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble)
     parts, whole = resources_with(), resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 15360})
     request = view(pod(container(GPU)))
     assert [read_request(request, known).charge_on("T4") for known in (parts, whole)] == [QUARTER, WHOLE]
-    # If a register of cards changes no charge, the same object is returned, and no pod is decoded again.
+    # A new register (a node annotation that lists the cards) that changes no charge must lead to the same object.
+    # Otherwise all pods would be decoded again.
     assert resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 16384}) is whole
 
 

@@ -135,7 +135,7 @@ def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_kn
     assert len({*sent}) == 1
     assert len(sent) == mine + 1
     world.go_on(world.replicas[A])
-    # If the ledger was deleted, the new ledger has no pending charges. It admits nothing until all earlier charges are
-    # counted.
+    # If the ledger was deleted, a new ledger has no pending charges. The new ledger admits nothing until all charges of
+    # the deleted ledger are counted.
     known = set() if status == HTTPStatus.NOT_FOUND else set(world.storable())
     assert world.ledger().pending.keys() == known

@@ -31,7 +31,7 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
     scenarios.play(scenario, ReservationWorld())
 
 
-# Reservation classes with one broken rule each
+# Each of these reservation classes breaks one rule, which a test must notice.
 
 
 class GrantsWithoutRoom(ReservationLease):
@@ -107,7 +107,7 @@ class SameHolder(ReservationLease):
         self.holder = "the same"
 
 
-# Functions of a replica and of the leader with one broken rule each
+# Each of these functions of a replica or of the leader breaks one rule, which a test must notice.
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:

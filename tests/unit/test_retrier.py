@@ -49,7 +49,7 @@ def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: Namespace
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
 
 
-# Tests of the number of missing pods
+# Tests of how many pods a workload lacks
 
 
 def condition(type_: str, status: str) -> Mapping[str, Any]:
@@ -89,7 +89,7 @@ def test_a_terminating_owner_misses_no_pods() -> None:
     assert read({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "spec": {"replicas": 3}}).missing == 0
 
 
-# Tests of the time of a rejection
+# Tests of the time at which a workload's pod was rejected
 
 
 def failure(**fields: str | None) -> dict[str, str | None]:
@@ -119,7 +119,7 @@ def test_an_owner_is_rejected_since_the_time_of_its_condition(
     assert read({"status": {"conditions": conditions}}).refused_since() == since
 
 
-# Tests of which owners may retry
+# Tests of which owners (controllers of pods) may retry
 
 
 HELD_M40, HELD_P100 = owner(affinity=held_to("M40")), owner(affinity=held_to("P100"))
@@ -195,8 +195,8 @@ SHARE = {"nvidia.com/vcuda-core": 50, "nvidia.com/vcuda-memory": 600}
         ),
         pytest.param(Limit(800), FreeQuota(800), [owner(SHARE)] * 3, [0, 1, 2], id="memory is not limited"),
         pytest.param(Limit(800, 0), FreeQuota(800, 0), [owner(SHARE)], [], id="a memory limit of 0"),
-        # One card is 1/7 of 100 MiB, that is 14 2/7 MiB. Six cards use 85.7 MiB, reported as 86. So 14 MiB are reported
-        # as free, but the last card still fits.
+        # The limit is 7 cards with 100 MiB together, so one card is charged 14 2/7 MiB. Six cards use 85.7 MiB, which
+        # is reported as 86. So only 14 MiB are reported as free, but the seventh card fits.
         pytest.param(Limit(700, 100), FreeQuota(100, 14), [owner()], [0], id="the last card despite rounding"),
     ],
 )
@@ -219,7 +219,7 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
     assert room.exceeds(other) is more
 
 
-# Tests of owners whose pods were rejected
+# Tests of owners (controllers of pods) whose pods were rejected
 
 
 def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:

@@ -43,7 +43,7 @@ def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
     world.delete_claim(claim)
 
 
-# Scenarios. At each step, the world checks that everything that may use a GPU is charged.
+# These scenarios are played in a world that checks after each step that everything that may use a GPU is charged.
 
 
 def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
@@ -402,7 +402,7 @@ def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -
         broken.scenario(RunningWorld())
 
 
-# Tests that no charge is kept for longer than needed
+# Tests that each charge is released as soon as possible
 
 
 @pytest.mark.parametrize("claimed", [False, True], ids=["its own card", "a claim"])
@@ -475,7 +475,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Tests of decreases of the count that no watch saw and that new pods hide
+# Tests of a count that is lower than before, if no watch saw why, and if new pods hide the decrease
 
 
 @pytest.mark.parametrize(

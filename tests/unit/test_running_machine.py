@@ -37,7 +37,7 @@ class RunningMachine(RuleBasedStateMachine):
         self.world.leader.hear_all()
         self.world.settle()
 
-    # Steps of tenants and of Kubernetes
+    # Steps that tenants and Kubernetes make
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:

@@ -85,7 +85,7 @@ def test_an_administrators_patterns_replace_the_default() -> None:
     ]
 
 
-# Tests of variables that container runtimes read
+# Tests of the environment variables by which container runtimes give devices to a container
 
 
 @pytest.mark.parametrize("name", sorted(DEVICE_VARIABLES))

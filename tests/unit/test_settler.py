@@ -32,7 +32,7 @@ ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
 """A ledger is deleted when its limit or its namespace has not been seen for this number of seconds."""
 
 
-# Tests of the resync (the periodic pass over all ledgers)
+# Tests of the resync, which is the periodic pass over all ledgers
 
 
 @pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
@@ -79,7 +79,7 @@ def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-# Tests in which replicas write first
+# Tests of settling (recounting) a ledger to which replicas have written
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica
     assert settling.counted("lag_seconds") == 0
 
 
-# Tests of the proof that is needed to release a charge, to delete a ledger, or to use a count
+# Tests of the proofs that the settler needs to release a charge, to delete a ledger, or to use a count
 
 MALFORMED = "team-a: {quota: {M40: four}}"
 

@@ -244,7 +244,7 @@ def test_only_the_mounts_of_containers_with_a_gpu_are_judged() -> None:
     ]
 
 
-# Tests of the tables of variables and libraries
+# Tests of the tables with the variables and libraries that limit a container's share of a card
 
 
 @pytest.mark.parametrize("limits", [VCUDA_CONTROLLER, HAMI_CORE, VGPU_MANAGER_LIBRARY])

@@ -58,7 +58,7 @@ def due(pod: StoredPod, *nodes: str, now: float = START) -> float | None:
     return stale.first_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT)
 
 
-# Tests of pods that were never bound
+# Tests of stale allocations of pods that were never bound to a node
 
 
 @EACH
@@ -217,7 +217,7 @@ def test_an_allocation_that_a_device_plugin_confirmed_belongs_to_the_pods_node(s
     assert due(pod) is None
 
 
-# Tests of pods that have ended
+# Tests of stale allocations of pods that have ended
 
 
 @EACH
@@ -241,7 +241,7 @@ def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) ->
     assert rules(stored(scheme, **gone), LATE) == ["unbound"]
 
 
-# Tests of pods with the allocation records of several vendors
+# Tests of pods to which several vendors have allocated cards
 
 
 def test_the_allocations_of_two_schemes_are_judged_separately() -> None:

@@ -270,7 +270,7 @@ def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned
             raise refused
         return plain(path, *arguments, **named)
 
-    # A Delivery does not show which path is read.
+    # This test replaces `get` instead of a Delivery, because a Delivery does not have the path of the call.
     orphaned.api.get = get  # type: ignore[method-assign]
     for orphaned.now in (START, START + RETRY_SECONDS, START + TIMEOUT - 1):
         assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(refused))}
@@ -381,7 +381,7 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
         assert cleaner.serve() == []
     assert api.calls == []
     assert json.dumps(api.objects) == stored
-    store(cleaner)  # store the pod again, so that it has changed
+    store(cleaner)  # storing the pod again gives it a new version
     assert [line["kind"] for line in cleaner.serve()] == ["Pod"]
 
 

@@ -109,7 +109,7 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
     assert stored(pinned("a")).digest is stored(pinned("b")).digest
 
 
-# Tests of counting claims by a LIST
+# Tests of claims that are counted by a LIST
 
 
 def extended(name: str, **status: str) -> Manifest:
@@ -155,12 +155,12 @@ def test_no_claims_are_counted_if_the_api_server_does_not_serve_them(api: ApiDou
     def listed(path: str, *_: object, **__: object) -> Iterator[object]:
         raise NotFound(404, path)
 
-    api.list_pages = listed  # type: ignore[method-assign, assignment]  # as an API server of 1.30 answers
+    api.list_pages = listed  # type: ignore[method-assign, assignment]  # the answer of an API server of Kubernetes 1.30
     assert store.claims("team-a") == ("", [])
     assert store.count_claims("team-a", ()) is None
 
 
-# Tests of counting claims by the watch
+# Tests of claims that are counted by the watch
 
 
 def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_once(
@@ -275,7 +275,7 @@ def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: 
     assert {*watches.running()} == {"resourceslices", "deviceclasses"}
 
 
-# Tests of waking pods that wait for their claims
+# Tests that pods that wait for their claims are tried again
 
 
 def report(used: float) -> NamespaceUse:

@@ -202,7 +202,7 @@ def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
         assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)
 
 
-# Tests of the bounds for what is kept of a pod
+# Tests of how many bytes are kept of a stored pod
 
 
 HUGE = 250_000

@@ -140,7 +140,8 @@ def test_every_answer_carries_the_policy(page: str) -> None:
 
 def test_hostile_names_are_shown_as_text() -> None:
     markup = Markup(html_of(client_of(hostile()), "/"))
-    # the namespace occurs twice, the finding once, the model three times, and other texts the rest
+    # The page shows the hostile name at least ten times: twice as the namespace, once as the finding, three times as
+    # the model, and otherwise in other texts.
     assert markup.text.count(HOSTILE) >= 10
     assert {"data-ns": HOSTILE, "role": "row"} in markup.all("tr")
     assert sum(cell.get("data-m") == HOSTILE for cell in markup.all("td")) == 2

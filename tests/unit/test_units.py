@@ -208,10 +208,11 @@ def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDoub
     assert (before.committed, before.config_version) == ({}, world.quota.resources().version)
     world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}")
     assert world.observed().config_version == before.config_version != world.quota.resources().version
-    world.pods.reflector.relist()  # an edit of the quota causes this LIST by `list_again`
+    world.pods.reflector.relist()  # in a cluster, an edit of the quota causes this LIST
     after = world.observed()
     assert (after.committed, after.config_version) == ({"M40": Charge(50, 0, 50)}, world.quota.resources().version)
-    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")  # this edit does not change the meaning, so no LIST is made
+    # This edit changes no unit's value. So no LIST is needed, and the count has the new version at once.
+    world.edit("{nvidia.com/gpu.shared: {cards: 0.25}}\n")
     assert world.observed().config_version == world.quota.resources().version
 
 

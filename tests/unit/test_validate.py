@@ -184,7 +184,7 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
 
 
-# Tests of pods that are not restricted to one allowed model
+# Tests of pods that may run on nodes of several models, or of a model that the quota does not allow
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifes
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
 
-# Tests of pods that have a model, but that /mutate would still have changed
+# Tests of pods that are pinned to a model, but lack another part of the patch of /mutate
 
 
 def of_indices(count: int) -> dict[str, str]:
@@ -302,7 +302,7 @@ def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryL
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
 
 
-# Tests that no other pod is exempt, and that no other pod is charged
+# Tests of pods that are charged nothing: pods without a GPU request, mirror pods of kubelets, and malformed pods
 
 
 MIRROR = {"kubernetes.io/config.mirror": "x"}
@@ -326,7 +326,7 @@ def test_ignored_and_malformed_pods_are_charged_nothing(manifest: Manifest, fiel
     assert used(ledgers) == {}
 
 
-# Tests of quotas of every mode
+# Tests of quotas in all modes (enforce, warn and audit)
 
 
 @pytest.mark.parametrize(

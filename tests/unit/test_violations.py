@@ -24,7 +24,7 @@ def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPo
     """
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
     created = f"2026-01-01T{23 - age:02}:00:00Z"
-    return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # the fields of a test
+    return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # a test gives any fields
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:

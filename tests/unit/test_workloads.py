@@ -271,7 +271,7 @@ def test_the_position_of_a_fault_names_file_and_document(path: Path, tmp_path: P
     assert found.reason == f"{bad}, document 2: -1 is not a number of pods from 0 to 10000"
 
 
-# Tests of custom resources, with manifests from the documentation of their projects
+# Tests of custom resources. The manifests are from the documentation of the resources' projects.
 
 POD = {"spec": {"containers": [container({"nvidia.com/gpu": 1})]}}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}

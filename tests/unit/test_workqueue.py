@@ -31,7 +31,7 @@ def queue(clock: Clock) -> WorkQueue:
 
 def due_now(queue: WorkQueue) -> list[str]:
     """Return all keys that are due now, in their order. A special key that is added last marks the end."""
-    end = f"end-{next(ENDS)}"  # a new name each time, so that the minimum interval does not delay this key
+    end = f"end-{next(ENDS)}"  # each call needs a new name, because the queue delays a repeated key
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
     queue.served(end)

@@ -47,7 +47,8 @@ def _lines(
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
     modified = [(one, _marked(objects[found])) for (one, _), objects in both.items() if found in objects]
     changed = {one: value for one, value in modified if value != some}
-    # An object that only one component adds has no conditions inside, except where another component changes it.
+    # If only one component adds the object, the whole object has that component's condition. Then the parts of the
+    # object need a condition only where another component changes them.
     tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
     yield from write_object(tree, condition_of(own, by_component), filled)
 

@@ -101,7 +101,8 @@ def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
         by_component = {name: value.get(key, ABSENT) for name, value in variants.items()}
         own = whole.get(key, ABSENT)
         condition = condition_of(own, by_component)
-        # If only components have the mapping, the condition of the mapping is enough for a key that all of them have.
+        # If only components have this mapping, the whole mapping already has a condition. A key that all of these
+        # components have needs no condition of its own.
         if base is ABSENT and len(condition.components) == len(variants):
             condition = ALWAYS
         parts.append((key, merge(own, by_component), condition))

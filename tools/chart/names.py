@@ -29,8 +29,9 @@ class Names(NamedTuple):
 
 DEFAULT = Names()
 
-# Other things are named vcuda-quota too, for example the webhook configurations and the image. So the namespace is
-# recognized by the text around it: an account, a flag, a DNS name, a command, a field of YAML or CEL, or a list.
+# The pattern finds the name of the namespace, vcuda-quota. The image and the webhook configurations have the same name.
+# So the pattern also checks the text around the name: an account, a flag, a DNS name, a command, a field of YAML or
+# CEL, or a list.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
@@ -53,7 +54,8 @@ def rename(found: Json, names: Names) -> Json:
     if found["kind"] == "Namespace":
         renamed["metadata"]["name"] = _of_namespace(metadata["name"], names)
     if metadata.get("namespace") == DEFAULT.quota_namespace and metadata["name"].endswith("-quota"):
-        # The Roles and RoleBindings of the quota ConfigMap get its namespace. Other objects in kube-system stay there.
+        # The Roles and RoleBindings for the quota ConfigMap are created in the namespace of this ConfigMap, which a
+        # user can change. Other objects in kube-system stay in kube-system.
         renamed["metadata"]["namespace"] = names.quota_namespace
     return renamed
 

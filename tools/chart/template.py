@@ -110,7 +110,7 @@ def _item(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str
         yield from _leaf(begin, tree.value, indent)
         return
     lines = list(_block(tree, indent + _STEP, (*place, _name_of(tree)), filled))
-    # The `if` of a part with a condition must begin on its own line, not after the dash.
+    # If this list item has a condition, its `{{ if }}` must be on a line of its own, after the line with the dash.
     if lines[0].startswith("{{"):
         yield begin
         yield from lines

@@ -39,7 +39,8 @@ def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
     """Yield the parts of one object that come from the chart's values. ``manifest``: the object with all components."""
     here = (found.kind, found.name)
     if found.kind == "Job" and found.name.endswith(FIRST):
-        # The pod template of a Job is immutable, so each upgrade creates a Job with a new name.
+        # Kubernetes forbids changing the pod template of a Job. So each upgrade of the chart creates a Job with a new
+        # name.
         named = f'KEY: {found.name}{{{{ include "vcuda-quota.job-suffix" . }}}}'
         yield Value(*here, ("metadata", "name"), (named,))
     if found.kind in _POD_PATHS:

@@ -80,7 +80,7 @@ def _table(found: tuple[Family, ...]) -> str:
 
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
-    with mock.patch.object(ClusterPolicy, "start"):  # there is no cluster to observe
+    with mock.patch.object(ClusterPolicy, "start"):  # without this mock, the service would try to observe a cluster
         metrics = cluster.make_service(certificate).metrics
     export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
     export_waiting(metrics, mock.Mock(waiting=0))
@@ -111,7 +111,7 @@ def _node() -> CollectorRegistry:
 
 
 def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
-    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client has no public method for this
+    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client has no public list of its collectors
     return tuple(sorted(family for collector in collectors for family in _families_of(collector)))
 
 

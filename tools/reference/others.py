@@ -154,7 +154,7 @@ def _why(found: object) -> str:
     """Return the text of a reason. ``found``: the reason, or the reasons by node, of which the first is used."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
-        raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # the example does not produce the expected message
+        raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # the example did not lead to a reason
     return reason.text
 
 

@@ -213,19 +213,19 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
     """Call /mutate and /validate for an object, as the API server does. Return the stored object and the answers."""
     answers, patched = [], created
-    # The manifests of this project register claim templates only for /validate.
+    # A claim template skips /mutate, because the manifests of this project register only /validate for templates.
     if created["kind"] != TEMPLATE:
         answers.append(await ask("/mutate", _request(created, namespace)))
         if not answers[0].allowed:
             return created, answers
         patched = jsonpatch.apply_patch(created, msgspec.json.encode(answers[0].patch))
-    # The API server sets the uid of an object after mutation. The ledger identifies a charge by the uid.
+    # As a real API server does, set a uid after /mutate. The ledger identifies a charge by the object's uid.
     stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
     return stored, [*answers, await ask("/validate", _request(stored, namespace))]
 
 
 def _request(created: Manifest, namespace: str) -> AdmissionRequest:
-    # YAML has types that JSON lacks, such as dates. Values of these types are encoded as strings.
+    # `enc_hook=str` encodes values of types that YAML has and JSON lacks, such as dates, as strings.
     raw = msgspec.Raw(msgspec.json.encode(created, enc_hook=str))
     kind = PODS if created["kind"] == "Pod" else GroupVersionKind(GROUP, "v1", created["kind"])
     return AdmissionRequest(uid=str(uuid.uuid4()), kind=kind, namespace=namespace, operation="CREATE", object=raw)

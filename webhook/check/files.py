@@ -108,7 +108,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:
-        documents = []  # parse_config() reports the fault with its position
+        documents = []  # parse_config() below reports a text that is not YAML, with the position of the error
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
@@ -137,8 +137,8 @@ class StoredObjects(msgspec.Struct, frozen=True):
         for pod in self.pods:
             pods[pod.namespace].append(pod)
         taken = {namespace: list(stored_pods.charges_of(each, self.nodes)) for namespace, each in pods.items()}
-        # The scheduler makes a claim for the extended resources of a pod. Such a claim is left out, because its pod is
-        # charged.
+        # If a pod requests extended resources, the scheduler makes a claim for the pod. This claim is left out here,
+        # because the pod itself is charged.
         extended = {namespace: stored_claims.charged_by_pods(each, self.nodes) for namespace, each in pods.items()}
         for claim in self.claims:
             if claim.name not in extended[claim.namespace]:
@@ -186,7 +186,7 @@ def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObjec
     stored = shapes.convert(where, manifest, _KINDS[kind])
     if not stored.metadata.name:
         raise errors.BadInput(f"{where}: the {kind} has no name")
-    # Pods, claims and templates must have a namespace. Without a namespace they could not be charged.
+    # A pod, claim or template without a namespace cannot be charged, because each ledger belongs to one namespace.
     if kind in _NAMESPACED and not stored.metadata.namespace:
         raise errors.BadInput(f"{where}: the {kind} {stored.metadata.name} has no namespace")
     return stored

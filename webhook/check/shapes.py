@@ -42,7 +42,7 @@ def convert(where: str, manifest: Manifest, view: type[T]) -> T:
 
 
 def _plain(where: str, manifest: Manifest) -> Manifest:
-    # Convert the manifest to JSON, because kubectl sends JSON to the API server. Null fields count as absent.
+    # Convert the YAML manifest to JSON, as kubectl does. A field that is null counts as absent in the API server.
     try:
         plain: Manifest = without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:

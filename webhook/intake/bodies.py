@@ -23,8 +23,8 @@ LARGE_BODY = 2**16
 HEAD = 2**12
 """The number of first bytes in which uid and namespace are searched. Go writes them before userInfo and the object."""
 
-# In an AdmissionRequest (k8s.io/api, admission/v1), uid is the first field, and namespace follows kind, resource and
-# name. Quotes inside JSON strings are escaped, so neither pattern matches inside a pod's name.
+# The first field of an AdmissionRequest (k8s.io/api, admission/v1) is uid. Its namespace follows kind, resource and
+# name. JSON escapes quotes inside strings, so these two patterns cannot match inside a pod's name.
 _UID = re.compile(rb'"request"\s*:\s*\{\s*"uid"\s*:\s*"([-0-9A-Za-z]{1,64})"')
 _NAMESPACE = re.compile(rb'"namespace"\s*:\s*"([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)"')
 

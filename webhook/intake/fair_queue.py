@@ -56,8 +56,8 @@ class QueueEntry:
         self.size = size
         self.end = end
         self.state = EntryState.WAITING
-        self.reason = DropReason.LATE  # valid only in the state DROPPED
-        self.decided = asyncio.Event()  # set when the entry is granted or dropped
+        self.reason = DropReason.LATE
+        self.decided = asyncio.Event()  # the event is set when the state changes to GRANTED or DROPPED
 
 
 class _Held(NamedTuple):
@@ -83,7 +83,7 @@ class FairQueue:
         self._bounds = bounds
         self._messages = {DropReason.CROWDED: crowded, DropReason.LATE: late}
         self._clock = clock
-        # The lines in the order of their turns. A line is never empty.
+        # Maps each key to its line of waiting entries. The first line has the next turn. An empty line is removed.
         self._lines: OrderedDict[str, deque[QueueEntry]] = OrderedDict()
         self._held: dict[str, _Held] = {}
         self._total = _Held()
@@ -103,7 +103,7 @@ class FairQueue:
             self.leave(entry)
 
     async def _await_decision(self, entry: QueueEntry) -> None:
-        # wait_for() is not used here: in Python 3.11 it loses a cancellation that happens together with the grant.
+        # asyncio.wait_for() is not used: in Python 3.11 it loses a cancellation that arrives together with the result.
         try:
             async with asyncio.timeout(None if math.isinf(entry.end) else entry.end - self._clock()):
                 await entry.decided.wait()
@@ -116,7 +116,7 @@ class FairQueue:
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # Drop the newest entry of the longest line, unless that line is hardly longer than the line of this key.
+            # The queue is full: drop the last entry of the longest line, unless the new entry's line is about as long.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)
@@ -140,7 +140,7 @@ class FairQueue:
 
     def _grant(self) -> None:
         while entry := self._next():
-            # After a suspension of this process, the deadline of a waiting entry may have passed.
+            # If this process was suspended, the deadline of a waiting entry may have passed unnoticed.
             if entry.end <= self._clock():
                 self._drop(entry, DropReason.LATE)
                 continue
@@ -155,7 +155,7 @@ class FairQueue:
         bounds = self._bounds
         for key, line in self._lines.items():
             if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
-                # No smaller entry of another key may overtake, because a large entry might then never find room.
+                # If the entry whose turn it is does not fit, grant none: smaller entries could overtake it forever.
                 return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
         return None
 

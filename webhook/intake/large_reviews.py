@@ -90,7 +90,7 @@ class ReviewThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         late = "this replica had too many large reviews to decide this one in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
-        # Each review with a place waits for at most one turn. So the queue of turns always has room for it.
+        # Each review that has a place waits for at most one turn at a time. So the queue for turns is never full.
         turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 
@@ -127,7 +127,7 @@ class ReviewThread:
             deadline.abandon()
             raise
         finally:
-            with suppress(ValueError):  # after a second cancellation the review may still compute
+            with suppress(ValueError):  # if the task was cancelled twice, the thread may still run `steps`
                 steps.close()
 
     async def _in_turn(
@@ -140,15 +140,15 @@ class ReviewThread:
             try:
                 return await asyncio.shield(step)
             except asyncio.CancelledError:
-                # A thread cannot be interrupted. The review ends at its next check, so keep the turn until then.
+                # Python cannot interrupt a thread. The review keeps its turn until it checks its deadline and ends.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # read the exception, because asyncio logs every unread exception
+                step.exception()  # if nobody reads the exception, asyncio logs it
                 raise
 
 
 def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _Ended":
-    # This function runs in the thread. A future cannot carry a StopIteration, so the result is wrapped.
+    # This function runs in a thread. A future cannot carry StopIteration, so the review's result is wrapped.
     try:
         call: LedgerCall[Any] = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)
     except StopIteration as ended:
@@ -163,5 +163,5 @@ async def _make(call: LedgerCall[Any], deadline: ReviewDeadline) -> Any:
             return await call.make()
     except TimeoutError:
         return Dropped("the ledger did not answer before the deadline of this review", DropReason.LATE)
-    except Exception as error:  # noqa: BLE001  # the review that made the call raises the error again
+    except Exception as error:  # noqa: BLE001  # the coroutine of the review raises this error again
         return error

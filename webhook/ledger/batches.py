@@ -41,7 +41,7 @@ class BatchCommitter(Generic[T, R]):
     gather: Callable[[int], Awaitable[None]]
     """Waits before each batch, so that more items join it. The argument is the number of items of the last batch."""
     clock: Callable[[], float] = time.monotonic
-    # This lock is held during a batch. Other code must hold the lock while it uses data that ``work`` changes.
+    # This lock is held while a batch is processed. Other code must hold it while using data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: list[PendingCall[T, R]] = field(default_factory=list)
     _last_batch: int = 0
@@ -60,7 +60,7 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # The caller has stopped waiting. If the item is not in a batch yet, remove the item.
+            # The caller no longer waits for its answer. If no batch has taken the caller's item, remove the item.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -75,12 +75,12 @@ class BatchCommitter(Generic[T, R]):
     async def _answer(self, batch: Sequence[PendingCall[T, R]]) -> None:
         try:
             await self.work(batch)
-        except Exception as error:  # noqa: BLE001  # the caller of each item without a result raises the error again
+        except Exception as error:  # noqa: BLE001  # each caller whose item has no result raises this error
             for call in batch:
                 if not call.answer.done():
                     call.answer.set_exception(error)
         finally:
-            # No caller may wait forever, even if ``work`` skipped its item or was cancelled.
+            # Even if ``work`` skipped an item or was cancelled, the caller of this item must not wait forever.
             for call in batch:
                 call.settle(call.late)
 

@@ -20,8 +20,8 @@ class ClusterLedgers(Shared):
     _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
 
     def __post_init__(self) -> None:
-        # The cache may drop a `NamespaceLedger` that still writes, and make a second one for the same namespace. No
-        # charge is lost: at worst, a compare-and-swap fails because the other `NamespaceLedger` wrote first.
+        # The cache may drop a `NamespaceLedger` that is still writing, and make a second one for the same namespace. No
+        # charge is lost: if both objects write, the compare-and-swap of one of them fails.
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:

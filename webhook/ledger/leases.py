@@ -135,7 +135,7 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
     """Return how many charges of the size of ``charge`` fit within the limit in addition to ``used``."""
     if limit.cores is None:
-        # More charges cannot fit, because a charge is at least a hundredth of a MiB before the sum is rounded.
+        # A limit of memory alone also bounds the number of charges: a charge takes at least 1/100 MiB before rounding.
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
@@ -170,7 +170,7 @@ class ReservationLease:
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
-        # Each start of a process gets a new id, because the process does not know the grants of its predecessor.
+        # A restarted replica gets a new id, because it does not know which charges its predecessor has admitted.
         self.holder = secrets.token_urlsafe(9)
         self.granted: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
@@ -178,7 +178,7 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # The part of the reservation that may still be granted, even while the outcome of a write is unknown.
+        # Maps each model to the room that is left in the reservation, whether or not the last write is stored.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
@@ -211,8 +211,8 @@ class ReservationLease:
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
-        # If the machine was suspended together with its clocks, the lease may have ended unnoticed. The creation time,
-        # which the API server sets, then shows that the lease has ended.
+        # If the machine was suspended together with its clocks, this replica may not notice that its lease has ended.
+        # So the creation time of the object, which the API server sets, must also be within the lease.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -230,13 +230,14 @@ class ReservationLease:
         """
         own, sent = ledger.reserved.get(self.holder), self._sent
         if sent and own and own.counter == sent.reservation.counter:
-            # The write was stored at an unknown time. So no charge is granted until a later write is confirmed.
+            # The last write was stored at an unknown time. So a new lease begins with the next confirmed write.
             self._confirm(sent)
             self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leader has removed the reservation after its lease. By then the leader had counted the stored pods.
+            # The leader has removed this reservation after counting all stored pods. So this replica forgets the
+            # charges that it admitted from the reservation.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
@@ -267,7 +268,7 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # Until the outcome of this write is known, keep the minimum of the present rest and the new reservation.
+        # The write may or may not be stored. So the room is the smaller of the present room and the new reservation.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)

@@ -49,7 +49,7 @@ class ReviewDeadline:
 
         Code that works for long on a review must call this method again and again.
         """
-        # A review calls this method for each of tens of thousands of affinity terms. So the usual case is tested first.
+        # For a large pod, this method is called tens of thousands of times. So it tests the usual case first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -158,7 +158,7 @@ class ByNamespace(Generic[V]):
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        # By namespace: its value and the time of the last use. The least recently used namespace is first.
+        # Maps each namespace to its cached value and the time of the last use. The least recently used comes first.
         self._kept: dict[str, tuple[V, float]] = {}
 
     def __len__(self) -> int:
@@ -184,7 +184,7 @@ class MemoryLedgers:
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run."""
-        # No lock is needed, because nothing is awaited between the read of the ledger and its replacement.
+        # This method needs no lock, because it awaits nothing between reading the ledger and replacing the ledger.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
@@ -208,8 +208,8 @@ class MemoryLedgers:
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
-    # On a cluster, the controller moves the charges of stored pods from pending to committed. No controller runs here.
-    # So if too many charges are pending, the oldest one becomes committed. Otherwise all further pods would be refused.
+    # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. These ledgers have no
+    # controller. If `pending` is full, this function moves the oldest charge, so that further pods can be charged.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -218,9 +218,9 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# Seconds for which a model that /mutate chose for a pod counts as used. The API server calls /validate earlier, even if
-# other webhooks run in between. If this replica has not charged the pod by then, another replica has charged the pod,
-# or another webhook has refused the pod.
+# Seconds for which a model that /mutate chose for a pod counts as used. The API server calls /validate within this
+# time, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
+# charged it, or another webhook has refused it.
 CHOICE_SECONDS = 2.0
 
 
@@ -230,9 +230,9 @@ class ChargeWindow:
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
         self._clock = clock
-        # By key: the time, the model and the charge. The oldest charge is first.
+        # Maps each key to the time, the model and the amount of its charge. The oldest charge comes first.
         self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
-        # The number and sum of the charges by model. They are stored, because each of thousands of charges needs them.
+        # Maps each model to the number and sum of its charges. Adding up thousands of charges each time takes too long.
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:
@@ -282,7 +282,7 @@ class RecentChoices:
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
         """Remove the oldest choice with this model and charge, because the chosen pod is about to be charged."""
-        # A choice has no uid, because a pod gets its uid only after /mutate.
+        # A choice of /mutate is found by model and amount, because a pod has no uid until /mutate has answered.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 

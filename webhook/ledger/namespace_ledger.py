@@ -35,10 +35,10 @@ from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
 
-# Threads for reads and writes. A namespace has one write at a time, so the threads serve thirty busy namespaces.
+# The threads for reads and writes of ledgers. One namespace has one write at a time, so thirty namespaces can be busy.
 KUBE_THREADS = 32
 
-# Threads for LISTs, which take long. Most of these threads wait until it is their turn (`ListTurns`).
+# The threads for LISTs. Most of them wait for their turn, because `ListTurns` allows few LISTs at the same time.
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
@@ -62,8 +62,8 @@ USAGE_SECONDS = 15.0
 WRITE_TIMEOUT_SECONDS = 3.0
 """Timeout in seconds of a ledger write. Its outcome is then unknown, and the replica reads or writes again."""
 
-# Seconds for which a write waits for more charges under load, because fewer and larger writes are cheaper. A write
-# costs half as much as a pod's creation. PostgreSQL's commit_delay and commit_siblings do the same.
+# Seconds for which a write of the ledger waits for more charges under load. One large write is cheaper than several
+# small ones, and a write costs half as much as a pod's creation. PostgreSQL's commit_delay has the same purpose.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
@@ -72,7 +72,7 @@ FLUSH_SECONDS = 0.1
 ASK_AGAIN_SECONDS = 1.0
 """Seconds between two `waiting` marks in the ledger. When other replicas read a mark, they release reservations."""
 
-# The longest random delay before a retry. Without the delay, two replicas would conflict again at every retry.
+# The longest random delay before the retry of a write. Without it, two replicas would conflict at every retry.
 MAX_JITTER_SECONDS = 0.02
 
 TOO_MANY = RetryLater("too many charges of this namespace are being written at once", soon=True)
@@ -96,8 +96,8 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    # The client of the API server blocks, so its calls run in threads. The number of threads bounds the calls. A thread
-    # adds 50 µs to a call, which is little because a write takes milliseconds.
+    # The client of the API server blocks its thread. So its calls run in these threads, whose number bounds the calls.
+    # A thread adds 50 µs to a call. This is little, because a write takes milliseconds.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
 
@@ -132,10 +132,10 @@ class NamespaceLedger:
         self._recount = Recount(self._list, lambda: self._noted, shared.clock, shared.sleep)
         self._lease = ReservationLease(shared.boot_clock)
         self._demand = Demand(shared.clock)
-        # The quota by which the next reservation will be sized.
+        # The quota by which this replica sizes its next reservation.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # The times of the last `waiting` mark, and of the first mark of an unbroken series.
+        # The times at which this replica set its last `waiting` mark, and the first mark of an unbroken series.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
@@ -155,13 +155,13 @@ class NamespaceLedger:
         if shortage.can_never_fit:
             return refused
         if shortage.rests_on_reserved:
-            # Running replicas release their reservations at once, and reserve nothing while a caller waits. The
-            # reservation of a dead replica stays until the leader removes it.
+            # The charge lacks room only because of reservations. Running replicas release their reservations soon after
+            # a `waiting` mark. The reservation of a dead replica stays until the leader removes it.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
         judged = await self._recount.judge(shortage, request.deadline)
         if isinstance(judged, Refused) or not judged.counted:
             return judged
-        # Decide again, because the ledger may have been settled (recounted) during the LIST.
+        # Decide this charge again, because the ledger may have been settled (recounted) during the LIST.
         decision: Decision = await self._committer.serve(request, request.deadline)
         return (
             msgspec.structs.replace(judged, shortages=(decision.shortage,))
@@ -179,15 +179,15 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # More charges may arrive during the pause. A single charge never waits for others.
+        # During this sleep, more charges may join the batch. If the last batch had a single charge, none are expected.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
         """Admit a charge from the reservation, to be written later. Return None if it must be written at once."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        # A charge that is admitted here counts until it is settled or expires. If the pod may run for longer after a
-        # forced deletion, its grace period must be written now, because possibly no watch sees the deletion.
+        # A charge from the reservation may be released before a pod with a long grace period has ended. So the charge
+        # of such a pod is written now, with its grace period: possibly no watch will see the pod's deletion.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -210,7 +210,7 @@ class NamespaceLedger:
     async def flush(self) -> None:
         """Write to the ledger the charges that were admitted from the reservation, and the next reservation."""
         async with self._committer.busy:
-            # A failed write is retried. It loses no charge, because the reservation in the ledger covers the charges.
+            # A failed write is repeated. Until then, the reservation in the ledger covers the admitted charges.
             with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
@@ -224,14 +224,14 @@ class NamespaceLedger:
 
     async def usage(self) -> Mapping[str, Usage]:
         """Read the ledger, and return its usage without reservations. After a timeout, return the last known usage."""
-        # This version must not be remembered for decisions, because the committer may be writing a later version.
         with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
+        # This version must not decide charges, because the committer may be writing a later version of the ledger.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # Reserved room is free for the choice of a model, because it is released as soon as another charge needs it.
+        # For the choice of a model, reserved room counts as free, because replicas release it when a charge needs it.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
@@ -251,13 +251,13 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # each caller gets UNSURE, the present value of `late`
+                return  # the batch answers each call with `late`, which is UNSURE
             else:
                 return
             for call in open_:
-                # A conflict proves that the write failed. If all writes conflicted, the ledger has none of the charges.
+                # A conflict proves that a write was not stored. After conflicts only, the batch is not in the ledger.
                 call.late = UNSURE if unsure else TOO_MANY
-            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # not used for security
+            await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # only a delay
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
         """Decide the calls by one version of the ledger, and write the ledger if something changed.
@@ -265,12 +265,12 @@ class NamespaceLedger:
         Raises Conflict if another process wrote first, WriteUnanswered if the outcome of the write is unknown,
         Unavailable if the ledger could not be read, and LedgerLost if the ledger was lost with its charges.
         """
-        # 1. Read: take the remembered version, or read the stored one. Count the pods if the version lacks some.
+        # 1. Read: use the version of the ledger in memory, or else the stored one. If it lacks stored pods, count them.
         await self._send_again()
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
         counted = await self._complete(stored.ledger, calls)
-        # 2. Decide: move the charges admitted from the reservation to `pending`. Then decide the calls in order.
+        # 2. Decide: move charges that were admitted from the reservation to `pending`. Then decide the calls in order.
         flushed = self._lease.flushed(counted)
         ledger, decisions = _decide(flushed, calls)
         waiting = [each for call, each in zip(calls, decisions, strict=True) if not call.item.dry_run]
@@ -278,21 +278,21 @@ class NamespaceLedger:
             ledger = self._ask_for_room(ledger)
         changed = (ledger, counted) != (flushed, stored.ledger)
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # The remembered version may be outdated. Only a compare-and-swap proves that it is current. So decide
-            # again by a new read if a charge is refused, or is admitted without a write.
+            # Only a compare-and-swap proves that the remembered version of the ledger is current. So a refusal, or an
+            # admission that writes nothing, is decided again by a newly read version.
             await self._attempt(calls)
             return
-        # 3. Write, if there is something to write, and answer the calls.
+        # 3. Write the ledger, if it has changed, and answer the calls.
         gives_back = self._lease.active and not calls and stored.version
         changed = (changed and not all(call.item.dry_run for call in calls)) or stored.opens
         if changed or self._lease.granted or gives_back:
             self._note_demand(calls, decisions)
             for call in calls:
-                call.late = UNSURE  # the answer if the deadline passes during the write
+                call.late = UNSURE  # if the deadline passes during the write, the answer is UNSURE
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # without a version, no open ledger is stored
+        if stored.version is not None:  # the version is None if no open ledger is stored
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -335,19 +335,19 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # Record the time of a `waiting` mark when its write is confirmed. After a lost write, the mark is set again.
+        # Record the time of a `waiting` mark only after its write is confirmed. So a mark that is lost is set again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
         """Repeat a write whose outcome is unknown. No read could prove that it failed: it may be stored later."""
-        # The charge of a waiting call may be part of the repeated write. The call then finds its charge in the ledger.
+        # The repeated write may contain the charge of a waiting call. The call will then find its charge in the ledger.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The ledger has a newer version, so the write was stored or never will be. The next read shows which.
+                # The ledger has a newer version. So the repeated write was stored before, or it will never be stored.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:
@@ -372,23 +372,23 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # A ledger that was counted before the last edit of the quota may use old values of units. If no leader deleted
-        # the ledger while the namespace had no limit, the ledger may also lack the pods that were stored then.
+        # A ledger that was counted before the last edit of the quota may use old values of units. It may also lack
+        # pods: no pods are counted while their namespace has no limit.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
-        # A ledger that was counted before the API server served ResourceClaims lacks the claims.
+        # If the ledger was counted before the API server served ResourceClaims, it lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # An older count must not lower the ledger, and without a count the ledger may lack pods. So the caller
-            # must retry. By then the watch has delivered the newer ConfigMap.
+            # A count that is older than the ledger must not replace it, and without a new count the ledger may lack
+            # pods. So the caller must retry until this replica's watch has delivered the newer quota ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
-        # A call continues in its thread after its task was cancelled. So a write may be stored that no task awaits.
+        # If the awaiting task is cancelled, the thread continues. So a write may be stored although no task awaits it.
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, call, self._namespace, *args)
 
     def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
@@ -396,7 +396,6 @@ class NamespaceLedger:
         for call in calls:
             if call.deadline <= now:
                 call.settle(call.late)
-        # All other calls have their answers, or their callers have disconnected.
         return [call for call in calls if not call.answer.done()]
 
 

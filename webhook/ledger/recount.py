@@ -40,11 +40,11 @@ class Recount:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The oldest count that is newer than the ledger. Since this count, no process has settled the ledger.
+    # The oldest count (LIST) that is newer than the ledger. Since this count, no process has settled the ledger.
     _first: ObservedPods | None = None
     # The time of `_first`.
     _since: float = -math.inf
-    # The time of the newest count.
+    # The time of this replica's newest LIST.
     _listed: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -58,22 +58,23 @@ class Recount:
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # A terminating charge belongs to a pod that was deleted before the LIST. The LIST lacks this pod, so add its
-        # charge. Pods that were deleted after the LIST are still part of the LIST.
+        # The LIST lacks the pods that were deleted before it. The terminating charges belong to such pods, so these
+        # charges are added. Pods that were deleted after the LIST are still part of it.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A running controller settles within `SOON_SECONDS`. The charge of a pod that is never stored stays longer.
+        # The shortage is short if a running controller settles the ledger. The pending charge of a pod that is never
+        # stored makes it longer.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
     def _note(self, observed: ObservedPods) -> None:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
-        # After etcd was restored from a backup, the older counts are invalid. There are two signs of a restore: the
-        # versions are lower, or the ledger was lost. While a ledger is lost, nothing is decided, so no LIST is made for
-        # more than twice `SETTLE_SECONDS`.
+        # If etcd was restored from a backup, the older counts are invalid. A restore shows in two ways:
+        # resourceVersions are lower, or the ledger is lost. While the ledger is lost, nothing is decided, so this
+        # replica makes no LIST for more than twice `SETTLE_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
@@ -96,18 +97,18 @@ class Recount:
         No controller can be running if the ledger is still older than a LIST that is `SETTLE_SECONDS` old.
         """
         first, now = self._first, self.clock()
-        # A recent LIST is required, because it proves that etcd has not been restored to an older version.
+        # A recent LIST is required, because it proves that etcd has not been restored since the older count.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # This replica has no watch that shows why pods are missing. So settling makes their charges terminating, as it
-        # does for a new leader.
+        # No watch of this replica shows why a pod is missing from the count. So settling makes its charge terminating,
+        # as it does for a new leader.
         counted = settle(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # Since the count, more time has passed than these pods may run. So all of their charges have ended.
+        # More time has passed since the count than the missing pods may run. So their terminating charges have ended.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
@@ -124,7 +125,7 @@ class Recount:
     async def _list(self) -> ObservedPods | None:
         started = self.clock()
         try:
-            # After a LIST that took too long, each caller gets None and reports the timeout.
+            # If the LIST takes too long, each caller gets None and reports the timeout.
             with contextlib.suppress(ListOverdue):
                 return await self.count()
             return None

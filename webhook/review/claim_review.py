@@ -52,10 +52,10 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview 
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # Kubernetes does not allow changes of a stored claim's requests, so only its creation is decided.
+    # Only the creation of a claim is decided, because Kubernetes forbids changing the requests of a stored claim.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
-    # The scheduler creates a claim for the extended resources of a pod. That pod is charged and pinned already.
+    # For a pod's extended resources, the scheduler creates a claim. The pod itself has been charged and pinned.
     if request.kind.kind == CLAIM and request.user_info.username in (
         policy.scheduler_users | policy.resources.scheduler_users
     ):
@@ -79,8 +79,8 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
-    # A claim never gets a 429, because its creator would wait. A controller that waits blocks one of its few workers.
-    # A scheduler that waits keeps devices from other pods.
+    # A claim never gets a 429, because clients wait before they repeat a call. A controller would block one of its few
+    # workers meanwhile. The scheduler would withhold devices from other pods.
     review = ClaimReview(
         request.namespace,
         quota,
@@ -190,7 +190,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # The claim is charged next. So remove the choice of a model that /mutate recorded for the claim.
+    # /mutate recorded its choice of a model for this claim. Remove the choice, because the claim is charged next.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)

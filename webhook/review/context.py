@@ -82,7 +82,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     def current(self) -> PolicySnapshot | None:
         """Return the snapshot of this moment, or None until the quota, the nodes and the devices have been read."""
         read = self.quota.in_force()
-        # Without the nodes, every pod would be refused, because no known node has a GPU model. Without the devices,
+        # Before the nodes are read, no GPU model is known, so every pod would be refused. Before the devices are read,
         # every claim would be refused.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None

@@ -75,7 +75,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     warnings = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
-    # A dry run gets the reason for the choice as a warning. Otherwise only the API server's audit log has the reason.
+    # A dry run returns the reason for the chosen model as a warning. Other calls record it only in the audit log.
     warnings += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",
@@ -90,7 +90,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
 
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
     """Return the message for an object that may use several models; empty if the object may use only one."""
-    # Models without room count too, so that the message does not depend on the current usage.
+    # Include the models that have no room, so that the message does not depend on the current usage.
     models = [option.model for option in allowed.options({})]
     if len(models) == 1:
         return ""
@@ -107,15 +107,15 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # No refusal may depend on a cached ledger, or on choices that are not charged yet. So read the ledger now.
+    # A refusal must not depend on a cached ledger, or on choices that are not charged. So read the ledger now.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:
         return choose_regardless(allowed.options(usage), allowed.rule)
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # The ledger may still have the charges of deleted objects. If the stored objects leave room, pin this object, and
-    # let /validate decide.
+    # The ledger may still contain the charges of deleted objects. If the stored objects leave room, pin this object,
+    # and let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
         stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
         if stored is None:

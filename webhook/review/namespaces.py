@@ -12,8 +12,8 @@ from vcuda import errors, kube
 from vcuda.quota import model
 from webhook.ledger import ledgers
 
-# Seconds for which a found namespace and a missing namespace are cached. A missing namespace is cached for one second.
-# Otherwise requests that name a namespace before its creation could block the namespace after its creation.
+# Seconds for which an existing namespace and a missing namespace are cached. A missing namespace is cached only
+# briefly. Otherwise a request before the creation of a namespace could make later requests fail.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0
@@ -61,7 +61,7 @@ class ExistingNamespaces:
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():
-            # All reviews of a namespace share one call, so that a burst in one namespace does not take all threads.
+            # All reviews of a namespace share one look-up. Otherwise a burst in one namespace would take all threads.
             if known.asked is None or known.asked.done():
                 known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:

@@ -25,15 +25,15 @@ from webhook.review.claim_review import TemplateCheck, check_templates, requests
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-# The group of every kubelet. The API server authenticates the groups of a review's user, so this group can be trusted.
-# The fields of the pod cannot be trusted, because the creator of the pod writes them.
+# The group of every kubelet. A review's user can be trusted, because the API server has authenticated the user's
+# groups. The pod cannot be trusted, because its creator writes the pod's fields.
 NODES_GROUP = "system:nodes"
 
-# The most annotations and labels that one refusal lists for removal. A pod may have thousands of them.
+# A refusal asks to remove at most this many annotations and labels. A pod may have thousands of them.
 MOST_RECORDS = 10
-# The most models of a pod's node affinity that one refusal lists. A node affinity may have a hundred thousand.
+# A refusal lists at most this many models of the pod's node affinity, which may name a hundred thousand.
 MOST_MODELS = 10
-# The most characters of a scheduler's name that a refusal shows.
+# A refusal shows at most this many characters of the name of a scheduler.
 MOST_OF_SCHEDULER = 63
 
 _PODS = msgspec.json.Decoder(Pod)
@@ -82,7 +82,7 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # HAMi or NVIDIA's device plugin may serve a request for a number of cards. So metrics name the resource, not HAMi.
+    # HAMi and NVIDIA's device plugin use the same resource for whole cards. So metrics name only the resource.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -95,7 +95,7 @@ def review_of(
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
-    # The GPU request of the pod is malformed, so the pod has no charge. A warning or the log reports the faults.
+    # A pod gets here if its GPU request is malformed, so that it has no charge. A warning or the log names the faults.
     if not review.faults:
         return AdmissionResponse("ignored")
     sentence = verdicts.malformed_sentence(review.faults)
@@ -109,7 +109,8 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
         message = f"this webhook reviews pods, not {named or 'an unnamed kind'}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # The GPU requests of a stored pod cannot change. Ephemeral containers, which can be added, cannot request any.
+    # Only the creation of a pod is decided. The GPU requests of a stored pod cannot change, and an ephemeral container,
+    # which can be added to a stored pod, cannot request GPUs.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
     try:
@@ -121,7 +122,7 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
     """Return True if a kubelet creates the pod as the mirror of a static pod, which already runs on the node."""
-    # The user is checked too, because every user can write the annotation.
+    # Every user can write the annotation of a mirror pod. So the user of the request must also be a kubelet.
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
@@ -133,7 +134,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
-        # This pod gets its cards by its claims. The review of each claim pins the claim to a model.
+        # A pod that requests cards only by claims is not pinned here. The review of each claim pins that claim.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
         return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
     asked = review.request
@@ -161,8 +162,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
-    # This quota refuses no pod, so this pod may get a card. The patch sets the scheduler that allocates the cards.
-    # Another scheduler could give the same card to two pods.
+    # A quota that is not enforced lets this pod run, and the pod may get a card. So the patch sets the scheduler that
+    # allocates the cards. Another scheduler could give the same card to two pods.
     return AdmissionResponse(
         "unpinned", patch=patches.unpinned_patch(review.pod, review.hints(None)), scheme=review.scheme
     )
@@ -187,8 +188,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
         return unrecorded or _claiming(review, pinned, warnings)
-    # Another webhook or the owner may have undone the patch of /mutate. If the failurePolicy of /mutate is Ignore, the
-    # API server may not have called /mutate. So everything is recomputed from the pod as it will be stored.
+    # The pod may lack the patch of /mutate: another webhook may have undone it, or with failurePolicy Ignore the API
+    # server may have skipped /mutate. So /validate computes everything again from the pod that will be stored.
     hints = review.hints(pinned.model)
     undone = [*_undone(review, pinned, hints)]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
@@ -197,7 +198,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # The pod is charged next. So remove the choice of a model that /mutate recorded for the pod.
+    # /mutate recorded its choice of a model for this pod. Remove the choice, because the pod is charged next.
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
@@ -205,7 +206,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
-    # A template that the watch has not delivered yet is not checked. Its claims are charged when they are created.
+    # A template that the watch has not delivered is not checked. Its claims are charged at their creation.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
@@ -256,8 +257,8 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     """Yield a phrase if the pod names a scheduler other than ``placing``, which allocates the cards of its model."""
     named = review.pod.spec.scheduler_name
-    # Two schedulers could give the same free card to two pods. Pods that request units may use any
-    # scheduler, because Kubernetes itself counts the units on each node.
+    # Two schedulers could give the same free card to two pods. But a pod that requests units may use any scheduler,
+    # because Kubernetes counts the units of each node itself.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
         yield f"spec.schedulerName must be {placing} or empty: {why}"

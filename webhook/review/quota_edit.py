@@ -31,14 +31,15 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
-# The API server truncates all warnings of one answer to 4 KiB in total.
+# An answer has at most this many warnings. The API server truncates all warnings together to 4 KiB.
 MOST_WARNINGS = 20
 
-# The most changes of one edit that are logged one by one. An edit may change ten thousand entries.
+# An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
 MOST_LOGGED = 50
 
-# Maximum seconds for comparing the changed entries with their ledgers. An edit may change thousands of entries, and
-# reading one ledger takes milliseconds. Without this bound, the edit could fail every time at the API server's timeout.
+# The comparison of an edit's changed entries with their ledgers ends after this many seconds. Reading a ledger takes
+# milliseconds, and an edit may change thousands of entries. Without this bound, such an edit would exceed the API
+# server's timeout at every attempt.
 COMPARING_SECONDS = 1.0
 
 NamespaceNames = Callable[[], Collection[str]]
@@ -114,7 +115,7 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
 
 
 def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
-    # kubectl prints the path of each fault. So a fault of the whole document gets the path of the document.
+    # kubectl prints each fault with its path. A fault of the whole document gets the path of the document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
@@ -133,7 +134,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         yield f"the webhook could not check whether the namespaces of the new entries exist: {error}"
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
-        # Finding the most similar of ten thousand names takes milliseconds. So only shown warnings get a suggestion.
+        # Only the shown warnings suggest a name, because it takes milliseconds to compare ten thousand names.
         near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
@@ -169,7 +170,7 @@ async def _compared(
     deadline: float,
     check: k8s_types.Check,
 ) -> list[str]:
-    # The warning that some namespaces were not compared comes first, because the last of many warnings are not shown.
+    # The last of many warnings are not shown. So the warning about namespaces that were not compared comes first.
     before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []
@@ -183,7 +184,7 @@ async def _compared(
 
 
 def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot) -> Iterator[str]:
-    # An unknown model or pool is only a warning, because its nodes may join the cluster later.
+    # A model or pool without nodes gets a warning and no refusal, because its nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.models:

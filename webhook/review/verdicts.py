@@ -68,14 +68,14 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
     """Return a refusal if no namespace can have this name; None if the name is valid."""
     if is_namespace_name(namespace):
         return None
-    # The message truncates the name, because a forged name may be as long as the largest request.
+    # The message has only the beginning of the namespace's name. A forged name may be as long as the request.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
     """Return the answer to an object that cannot be decoded. The object is refused only if the quota is enforced."""
-    # An object that is admitted here is not charged. The controller counts the object when it is stored.
+    # An object that cannot be decoded is not charged, even if it is admitted. The controller counts the stored object.
     if quota.mode is Mode.ENFORCE:
         return malformed
     warnings = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
@@ -87,13 +87,13 @@ def malformed_sentence(faults: Sequence[Fault]) -> str:
 
 
 def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
-    # The API server's own validation also answers 422. kubectl prints each fault and its path from the Status causes.
+    # Status 422 is also the API server's answer to invalid objects. kubectl prints each fault with its path.
     status = HTTPStatus.UNPROCESSABLE_ENTITY
     return AdmissionResponse("malformed", False, status, malformed_sentence(faults), limited(faults), scheme=scheme)
 
 
 def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
-    # Kubernetes' ResourceQuota also answers 403. A controller that creates pods retries after a 403, with back-off.
+    # Status 403 is also the answer of Kubernetes' ResourceQuota. A controller retries after a 403, with back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
@@ -109,8 +109,8 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
     """Return the answer to an object without room in the ledger. It may have room if only stored objects count."""
     shortages = decision.shortages
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
-    # If the wait is long, the answer has no retryAfterSeconds, because a controller's worker would sleep for that time.
-    # The controller of this project makes the workload retry when quota is released.
+    # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a controller would
+    # block a worker. The controller of this project makes the workload retry when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
     if not decision.counted:
         message += "; the stored pods could not be counted in time"
@@ -154,7 +154,7 @@ async def charge(create: Creation, review: Review, asked: Asked, *, stray: Seque
     ``stray``: more warnings, for the answer if the object is admitted.
     """
     if not asked.metadata.uid:
-        # Only a mutating webhook gets objects without a uid. To admit such an object uncharged would bypass the quota.
+        # The API server sets the uid before /validate, but after /mutate. Without a uid, the object cannot be charged.
         message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     return _answer(review, asked.model, await _charge(create, review, asked), stray)
@@ -181,8 +181,8 @@ def needs_record(review: Review, grace: int) -> bool:
 async def _charge(create: Creation, review: Review, asked: Asked) -> Decision:
     request, deadline = create.request, create.deadline
     created = math.inf
-    # The API server has just set the creationTimestamp of a CREATE, whatever the creator wrote. An UPDATE may follow
-    # long after the creation, so the creationTimestamp of an UPDATE is not used.
+    # In a CREATE, the API server has just set the creationTimestamp, whatever the creator of the object wrote. An
+    # UPDATE may follow long after the creation, so its creationTimestamp is not used.
     if request.operation == "CREATE" and asked.metadata.creation_timestamp:
         with contextlib.suppress(ValueError):
             created = datetime.fromisoformat(asked.metadata.creation_timestamp).timestamp()
@@ -211,7 +211,7 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case PutOff():
             return over_quota_for_now(review, decision)
         case RetryLater(reason, soon):
-            # client-go, which kubectl and most controllers use, repeats a request after a 429 with retryAfterSeconds.
+            # kubectl and most controllers use client-go, which repeats a request after a 429 with retryAfterSeconds.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
             message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
             return put_off(review, "busy", message, wait, model)

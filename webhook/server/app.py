@@ -33,14 +33,14 @@ MAX_TIMEOUT_SECONDS = 30.0
 MARGIN_SECONDS = 0.5
 """Seconds that are subtracted from the API server's timeout, so that the answer arrives before this timeout."""
 
-# Seconds within which the rest of a large body must arrive. Other large reviews wait for the place of this review.
+# Seconds within which the rest of a large body must arrive, because other large reviews wait until then.
 LARGE_BODY_SECONDS = 3.0
 
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
 """The keys of two extensions in the ASGI scope: the monotonic time at which the request arrived, and the request's
 `ReviewDeadline`."""
 
-# Threads for Flask, which serves only probes and metrics. Seldom are more than two such requests answered at once.
+# The threads for Flask, which serves only probes and metrics. There are seldom more than two of these requests at once.
 PAGE_THREADS = 4
 
 JSON = b"application/json"
@@ -95,11 +95,11 @@ class Application:
             body = await self._answer(scope, receive)
         except ConnectionAbortedError:
             return
-        except Exception as error:  # noqa: BLE001  # for any error, the caller gets a message and the log a trace
+        except Exception as error:  # noqa: BLE001  # every error gets an answer, and a trace in the log
             status, message = self._fault(scope["path"], error)
             body = error_object(message, status)
             if status is HTTPStatus.SERVICE_UNAVAILABLE:
-                # The API server repeats the call on another connection, which may reach another replica.
+                # These headers make the API server repeat the call on a new connection, perhaps to another replica.
                 headers += [(b"retry-after", b"1"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -224,9 +224,8 @@ def make_pages(service: admission.Service) -> flask.Flask:
         METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
     for path in REVIEWS:
-        app.add_url_rule(
-            path, path, methods=["POST"]
-        )  # so that Flask answers a GET with 405; `Application` answers POST
+        # Flask gets no POST, because `Application` answers it. But Flask needs the rule to answer a GET with 405.
+        app.add_url_rule(path, path, methods=["POST"])
     app.register_error_handler(Exception, failed)
     return app
 

@@ -80,7 +80,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Start the watches of the quota and the nodes, and return a service with ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # Each thread of the ledgers has its own connection, so that no thread waits for another. All others share two.
+        # Each thread of the ledgers has a connection of its own, and never waits for one. All other threads share two.
         kube = k8s.Kube.connect(
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
@@ -191,7 +191,7 @@ class Failure:
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
-        os._exit(0)  # gunicorn would log any other status as a fault of the worker
+        os._exit(0)  # gunicorn logs any exit status but 0 as a fault of the worker
 
 
 class WebhookServer(ServedApplication):
@@ -234,7 +234,7 @@ class WebhookServer(ServedApplication):
             "logger_class": StructuredLogger,
             "proc_name": "vcuda-webhook",
         }
-        shared_memory = Path("/dev/shm")  # noqa: S108  # for gunicorn's heartbeat file, since the root file system is read-only
+        shared_memory = Path("/dev/shm")  # noqa: S108  # gunicorn's heartbeat file needs a writable file system
         if shared_memory.is_dir():
             options["worker_tmp_dir"] = str(shared_memory)
         for name, value in options.items():
@@ -242,11 +242,11 @@ class WebhookServer(ServedApplication):
 
     def load(self) -> Any:
         """Return the application. gunicorn calls this method in each new worker."""
-        # The server process never reloads the certificate, so each new worker must read the certificate again.
+        # gunicorn's server process never reloads the certificate, so each new worker must read it again.
         self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
-        gc.freeze()  # the objects so far are never freed, so the garbage collector need not scan them while serving
+        gc.freeze()  # all objects that exist now will stay, so the garbage collector need not scan them
         return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:

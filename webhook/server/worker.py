@@ -34,25 +34,25 @@ LINGER_SECONDS = 2.0
 """Seconds for which a connection stays open after its last answer. While the server stops, an idle connection stays
 open for the same time."""
 
-# The most bytes of incomplete requests on all connections together.
+# All connections together may hold at most this many bytes of incomplete requests.
 MAX_UNFINISHED = 24 * 2**20
 
-# The most bytes of a body that are read and discarded after an early answer. Most clients read the answer only after
-# they have sent the whole body.
+# If the webhook answers before the whole body has arrived, it reads and discards at most this many more bytes. Most
+# clients read an answer only after they have sent the whole body.
 MAX_DISCARDED = 10 * MAX_BODY
 
-# The bytes of each buffer of one connection: for input, for output, and the socket's receive buffer, which bounds one
-# read. With asyncio's default of 256 KiB, a thousand clients would take 250 MiB.
+# The bytes of each buffer of a connection: for input, for output, and in the kernel, which bounds a single read. With
+# asyncio's default of 256 KiB, a thousand clients would take 250 MiB.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
-# The most characters of an error message, because the parser's messages repeat parts of the request.
+# An error message has at most this many characters, because messages of the HTTP parser repeat parts of the request.
 MAX_MESSAGE = 300
 
-# Seconds for which a review may continue after its client disconnected, if its charge may be written already. So the
-# decision is logged.
+# If a client disconnects while a charge for its review may be written, the review may continue for this many seconds.
+# So the log gets the decision.
 DISCONNECT_GRACE_SECONDS = 30.0
 
-# Seconds between the last answer and the shutdown of the connection's output, so that the answer is sent completely.
+# Seconds between the last answer and the end of a connection's output, so that the answer is sent completely.
 FLUSH_SECONDS = 0.05
 
 TICK_SECONDS = 0.25
@@ -60,8 +60,8 @@ ACCEPTED_AT_ONCE = 16
 
 _RESET = struct.pack("ii", 1, 0)
 
-# Linux' struct tcp_info (include/uapi/linux/tcp.h) has the connection's state in its first byte, and at byte 52 the
-# milliseconds since data last arrived. On other systems, the time of reading counts as the time of arrival.
+# Linux returns a struct tcp_info (include/uapi/linux/tcp.h): byte 0 has the connection's state, and byte 52 the
+# milliseconds since data last arrived. On other systems, a request counts as arrived when it is read.
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
@@ -74,11 +74,11 @@ class Phase(Enum):
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # until the first byte; Go clients open connections without using them
-    NEXT = "next", KEEP_ALIVE_SECONDS  # until the first byte of the next request
-    REQUEST = "request", 10.0  # until the end of the request; the API server's default timeout is as long
-    RESPONSE = "response", 10.0  # until the client has read the answer
-    CLOSING = "closing", LINGER_SECONDS  # until the client has read the last answer and closed the connection
+    FIRST = "first", KEEP_ALIVE_SECONDS  # Go clients open some connections before they have a request
+    NEXT = "next", KEEP_ALIVE_SECONDS
+    REQUEST = "request", 10.0  # 10 s are also the API server's default timeout
+    RESPONSE = "response", 10.0
+    CLOSING = "closing", LINGER_SECONDS  # the server waits until the client has closed the connection
 
 
 IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
@@ -90,7 +90,7 @@ class WebhookProtocol(ASGIProtocol):
     worker: "WebhookWorker"
     transport: Any
 
-    # Attributes of gunicorn's base class that its type stubs lack.
+    # The type stubs of gunicorn lack these attributes of its base class.
     _closed: bool
     _body_receiver: Any
     _callback_parser: Any
@@ -126,7 +126,7 @@ class WebhookProtocol(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and cancel its review unless a charge for the review may be written already."""
         self.worker.leave(self)
-        # Take the task from gunicorn, because gunicorn's own timer would keep the TLS buffers for the grace period.
+        # Take the review's task from gunicorn, whose own timer would keep the TLS buffers for the grace period.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -167,7 +167,7 @@ class WebhookProtocol(ASGIProtocol):
     def reset(self) -> None:
         """Close the connection with a TCP reset, since the API server repeats its call only after a reset."""
         self.worker.leave(self)
-        with suppress(OSError):  # the socket has just been closed, and asyncio has not called connection_lost() yet
+        with suppress(OSError):  # setsockopt() fails on a socket that has just been closed
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         if self.transport is not None:
             self.transport.abort()
@@ -188,7 +188,7 @@ class WebhookProtocol(ASGIProtocol):
         else:
             self.reset()
 
-    # The next methods override private methods of gunicorn, so setup.cfg pins gunicorn's minor version.
+    # setup.cfg pins gunicorn's minor version, because the next methods override private methods of gunicorn.
 
     def _feed_callback_parser(self, data: bytes) -> bool:
         """Parse the next bytes of a request. The connection is in phase REQUEST until the request is complete."""
@@ -234,7 +234,8 @@ class WebhookProtocol(ASGIProtocol):
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
         """Return gunicorn's scope with the common name of the verified client certificate, and the time of arrival."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
-        # A suspended or overloaded replica reads a request long after the kernel has received it.
+        # If this replica was suspended or is overloaded, it reads a request long after the kernel has received the
+        # request. So the kernel's time of arrival is used.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
         tls = {"client_cert_name": self.client_name}  # as in ASGI's TLS extension
         scope["extensions"] = {"tls": tls, ARRIVED: arrived}
@@ -242,7 +243,7 @@ class WebhookProtocol(ASGIProtocol):
         return scope
 
     def _is_websocket_upgrade(self, request: Any) -> bool:  # noqa: ARG002
-        return False  # an Upgrade may be ignored (RFC 9110, section 7.8)
+        return False  # a server may ignore a request to upgrade (RFC 9110, section 7.8)
 
     def _close_transport(self) -> None:
         if self._closed or self.transport is None:
@@ -251,8 +252,8 @@ class WebhookProtocol(ASGIProtocol):
         if self._callback_parser.is_complete:
             self.transport.close()
         else:
-            # If the socket were closed while the client still sends, the kernel would send a reset. A client that gets
-            # a reset may lose the answer.
+            # Closing the socket while the client still sends would make the kernel send a reset. The client could then
+            # lose the answer.
             self._resume_reading()
             self.worker.loop.call_later(FLUSH_SECONDS, self._end_output)
 
@@ -261,12 +262,12 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # gunicorn waits for this event. Without the event, it would wait for all of asgi_disconnect_grace_period.
+        # gunicorn waits for this event when a connection ends. Without it, gunicorn would wait for a grace period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
-        # Shut down only the output, so that the client's bytes are still read. asyncio's TLS transport cannot do this,
-        # so the socket is shut down directly.
+        # End only the output, so that the client's bytes are still read. asyncio's TLS transport has no method for
+        # this, so the call goes to the socket.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -286,7 +287,7 @@ class WebhookWorker(ASGIWorker):
         super().__init__(*args, **kwargs)
         self.stopping = False
         self.shed = self.overdue = self._unfinished = 0
-        self.client_expiry = math.nan  # Unix time at which the last presented client certificate expires
+        self.client_expiry = math.nan  # the Unix time at which the last presented client certificate expires
         self._waiting: dict[Phase, OrderedDict[WebhookProtocol, None]] = {phase: OrderedDict() for phase in Phase}
 
     @property
@@ -321,7 +322,7 @@ class WebhookWorker(ASGIWorker):
                 sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError as error:  # a network error or a lack of file descriptors must not end the server
+            except OSError as error:  # after a network error or a lack of file descriptors, the server goes on
                 self.log.warning("no connection accepted: %s", error)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._shed_one()
@@ -340,7 +341,7 @@ class WebhookWorker(ASGIWorker):
                 lambda: connection, sock, ssl=self.app.certificate.current(), ssl_shutdown_timeout=LINGER_SECONDS
             )
         except OSError as error:
-            # A TLS error is logged, but not a client that only connects and disconnects, such as a port probe.
+            # A TLS error is logged. A client that connects and disconnects at once, such as a port probe, is not.
             if isinstance(error, ssl.SSLError) and error.errno != ssl.SSL_ERROR_EOF:
                 self.log.warning("TLS handshake with %s failed: %s", peer, error)
         finally:
@@ -359,7 +360,7 @@ class WebhookWorker(ASGIWorker):
     async def _serve(self) -> None:
         """Serve until the worker must stop or its parent process has ended. Then end the remaining connections."""
         for listener in self.sockets:
-            # Accepted sockets inherit this size, which bounds the bytes of one read.
+            # Each accepted socket inherits the size of this receive buffer, which bounds the bytes of a single read.
             listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             self.loop.add_reader(listener.sock, self._accept, listener.sock)
         while self.alive and not self.stopping and self.ppid == os.getppid():
@@ -367,8 +368,8 @@ class WebhookWorker(ASGIWorker):
         for listener in self.sockets:
             self.loop.remove_reader(listener.sock)
             listener.close()
-        # Idle connections stay open for a moment. A request that arrives on one of them gets a 503, which the API
-        # server repeats.
+        # An idle connection stays open for a moment. If a request arrives on it, the worker answers 503, and the API
+        # server repeats the request on another connection.
         lingering = self.loop.time() + LINGER_SECONDS
         while self.connections and not self._quick_shutdown:
             if self.loop.time() > lingering:
@@ -401,7 +402,7 @@ class WebhookWorker(ASGIWorker):
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        # gunicorn's own flag, ``alive``, would close idle connections at once, and lose requests that were just sent.
+        # Do not clear gunicorn's flag ``alive``: gunicorn would close idle connections at once, and lose new requests.
         self.stopping = True
 
 
@@ -409,7 +410,7 @@ def _tcp_info(sock: socket.socket) -> tuple[int, float]:
     """Return the state of a TCP connection, and the seconds since it last received data; zeros if they are unknown."""
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _TCP_INFO_BYTES) if _TCP_INFO is not None else b""
-    except OSError:  # the socket has just been closed
+    except OSError:  # getsockopt() fails on a socket that has just been closed
         info = b""
     if len(info) < _TCP_INFO_BYTES:
         return 0, 0.0

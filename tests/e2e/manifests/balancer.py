@@ -74,7 +74,7 @@ class Balancer:
             threading.Thread(target=self._pump, args=(one, other), name="connection", daemon=True).start()
 
     def _pump(self, one: socket.socket, other: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # if one side has closed, the other side is closed below
+        with contextlib.suppress(OSError):  # after an error on one connection, both are closed below
             while data := one.recv(CHUNK):
                 other.sendall(data)
         for each in (one, other):
@@ -84,7 +84,7 @@ class Balancer:
 
 
 def end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # the thread of the other direction may have closed it
+    with contextlib.suppress(OSError):  # another thread may have closed this connection
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 

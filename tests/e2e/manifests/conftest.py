@@ -40,7 +40,7 @@ def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.Tem
     policy.write_text(json.dumps(POLICY))
     flags = (
         *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_log.file}", "--audit-log-mode=blocking"),
-        # With this flag the API server calls a Service by its name, which can resolve to this machine.
+        # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
         "--enable-aggregator-routing=false",
     )
     settings = Settings(apiserver_flags=flags, own_identities=True)

@@ -47,7 +47,7 @@ def refused_run(system: System, script: str) -> str:
 
 
 def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
-    program = Path(kubectl())  # skips the test if kubectl is missing
+    program = Path(kubectl())  # without kubectl, the test is skipped here
     system.directory.mkdir(exist_ok=True)
     home = {"HOME": str(system.directory), "KUBECONFIG": str(system.cluster.kubeconfig)}
     typed = script.replace("manifests/base", str(system.kustomization))
@@ -66,7 +66,8 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Apply and run the system. The example quota is in force in the new namespace `TEAM`."""
     directory.mkdir()
-    # Delete what this apply would not replace: webhooks with the CA of an earlier system, and roles of its components.
+    # Delete the objects of an earlier system that `kubectl apply` would keep: its webhooks, which have the earlier CA,
+    # and the roles of components that this system does not have.
     admin.kubectl(
         "delete", f"{REGISTERED},clusterrolebindings,clusterroles", "-l", "app.kubernetes.io/part-of=vcuda-quota"
     )

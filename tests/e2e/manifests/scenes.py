@@ -158,7 +158,7 @@ def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
     """An endpoint of the webhook's Service serves an expired certificate. An Event on the Service reports that."""
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
-        with system.controller():  # the controller checks the certificates as soon as it is the leader
+        with system.controller():  # the new leader checks the certificates at once
             system.cluster.await_events(installation.SYSTEM_NAMESPACE, f"reason={REASON}")
     system.cluster.rest.send("DELETE", f"{SLICES}/{SERVICE}").ok()
 

@@ -115,7 +115,7 @@ class System:
         program, command, *rest = command_of(deployment, flags)
         assert (program, command) == ("vcuda-webhook", "serve")
         process = WebhookProcess(rest, certificates / "ca.crt", {})
-        process.tls.check_hostname = False  # the test calls the replica by its address, as kubelet's probes do
+        process.tls.check_hostname = False  # the test calls the replica by its IP address, as kubelet does
         return process
 
     def controller(self, **flags: str) -> ControllerProcess:
@@ -207,8 +207,9 @@ class System:
         """
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
-            # No replica answers yet, so the Job of the webhook's certificates must not wait for a replica. No process
-            # has loaded the scheduler's CA yet, so no process needs time to load a new CA.
+            # When the Jobs run, no replica answers yet. So the Job of the webhook's certificates must not wait for a
+            # replica. No process has loaded the scheduler's CA yet, so one second is long enough for the overlap of the
+            # old and the new CA.
             changed = {"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}
             done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
@@ -223,7 +224,8 @@ class System:
 
     def renew(self) -> subprocess.CompletedProcess[str]:
         """Run the Job of the webhook's certificates again. The replicas may still serve the earlier certificate."""
-        # The Service has no endpoints here, because its type is ExternalName.
+        # The Service of this system has the type ExternalName and no endpoints. So the Job gets the address of the
+        # balancer.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
         return done

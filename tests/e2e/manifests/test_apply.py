@@ -49,7 +49,7 @@ def established(kind: str) -> Callable[[list[Json]], bool]:
 
     def holds(definitions: list[Json]) -> bool:
         [found] = [each for each in definitions if each["spec"]["names"]["kind"] == kind]
-        conditions = found.get("status", {}).get("conditions") or []  # the field is null before the first apply
+        conditions = found.get("status", {}).get("conditions") or []  # `conditions` is null before the first apply
         return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
     return holds
@@ -68,7 +68,8 @@ def test_every_overlay_applies(admin: Cluster, overlay: Path) -> None:
 @WAYS
 def test_an_upgrade_keeps_the_ca_bundles_and_all_equal_objects(admin: Cluster, flags: tuple[str, ...]) -> None:
     remove_left_behind(admin)
-    # Objects of earlier tests may have fields that belong to other field managers.
+    # Earlier tests may have left objects whose fields belong to other field managers. So the first apply takes over
+    # these fields by force.
     forced = ("--force-conflicts",) if flags else ()
     apply(admin, BASE, *flags, *forced)
     for path in ("mutatingwebhookconfigurations/00-vcuda-quota", "validatingwebhookconfigurations/vcuda-quota"):
@@ -80,7 +81,7 @@ def test_an_upgrade_keeps_the_ca_bundles_and_all_equal_objects(admin: Cluster, f
         name: found["metadata"]["resourceVersion"] for name, found in before.items()
     }
     bundles = [hook["clientConfig"]["caBundle"] for found in after.values() for hook in found.get("webhooks", [])]
-    # Three webhooks for pods and the quota, two for claims.
+    # The system has three webhooks for pods and the quota, and two webhooks for claims.
     assert bundles == [BUNDLE] * 5
 
 

@@ -246,7 +246,8 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
 def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, served: System) -> None:
     renew, client = commands("The certificate has expired")[:2]
     create, wait, restart, delete = renew.splitlines()
-    # The Job of the client certificate differs only in its name. Its rotation is tested in test_client_certificates.py.
+    # The commands for the client certificate must be the same but for the Job's name. So this test does not run them,
+    # and test_client_certificates.py tests that rotation.
     assert client.replace("client-certs", "certs").splitlines() == [create, wait, delete]
     serve_expired(served)
     expired = "x509: certificate has expired or is not yet valid"

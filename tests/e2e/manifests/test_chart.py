@@ -40,7 +40,7 @@ MORE = 2 * PACE
 @pytest.fixture
 def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
     """An empty cluster, because helm does not adopt objects that it did not create."""
-    # The API server then calls a Service by its name, which can resolve to this machine.
+    # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
     settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
     with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
         yield cluster
@@ -159,7 +159,7 @@ def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAME
         run_hook(admin, release.system, namespaces[0])
         typed.result()
     for namespace in namespaces:
-        # Without a kubelet, nothing else ends the pods.
+        # No kubelet runs here, so the test itself must delete the pods at once.
         admin.kubectl("delete", "pods", "--all", f"--namespace={namespace}", "--grace-period=0", "--force")
         admin.await_gone("/api/v1/namespaces", namespace)
     for line in check.splitlines():
@@ -200,7 +200,8 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             await_published(admin, TEAM)
             ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
             assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}
-            # The quota entry for all other namespaces does not limit the namespaces of this system.
+            # The quota has an entry for all other namespaces. This entry does not limit the namespaces of the system
+            # itself.
             assert not {f"gpu-ledger-{name}" for name in own} & {each["metadata"]["name"] for each in ledgers}
         found = {each["metadata"]["name"] for each in admin.rest.get("/api/v1/namespaces")["items"]}
         assert found & {*own, *NAMESPACES} == {*own}

@@ -93,8 +93,8 @@ def test_nodes_are_labelled_with_their_product_or_with_the_model_of_the_quotas_r
     labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     assert label_of(labelled) == T4_PRODUCT
     assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
-    # The controller may have labelled the node before the quota had a row for the product. With the row, both label
-    # values mean the model A100.
+    # The label may be the product's name, if the controller wrote the label before the quota had a row for the product.
+    # The row makes both label values mean the model A100.
     assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
         A100_PRODUCT,
         "A100",

@@ -62,7 +62,7 @@ def test_flux_finds_no_drift_before_and_after_the_webhooks_are_registered(admin:
     assert drifted(admin, objects) == []
     with system.serving(1), system.controller() as controller:
         controller.await_synced()
-        await_enforced(admin, SYSTEM_NAMESPACE, enforced=False)  # waits for a label that the controller writes
+        await_enforced(admin, SYSTEM_NAMESPACE, enforced=False)  # the controller writes this label when it runs
         assert drifted(admin, objects) == []
 
 

@@ -55,14 +55,14 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
         run(system, f"{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
-        # Roll back. In place of the checkout of an earlier commit, the test writes the earlier image.
+        # The documented rollback checks out an earlier commit. The test writes the earlier image into the file instead.
         ledgers, (checkout, *again) = rollback[0], rollback[1].replace("\\\n", "").splitlines()
         assert (checkout, again) == ("git checkout COMMIT", [deletion, application, status])
         file.write_text(file.read_text().replace("newTag: another", "newTag: 0.1.0"))
         run(system, f"{ledgers}\n{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:0.1.0"
-        run(system, deletion)  # the next apply could not change the image of these Jobs
+        run(system, deletion)  # an apply cannot change the image of an existing Job
 
 
 _, UNINSTALL, CHECK = commands("Uninstall")
@@ -87,7 +87,7 @@ def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path
         admin.create(card_pod("charged", TEAM))
         await_published(admin, TEAM)
         run(system, first)
-        # The first command also deletes the pod of the controller.
+        # On a real cluster, the first command also deletes the controller's pod. So the test ends the controller here.
         assert controller.terminate() == 0, controller.output()
         for port in system.balancer.endpoints():
             system.balancer.remove(port)

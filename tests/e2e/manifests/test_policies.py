@@ -191,7 +191,8 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 ) -> None:
     """The real scheduler and the real claim controller can still allocate, protect and delete the claim."""
     dra.require_dra(admin)
-    # No server answers for these webhooks here, but the API server would call them for this pod.
+    # The API server would call the webhooks of vcuda quota for this pod, but no server answers here. So the test
+    # deletes the webhooks.
     for kind in ("mutating", "validating"):
         admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
     using = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")

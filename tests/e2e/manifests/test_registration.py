@@ -75,7 +75,8 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
     admin: Cluster, directory: Path, flags: tuple[str, ...]
 ) -> None:
     with applied(admin, directory) as system, system.serving(1):
-        # The first client-side apply takes over fields from server-side apply, and the other way round.
+        # The test continues in the mode of `flags`. If an earlier apply used the other mode (client-side or
+        # server-side), the first apply in this mode takes over the fields, so it may change the objects.
         apply(admin, system.kustomization, *flags, *(("--force-conflicts",) if flags else ()))
         before = {path: admin.rest.get(path) for path in NAMES}
         apply(admin, system.kustomization, *flags)

@@ -23,7 +23,7 @@ from tools.control_plane import ControlPlane
 from tools.ports import free_ports
 from vcuda.kube import Kube
 
-# The fixture of the first test runs the whole system several times.
+# The tests need a long timeout, because the fixture of the first test runs the whole system several times.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 
 WITH_AGENT = MANIFESTS / "overlays" / "gpu-manager"
@@ -36,7 +36,8 @@ def rbac_of(*components: str) -> list[Json]:
 
 
 ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
-# No kubelet reports the end of a deleted pod here, so max_terminating_seconds must release its charge at once.
+# No kubelet reports here that a deleted pod has ended. With max_terminating_seconds 0, the pod's charge is released at
+# once.
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
@@ -70,12 +71,14 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        # The second address has another IP family, so the EndpointSlice must be created again.
+        # The second advertised address is of another IP family than the first. So the controller must delete and create
+        # the EndpointSlice.
         for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
         scenes.damage_a_journal(cluster)
-        # With the default of 75 s, the ledger would remain for a minute and a half after its quota entry is removed.
+        # storable_seconds is 2 here. With the default of 75, the ledger would remain for a minute and a half after its
+        # quota entry is removed.
         served = {"extender_address": address, "extender_advertise": address, "storable_seconds": "2"}
         with (
             system.controller(audit_period="1", **served) as controller,
@@ -92,11 +95,8 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
 
 
 def the_page_lives(system: System, _plane: ControlPlane) -> None:
-    for advertised in (
-        "192.0.2.1:8088",
-        "192.0.2.2:8088",
-        "[fd00::1]:8088",
-    ):  # the last address needs another EndpointSlice
+    # The last address is of another IP family, so the controller must create another EndpointSlice.
+    for advertised in ("192.0.2.1:8088", "192.0.2.2:8088", "[fd00::1]:8088"):
         with system.controller(ui_advertise=advertised) as controller:
             controller.await_log("the Service routes to this replica")
 
@@ -133,8 +133,8 @@ GIVEN, PAGE = accounts_of(ADDED), accounts_of(OF_THE_PAGE)
 OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(WITH_AGENT), [*OURS]), rules_of(ADDED, [*GIVEN])
 PAGE_RULES = rules_of(OF_THE_PAGE, [*PAGE])
 JUDGED = {
-    # The extender's rules also permit to create EndpointSlices. So the rules of the page are checked without the
-    # extender.
+    # The rules of the page are checked without the extender. The extender's rules also allow creating EndpointSlices,
+    # so a missing rule of the page would not be noticed.
     "page": Judged(PAGE, PAGE_RULES, [*OF_THE_BASE, *PAGE_RULES], the_page_lives, ("page",)),
     "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives, ("node-agent-gpu-manager",)),
     "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),
@@ -142,8 +142,8 @@ JUDGED = {
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
 RULES = [(name, rule) for name, judged in JUDGED.items() for rule in judged.rules]
 EVERY = [*OF_THE_BASE, *OF_COMPONENTS, *PAGE_RULES]
-# Rules that no wider rule covers. An example of a covered rule: the base may delete the ConfigMap gpu-cards, and the
-# extender may delete any ConfigMap.
+# The rules that no wider rule covers. For example, the extender may delete any ConfigMap. That rule covers the rule of
+# the base to delete the ConfigMap gpu-cards, so the latter is not in this list.
 REFUSED_WITHOUT = [
     (name, rule) for name, rule in RULES if not any(each != rule and each.covers(rule) for each in EVERY)
 ]

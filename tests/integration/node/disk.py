@@ -69,7 +69,8 @@ class Pods:
     live: set[str] | None = None
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    meanwhile: Callable[[], object] = lambda: None  # called during the LIST, to change the node
+    # A test can set this function, which runs during the LIST and changes the node.
+    meanwhile: Callable[[], object] = lambda: None
 
     def known(self) -> frozenset[str]:
         if self.error:
@@ -150,7 +151,7 @@ class Agent:
             ObservedAge(GRACE, 2),
             ObservedAge(RETENTION, 1),
             clock=disk.clocks,
-            **{"disk_pressure": 1.0, **more},  # type: ignore[arg-type]  # the flags of a test, by name
+            **{"disk_pressure": 1.0, **more},  # type: ignore[arg-type]  # a test gives these flags by name
         )
         self.blocked: Keep | None = None
 

@@ -85,7 +85,7 @@ def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     assert disk.names() == {uid(1)}
     server.end.close()
     disk.clocks.advance(HOUR)
-    while agent.sweep()[uid(1)].keep:  # until the blocked scan has ended
+    while agent.sweep()[uid(1)].keep:  # the test sweeps until the blocked scan has ended
         disk.clocks.advance(HOUR)
 
 

@@ -35,7 +35,8 @@ class Node(RuleBasedStateMachine):
         self.kubelet = KubeletPods(base / "pods")
         self.stack.enter_context(self.disk.untouched())
         self.steps = Steps(self.stack.enter_context(pytest.MonkeyPatch.context()))
-        self.there: dict[str, Snapshot] = {}  # the directory of each existing pod, with its content at its creation
+        # Maps each existing pod to the content of its directory when the pod was created.
+        self.there: dict[str, Snapshot] = {}
         self.api: set[str] = set()
         self.fresh = count()
         self.agent = Agent(self.disk, self.kubelet)

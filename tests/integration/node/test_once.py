@@ -235,7 +235,7 @@ def test_files_that_the_user_must_not_touch_stay_and_the_rest_is_removed(disk: D
 @pytest.fixture
 def roomy() -> Iterator[Disk]:
     """A directory in memory if the machine has one, because a million files are created there faster."""
-    memory = Path("/dev/shm")  # noqa: S108  # a directory of our own is made in it
+    memory = Path("/dev/shm")  # noqa: S108  # the test makes its own directory there
     base = Path(tempfile.mkdtemp(prefix="vm-directories-", dir=memory if memory.is_dir() else None))
     disk = Disk(base)
     disk.furnish()

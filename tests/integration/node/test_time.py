@@ -98,6 +98,6 @@ def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps:
     first = steps.taken
     agent.sweep(stopping=lambda: steps.taken >= first + 4)
     assert steps.taken == first + 4
-    asked = iter([False, False])  # the checks before the directory and at its first entry
+    asked = iter([False, False])  # the sweep asks before it lists the trash, and again at the first entry
     agent.sweep(stopping=lambda: next(asked, True))
     assert (steps.taken, next(asked, None)) == (first + 5, None), "the sweep listed only the trash"
