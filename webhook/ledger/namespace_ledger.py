@@ -225,7 +225,7 @@ class NamespaceLedger:
     async def usage(self) -> Mapping[str, Usage]:
         """Read the ledger, and return its usage without reservations. After a timeout, return the last known usage."""
         with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
-        # This version must not decide charges, because the committer may be writing a later version of the ledger.
+            # This version must not decide charges, because the committer may be writing a later version of the ledger.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
