@@ -149,7 +149,7 @@ def test_a_template_that_is_too_large_to_be_read_is_rejected_with_the_bound(
     with installation.team({"quota": {"A100": 8}}) as namespace, tenant_of(cluster, namespace) as tenant:
         answer = tenant.try_create(template(namespace, "wide", *wide))
         assert answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert "must not have more than 64 entries in all requests together" in answer.message
+        assert "must not have more than 64 entries of `exactly` and `firstAvailable` in all requests together" in answer.message
 
 
 @pytest.fixture
