@@ -174,7 +174,7 @@ def large_template(namespace: str, number: int) -> Json:
 
 
 def large_event(namespace: str, number: int) -> Json:
-    """Return a large Event. The controller reads such Events to find rejected workloads when quota is released."""
+    """Return a large Event. When quota is released, the controller reads Events to find rejected workloads."""
     about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
     return {
         "apiVersion": "v1",
@@ -188,7 +188,7 @@ def large_event(namespace: str, number: int) -> Json:
 
 
 def addressed(made: Json) -> tuple[str, Json]:
-    """Return the path of the collection for an object, and the object."""
+    """Return an object with the path of its collection."""
     namespace = made["metadata"]["namespace"]
     match made["kind"]:
         case "Event":
