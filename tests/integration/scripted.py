@@ -61,14 +61,14 @@ class Script:
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Return each request in a short form: ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch
+        """Return a short form of each request: ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch
         starts.
         """
         return [in_short(request) for request in self.seen]
 
 
 def in_short(request: kmock.Request) -> str:
-    """Return the short form of one request; see ``asked``."""
+    """Return the short form of one request, as in the result of ``asked``."""
     if "watch" not in request.params:
         return "LIST"
     return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
@@ -104,8 +104,9 @@ def serving(script: Script) -> Iterator[str]:
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
-    """Write a kubeconfig, as JSON, with one context. ``way`` has additional fields of the cluster, for example a
-    proxy.
+    """Write a kubeconfig, as JSON, with one context.
+
+    ``way``: additional fields of the cluster in it, for example a proxy.
     """
     document = {
         "apiVersion": "v1",
@@ -119,7 +120,7 @@ def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapp
 
 
 def status(code: int, message: str) -> Answer:
-    """Return an error answer with an object of kind Status, as the API server writes it."""
+    """Return an HTTP error answer whose body is an object of kind Status, as the API server writes it."""
     return Answer(status_object(code, message), status=code)
 
 
@@ -146,7 +147,7 @@ def item(name: str, version: int, uid: str = "", **fields: object) -> dict[str, 
 
 
 def event(kind: str, subject: Mapping[str, object]) -> bytes:
-    """Return one line of a watch."""
+    """Return one line of a watch, which has one event."""
     return json.dumps({"type": kind, "object": subject}).encode() + b"\n"
 
 
@@ -162,7 +163,7 @@ def initial_events_end(version: int) -> bytes:
 
 
 def tear(request: kmock.Request) -> None:
-    """Close the connection in the middle of an answer."""
+    """Close the client's connection in the middle of an answer."""
     raw = request._raw_request
     assert raw is not None
     assert raw.transport is not None
@@ -170,21 +171,21 @@ def tear(request: kmock.Request) -> None:
 
 
 def torn(*lines: bytes) -> Answer:
-    """Return an answer whose connection breaks after ``lines``."""
+    """Return an answer to a watch. Its connection breaks after these ``lines``."""
     return stream(*lines, tear)
 
 
 async def forever() -> None:
-    """Keep the answer open, and send nothing more until the client disconnects."""
+    """Keep the connection of an answer open, and send nothing more until the client disconnects."""
     await asyncio.Event().wait()
 
 
 SILENT: kmock.Payload = (b"\n", forever)
-"""An answer with headers and no body. Its connection stays open."""
+"""An answer that sends its headers and one empty line. Its connection stays open."""
 
 NOT_STREAMED = status(
     422,
     'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch '
     "unless the WatchList feature gate is enabled",
 )
-"""The answer of an API server whose feature gate WatchList is off, for example 1.30."""
+"""The answer to a streamed list of an API server whose feature gate WatchList is off, as in Kubernetes 1.30."""

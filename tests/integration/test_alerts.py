@@ -1,4 +1,5 @@
-"""Each alert of the component prometheus fires with the metrics of its situation, and is silent with similar metrics.
+"""Each alert of the component prometheus fires with the metrics of its situation. It is silent with similar metrics.
+
 promtool evaluates the rules.
 """
 
@@ -52,8 +53,9 @@ Series = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """The test cases of one alert. Each case is a set of metric series. The alert must fire with some of the sets, and
-    must be silent with the others.
+    """The test cases of one alert, each a set of metric series.
+
+    The alert must fire with some of the sets, and must be silent with the others.
     """
 
     firing: Sequence[Series]

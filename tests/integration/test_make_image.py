@@ -1,5 +1,6 @@
-"""`make image` builds the image with docker, or with podman if docker is not installed. If neither is installed, it
-prints one line.
+"""`make image` builds the image with docker, or with podman if docker is not installed.
+
+If neither is installed, it prints one line that says so.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Every overlay renders, is valid on every supported Kubernetes, and has the objects of its components."""
+"""Every overlay renders, is valid on every supported Kubernetes version, and has the objects of its components."""
 
 import functools
 import json
@@ -32,34 +32,37 @@ pytestmark = pytest.mark.slow
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
-"""The Kubernetes versions whose schemas the tests use. The manifests must also be valid on versions that are newer than
-the supported versions.
+"""The Kubernetes versions whose schemas the tests use.
+
+The manifests must also be valid on versions that are newer than the supported versions.
 """
 
 NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
-"""The API groups of other projects. No Kubernetes release has schemas of their kinds."""
+"""The API groups of other projects. No Kubernetes release has schemas of the kinds in them."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
-"""The label by which docs/upgrade.md checks whether an uninstall has left objects."""
+"""The label of all our objects. By it, docs/upgrade.md checks whether an uninstall has left objects."""
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
     *("client-certificates", "delete-beyond-budget", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
     *("node-host-pid", "page", "require-client-certificate"),
 }
-"""The components that have no overlay."""
+"""The components that are part of no overlay."""
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
-"""The largest sets of components that can be combined. `hami` excludes `scheduler`, and two node agents exclude each
-other.
+"""The largest sets of components that can be combined, by name.
+
+Component `hami` excludes `scheduler`, and two node agents exclude each other.
 """
 
 
 @functools.cache
 def known(document: str, version: str) -> bool:
-    """Return whether a Kubernetes release has the object's kind. Raises ValidationError if the release has the kind,
-    but lacks a field of the object.
+    """Return whether a Kubernetes release has the object's kind.
+
+    Raises ValidationError if the release has the kind, but lacks a field of the object.
     """
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)

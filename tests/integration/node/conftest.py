@@ -24,7 +24,7 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def agent(disk: Disk) -> Agent:
-    """A node agent that has just been started."""
+    """A node agent that has just been started, so it has not swept the disk yet."""
     return Agent(disk)
 
 

@@ -32,7 +32,7 @@ def uid(number: int) -> str:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Return the modes, owners, times, links and contents of all files of a tree, to find any change."""
+    """Return modes, owners, times, links and contents of all files of a tree. Tests compare two such results."""
     found: Snapshot = {}
     for directory, names, files in os.walk(path):
         for name in (".", *names, *files):
@@ -157,7 +157,7 @@ class Agent:
     def sweep(
         self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, DirectoryOutcome]:
-        """Sweep once. Return the outcome of each directory by its path."""
+        """Sweep the disk once. Return the outcome of each directory by its path."""
         said: list[DirectoryOutcome] = []
         self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
@@ -165,31 +165,34 @@ class Agent:
     def run(
         self, report: Report, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Sweep once, and pass each outcome to ``report``."""
+        """Sweep the disk once, and pass the outcome of each directory to ``report``."""
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Sweep once, and advance the clocks by more than the grace period. The first sweep moves no directory, because
-        the grace period of a directory begins when a sweep finds it.
+        """Sweep once, and advance the clocks by more than the grace period.
+
+        This first sweep moves no directory, because the grace period of a directory begins when a sweep finds it.
         """
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 
     def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """Sweep, advance the clocks past the grace period, and sweep again."""
+        """Sweep the disk, advance the clocks past the grace period, and sweep again."""
         self.let_grace_pass()
         return self.sweep()
 
     def sweep_to_the_end(self) -> None:
-        """Sweep until everything that may be deleted is deleted."""
+        """Sweep the disk until everything that may be deleted is deleted."""
         self.sweep_after_grace()
         for _ in range(2):
             self.disk.clocks.advance(RETENTION)
             self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
-        """Return why a directory is kept after the grace period, or None if it is moved."""
+        """Return the reason for which a directory is kept after the grace period, or None if it is moved to
+        the trash.
+        """
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
@@ -222,7 +225,7 @@ def tmpfs(path: Path, options: str) -> AbstractContextManager[None]:
 
 
 def nested(disk: Disk, number: int) -> Path:
-    """Create a directory with more than one level."""
+    """Create a directory that contains several nested directories."""
     path = disk.make(uid(number))
     (path / "main" / "cache" / "deep").mkdir(parents=True)
     (path / "main" / "cache" / "deep" / "file").touch()
