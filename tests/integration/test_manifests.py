@@ -72,8 +72,9 @@ def known(document: str, version: str) -> bool:
 
 
 def unknown(objects: Sequence[Json], version: str) -> set[str]:
-    """Return the objects whose kinds a Kubernetes release does not have, except kinds of other projects. Raises
-    ValidationError if another object is invalid.
+    """Return the objects whose kinds a Kubernetes release does not have, except kinds of other projects.
+
+    Raises ValidationError if an object of a known kind is invalid.
     """
     own = [each for each in objects if not each["apiVersion"].startswith(NO_SCHEMA)]
     assert len(own) > len(objects) / 2
@@ -81,8 +82,8 @@ def unknown(objects: Sequence[Json], version: str) -> set[str]:
 
 
 def registered(found: Json) -> Json:
-    """Return the object. If it is a webhook configuration, add the declared webhooks, as `vcuda-certs` registers
-    them.
+    """Return the object. A webhook configuration gets the webhooks that its annotation declares, as `vcuda-certs`
+    registers them.
     """
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
@@ -92,7 +93,10 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """A new release of the package with the schemas may no longer have old Kubernetes versions."""
+    """The package with the Kubernetes schemas has the schemas of every supported version.
+
+    A new release of the package may have dropped old versions.
+    """
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
@@ -117,8 +121,9 @@ def test_components_can_be_combined_in_any_order(tmp_path: Path, chosen: tuple[s
 
 @every_choice
 def test_components_in_any_order_give_the_same_objects(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """Only the order of flags may differ. The component node-host-pid is always last, because it changes the node
-    agents.
+    """A kustomization lists the same components in different orders. It renders the same objects.
+
+    Only the order of flags may differ. The component node-host-pid is always last, because it changes the node agents.
     """
 
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
@@ -151,7 +156,7 @@ CHOSEN = [{"name": "vcuda-quota", "newName": NAME, "newTag": TAG}]
 
 
 def with_images(found: Path, chosen: Path, content: Json) -> dict[str, str]:
-    """Return the images of the rendered objects after the image is set in the kustomization ``found``."""
+    """Return the images of the rendered objects after the user has set the image in the kustomization ``found``."""
     found.parent.mkdir(exist_ok=True)
     found.write_text(json.dumps({**content, "images": CHOSEN}))
     return images(rendered(chosen))
@@ -184,7 +189,7 @@ def test_everything_runs_an_image_that_is_named_with_the_components(tmp_path: Pa
 
 
 def flags(controller: Json) -> list[str]:
-    """Remove the arguments from the container of a Deployment, and return them."""
+    """Remove the arguments (flags) from the container of a Deployment, and return them."""
     args: list[str] = pod_spec(controller)["containers"][0].pop("args")
     return args
 
@@ -219,7 +224,7 @@ def objects(tmp_path: Path) -> list[Json]:
 
 
 def workload_of(objects: Sequence[Json], name: str) -> Json:
-    """Return the workload whose pods have this value in the label app.kubernetes.io/name."""
+    """Return the workload whose pods have this name in the label app.kubernetes.io/name."""
     [found] = [
         each
         for each in objects
@@ -247,7 +252,7 @@ def sections(page: Path) -> dict[str, str]:
 
 
 def runbooks(objects: Sequence[Json]) -> dict[str, tuple[str, str]]:
-    """Return the page and the section to which the runbook_url of each alert leads."""
+    """Return the page and the section to which the annotation runbook_url of each alert leads."""
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     found = ((rule["alert"], rule["annotations"]["runbook_url"].partition("#")) for rule in group["rules"])
     return {alert: (page, section) for alert, (page, _, section) in found}
@@ -299,8 +304,9 @@ def test_the_network_policies_admit_prometheus_to_otherwise_closed_ports(objects
 
 
 def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
-    """The dashboard is valid JSON. Panels have unique ids and do not overlap, and every query uses the chosen data
-    source.
+    """Grafana can load the dashboard of the manifests.
+
+    The dashboard is valid JSON. Panels have unique ids and do not overlap, and every query uses the chosen data source.
     """
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
     panels = dashboard["panels"]
@@ -317,8 +323,9 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
-    """The API server calls mutating webhooks in the order of their configurations' names. Our webhook must be first,
-    because HAMi's webhook rejects a pod with a nodeName, which our webhook replaces.
+    """The API server calls mutating webhooks by the order of their configurations' names. Our webhook is called first.
+
+    It must precede HAMi's webhook, which rejects a pod with a nodeName. Our webhook replaces the nodeName.
     """
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]

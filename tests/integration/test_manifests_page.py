@@ -1,5 +1,6 @@
-"""The component `page`: the usage page has a Service, whose EndpointSlice the leader writes, and a network policy
-admits only the proxy.
+"""The component `page`, which makes the usage page reachable.
+
+The page has a Service, whose EndpointSlice the leader writes. A network policy admits only the proxy.
 """
 
 from collections.abc import Sequence
@@ -142,7 +143,11 @@ def test_the_proxy_is_restricted() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_examples_are_valid(name: str, version: str) -> None:
-    """No Kubernetes release has schemas of the Gateway API. The next test checks the references of these objects."""
+    """The example objects of the component `page` are valid for the schemas of Kubernetes.
+
+    Objects of the Gateway API are left out, because no Kubernetes release has their schemas. The next test checks their
+    references.
+    """
     for each in example(name):
         if each["apiVersion"] != GATEWAY_API:
             kubernetes_validate.validate(each, version, strict=True)

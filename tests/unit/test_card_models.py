@@ -1,5 +1,6 @@
-"""Tests of key `gpu_models` of the quota ConfigMap: the GPU products of each model, and the value of one whole
-device.
+"""Tests of the key `gpu_models` of the quota ConfigMap.
+
+It lists the GPU products of each model, and the value of one whole device.
 """
 
 import fnmatch
@@ -191,8 +192,10 @@ VALUES = ["A100-shared", SHARED]
 def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it_names(
     manifest: Manifest, values: list[list[str]]
 ) -> None:
-    """/mutate restricts a pod to the node labels of its model. A second /mutate call changes nothing, even if a node
-    with another label was seen in between.
+    """/mutate restricts a pod to the node labels of its model: those that exist on nodes, and those that `gpu_models`
+    lists.
+
+    A second call of /mutate changes nothing, even if a node with another label was seen in between.
     """
     patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
@@ -323,7 +326,10 @@ def test_an_empty_key_changes_nothing() -> None:
 
 
 def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDouble) -> None:
-    """Pods and nodes that were read before the edit keep their old charges until they are read again."""
+    """The rows of `gpu_models` are edited, so the controller lists pods and nodes again.
+
+    Pods that were read before the edit keep their old charges until that LIST.
+    """
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)

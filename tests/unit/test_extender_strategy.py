@@ -1,5 +1,5 @@
-"""Tests of the extender's choice of node and cards. The choice must keep more cards whole than
-gpu-admission's order.
+"""Tests of the extender's choice of node and cards. The choice must keep more cards whole than gpu-admission's order
+does.
 """
 
 import heapq
