@@ -1,4 +1,7 @@
-"""Tests of quotas that limit only memory: what a card is charged, what fits, and figures without cards."""
+"""Tests of quotas that limit only memory.
+
+They cover the charge of a card, the charges that fit, and figures without cards.
+"""
 
 import math
 

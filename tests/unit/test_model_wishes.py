@@ -1,5 +1,6 @@
-"""Tests of where an object's model preference comes from: its annotation, its namespace's quota, or the order in the
-quota document.
+"""Tests of the order of models that an object prefers.
+
+It is stated by the object's annotation, by the quota of its namespace, or by the order in the quota document.
 """
 
 import asyncio
@@ -136,8 +137,9 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """/validate reads the pod's model from its node selection. So an edit of the annotation after /mutate does not
-    change the charge.
+    """A pod's model annotation is edited after /mutate. The charge does not change.
+
+    /validate reads the pod's model from its node selection, and never from the annotation.
     """
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))

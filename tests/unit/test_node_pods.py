@@ -1,5 +1,5 @@
-"""Tests of the list of pods in a file. A list that may be incomplete is rejected, because a missing pod would lose its
-directory.
+"""Tests of the file with a list of pods. A list that may be incomplete is rejected, because a missing pod would lose
+its directory.
 """
 
 import json
