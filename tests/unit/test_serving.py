@@ -157,8 +157,10 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. A later change removed this
-    restriction. HAMi's device plugin would not serve the pod.
+    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. Another webhook removed this
+    restriction.
+
+    /validate rejects the pod, because HAMi's device plugin would not serve it.
     """
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message

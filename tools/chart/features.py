@@ -1,4 +1,7 @@
-"""The values of the Helm chart that enable kustomize components, and the objects of the base with components."""
+"""The values of the Helm chart that enable kustomize components.
+
+This module also renders the objects of the base with components.
+"""
 
 import functools
 import os
@@ -33,10 +36,10 @@ COMPONENTS: Mapping[str, str] = {
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",
 }
-"""By component, the value of the chart that enables it, as a condition in a template."""
+"""For each component, the chart's value that enables it, as a condition in a template."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""For each component that changes objects of other components, the names of these other components."""
+"""The components that change objects of other components. For each of them, the names of these other components."""
 
 
 class Identity(NamedTuple):
