@@ -20,7 +20,7 @@ _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
 class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
-    """One certificate in one place, for example a Secret. ``days_left``: whole days until the certificate expires."""
+    """One certificate in one place, such as a Secret. ``days_left``: the whole days until the certificate expires."""
 
     certificate: str
     place: str

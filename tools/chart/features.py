@@ -43,7 +43,7 @@ MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswit
 
 
 class Identity(NamedTuple):
-    """The fields that identify an object in a cluster."""
+    """The fields of a manifest that identify its object in a cluster."""
 
     api: str
     kind: str
@@ -55,7 +55,7 @@ Objects = Mapping[Identity, Json]
 
 
 def identity_of(found: Json) -> Identity:
-    """Return the identity of a manifest."""
+    """Return the fields of a manifest that identify its object in a cluster."""
     metadata = found["metadata"]
     return Identity(found["apiVersion"], found["kind"], metadata.get("namespace", ""), metadata["name"])
 

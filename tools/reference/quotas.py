@@ -204,7 +204,10 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
-    """Return the answer to an edit. ``limits``: the limits before the edit; by default eight cards of model M40."""
+    """Return the answer of /quota to an edit.
+
+    ``limits``: the limits before the edit; by default eight cards of model M40.
+    """
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
@@ -231,7 +234,7 @@ def _edits() -> Iterator[Told]:
 
 
 class _Used(MemoryLedgers):
-    """Ledgers in which three cards are used."""
+    """Test ledgers in which three cards are used."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         return {"M40": Usage(Charge(300, 0, 300))}

@@ -1,4 +1,4 @@
-"""The parts of docs/reference.md that list messages, each with what to do about it."""
+"""The parts of docs/reference.md that list messages. Each message has advice about what to do."""
 
 from __future__ import annotations
 
