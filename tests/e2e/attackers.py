@@ -304,7 +304,7 @@ class Siege:
 
 
 def binding(pod: Json) -> tuple[str, Json]:
-    """Return the path and the body of the request that binds the pod."""
+    """Return the path and the body of the request that binds the pod to `NODE`. The annotations in it are forged."""
     name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
     return f"{path_of(pod)}/{name}/binding", body

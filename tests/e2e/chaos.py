@@ -236,7 +236,7 @@ def think(_path: str, review: Json) -> Json:
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """Run the slow webhook, and yield its item for a webhook configuration.
+    """Run the slow webhook, which reviews pods with the label `ASKS`. Yield its item for a webhook configuration.
 
     ``directory``: the directory with the webhook's certificate and ``ca.crt``.
     """

@@ -61,13 +61,15 @@ class Cluster:
     # Users
 
     def kubeconfig_for_token(self, token: str) -> Path:
-        """Return a new kubeconfig file for the bearer of ``token``."""
+        """Return the path of a new kubeconfig, whose user has this token."""
         path = self.control_plane.directory / f"{secrets.token_hex(4)}.kubeconfig"
         write_kubeconfig(path, self.server, self.ca_file, token)
         return path
 
     def service_account_token(self, namespace: str, name: str) -> str:
-        """Return a token of an existing ServiceAccount, valid for an hour, by TokenRequest."""
+        """Return a token of an existing ServiceAccount. It is valid for an hour, and the API server issues it by a
+        TokenRequest.
+        """
         about = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         return str(self.rest.send("POST", path, {**about, "spec": {"expirationSeconds": 3600}}).ok()["status"]["token"])
@@ -114,8 +116,9 @@ class Cluster:
         return self.try_create(manifest).ok()
 
     def try_create(self, manifest: Json, **query: str) -> Answer:
-        """Send a POST of ``manifest``, and return the answer, even if it is a rejection. ``query``: for example
-        dryRun="All".
+        """Send a POST of ``manifest``, and return the answer, even if it is a rejection.
+
+        ``query``: parameters of the request, for example dryRun="All".
         """
         return self.rest.send("POST", self.path_of(manifest), manifest, **query)
 
@@ -316,7 +319,7 @@ RESOURCES = {
 }
 SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
 NOBODY = "https://127.0.0.1:1/"
-"""A URL at whose address nothing listens."""
+"""A URL for webhooks without a server: nothing listens at its address."""
 
 
 @contextmanager

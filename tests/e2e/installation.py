@@ -232,7 +232,7 @@ POLICIES = ("exempt.quota.vcuda.io", "in-effect.quota.vcuda.io")
 
 
 def policies(*names: str) -> list[Json]:
-    """Return the ValidatingAdmissionPolicies of manifests/base with these names, and their bindings."""
+    """Return those ValidatingAdmissionPolicies of manifests/base that have these names, and their bindings."""
     found = yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text())
     return [each for each in found if each["metadata"]["name"] in names]
 

@@ -24,7 +24,7 @@ KEPT = 60
 """The maximum number of objects of 1.2 MB that one attacker keeps stored."""
 
 PAUSE = 1.5
-"""Average seconds between two creates of one attacker. The rate is limited because etcd keeps deleted objects for a
+"""Average seconds between two creates of one attacker. The rate is limited, because etcd keeps deleted objects for a
 while.
 """
 

@@ -1,4 +1,4 @@
-"""Models that the key `gpu_models` of the quota ConfigMap defines by their products.
+"""Tests of models that the key `gpu_models` of the quota ConfigMap defines by the names of GPU products.
 
 A device of a shared model is charged as a part of a card. A claim for such a model is pinned even before a node has the
 model.
@@ -35,7 +35,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose quota ConfigMap has `gpu_models`, with a controller."""
+    """A running installation (webhook and controller) whose quota ConfigMap has the key `gpu_models`."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as found:
         installation = worth(found, "0.25")
         with controlling(installation):

@@ -1,4 +1,6 @@
-"""The quota stays exact under full load, while parts crash, stop or are slow, calls are lost, and tenants attack."""
+"""The quota stays exact under full load. Meanwhile parts crash, stop or are slow, calls are lost, and
+tenants attack.
+"""
 
 import gc
 import logging
@@ -68,7 +70,7 @@ MIN_RATE = 20
 
 CALLERS = 64
 REPLICAS, KILLED = 5, 3
-"""The number of replicas, and the number of replicas that are killed. The other replicas are suspended and resumed."""
+"""The number of webhook replicas, and the number of those that the test kills. It suspends and resumes the others."""
 
 FILLERS = 4
 
@@ -86,12 +88,12 @@ MAX_TERMINATING = 5
 ROOMY: Mapping[str, float] = {"P100": 1200}
 """The limit of the roomy namespace in cards.
 
-The callers do not use it up during most of a cycle, so the replicas hold reservations there. No node has the model, so
+The callers do not use it up during most of a cycle, so the replicas hold reservations there. No node has the model. So
 no pod is bound, and the charge of a deleted pod is released at once.
 """
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""The limits in cards of the other namespaces of a group. The last one is the namespace that is attacked."""
+"""The limits in cards of the other namespaces of a group. The last of these namespaces is attacked."""
 
 MOST_MEMORY = 200
 """Maximum memory of all processes of one webhook replica together, in MiB."""
@@ -236,7 +238,7 @@ class Stage:
     losses: RandomLosses
 
     def tenant(self) -> Cluster:
-        """Return a client with the user of the tenant."""
+        """Return a client with the user and the rights of the tenant."""
         return Cluster(self.planes[0], self.planes[0].tokens["tenant"])
 
 

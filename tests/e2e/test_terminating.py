@@ -1,4 +1,4 @@
-"""A pod that was deleted but may still run stays charged, even if the leader changes.
+"""Tests of pods that were deleted but may still run. They stay charged, even if the leader changes.
 
 After the deletion of a namespace, none of its data remains.
 """

@@ -1,4 +1,4 @@
-"""`vcuda-certs rotate` and `status` when requests to the API server fail."""
+"""Tests of `vcuda-certs rotate` and `status` with requests to the API server that fail."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

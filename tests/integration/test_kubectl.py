@@ -1,5 +1,6 @@
-"""Without a suitable kubectl, the tests that render manifests are skipped. This test then fails, and says what to
-install.
+"""Fails if this machine has no suitable kubectl, and says what to install.
+
+Without kubectl, the tests that render manifests are skipped.
 """
 
 import os

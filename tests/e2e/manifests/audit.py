@@ -14,7 +14,10 @@ from tests.processes import eventually
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of request. ``namespace`` is empty for all namespaces, and ``name`` is empty for all objects."""
+    """A kind of request to the API server.
+
+    ``namespace`` is empty for all namespaces, and ``name`` is empty for all objects.
+    """
 
     verb: str
     group: str
@@ -153,7 +156,9 @@ def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permissi
 def check_refused_without(
     cluster: Cluster, user: str, permission: Permission, requests: set[Asked], rules: Sequence[Permission]
 ) -> None:
-    """Remove the rule from its role, and assert that the API server then denies the requests that need the rule."""
+    """Remove the RBAC rule from its role, and assert that the API server then denies the requests that need
+    the rule.
+    """
     needed = needing(permission, requests, rules)
     assert needed
     for request in needed.values():
@@ -165,7 +170,7 @@ def check_refused_without(
 
 @contextmanager
 def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
-    """Remove the rule from its role during the ``with`` statement."""
+    """Remove the RBAC rule from its role during the ``with`` statement."""
     where = f"/namespaces/{permission.namespace}" if permission.namespace else ""
     path = f"{RBAC}{where}/{permission.kind.lower()}s/{permission.role}"
     role = cluster.rest.get(path)

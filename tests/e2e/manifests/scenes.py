@@ -162,7 +162,9 @@ def damage_a_journal(cluster: Cluster) -> None:
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
-    """An endpoint of the webhook's Service serves an expired certificate. An Event on the Service reports that."""
+    """An endpoint of the webhook's Service serves an expired certificate. The controller reports that by an Event on
+    the Service.
+    """
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
         with system.controller():  # the controller checks the certificates as soon as it is the leader

@@ -55,7 +55,7 @@ LEFT_BEHIND = (
 
 @dataclass(frozen=True)
 class System:
-    """The system whose manifests are applied to a cluster. A test starts its parts one by one.
+    """The system whose manifests are applied to a cluster. A test starts each part of it separately.
 
     ``balancer``: acts as the webhook's Service.
     ``kustomization``: the applied directory.

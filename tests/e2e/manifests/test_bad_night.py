@@ -149,7 +149,7 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 @pytest.fixture
 def served(night: Night) -> Iterator[System]:
-    """The system, with a new replica of the webhook as its only endpoint."""
+    """The installed system, with a new replica of the webhook as its only endpoint."""
     with another_replica(night[0], "a replica ready"):
         yield night[0]
 

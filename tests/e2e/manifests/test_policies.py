@@ -1,6 +1,7 @@
-"""The ValidatingAdmissionPolicies of manifests/base on a real API server: which requests they reject and permit.
+"""Tests of the ValidatingAdmissionPolicies of manifests/base on a real API server: the requests that they reject and
+permit.
 
-tests/integration/test_manifests_policies.py evaluates the expressions without an API server, for every annotation.
+tests/integration/test_manifests_policies.py evaluates their expressions without an API server, for every annotation.
 """
 
 from collections.abc import Callable, Iterator

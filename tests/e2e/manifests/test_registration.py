@@ -1,4 +1,6 @@
-"""vcuda-certs registers the webhooks only after a replica has answered, and restores them if somebody changes them."""
+"""vcuda-certs registers the webhooks only after a replica has answered. It restores the webhooks if somebody changes
+them.
+"""
 
 import base64
 import subprocess

@@ -1,4 +1,6 @@
-"""The first steps of a user with the applied manifests. Every part runs as a process with its flags and tokens."""
+"""The first steps of a user with the applied manifests. Every part of the system runs as a process with its flags and
+tokens.
+"""
 
 import http.client
 import json
@@ -74,8 +76,9 @@ def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
 
 
 def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster, system: System) -> None:
-    """The first Job issues the certificates with the rights of its account. It succeeds although no webhook replica
-    runs yet.
+    """The manifests are applied, and no webhook replica runs yet. The first Job issues the certificates.
+
+    It has only the rights of its account.
     """
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""FUSE file systems (file systems in user space) whose server has ended or does not answer.
+"""Helpers for FUSE file systems (file systems in user space) whose server has ended or does not answer.
 
 A process that accesses such a file system gets an error, or waits.
 """

@@ -51,7 +51,7 @@ def server(disk: Disk) -> Iterator[Server]:
 
 @contextmanager
 def held(path: Path, how: str, server: Server | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that opens this path, or has it as its working directory."""
+    """Start another process that has this path open, or that has it as its working directory."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if server and how == "cwd":
