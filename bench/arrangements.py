@@ -30,10 +30,10 @@ OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""A quota that no measurement uses up."""
+"""A quota that is so large that no measurement uses it up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""A quota for 60 pods of the bench."""
+"""A quota that has room for 60 pods of the bench."""
 
 STORED_OF_TIGHT = 48
 """The maximum number of stored pods with the quota `TIGHT_LIMIT`.
@@ -131,7 +131,7 @@ def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractCont
 
 
 def hooks(plane: Plane, name: str, running: Sequence[Server]) -> Webhooks:
-    """Return the webhooks that the arrangement registers."""
+    """Return the webhooks that are registered for the arrangement (a way to admit pods)."""
     if not running:
         return {MUTATING: (), VALIDATING: ()}
     register = installed if name in OURS else simple

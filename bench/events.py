@@ -37,7 +37,10 @@ def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
 
 
 def lines() -> dict[str, bytes]:
-    """Return lines of a watch, each with its heading in the table. Their pods are realistic and have managed fields."""
+    """Return lines of a watch, each with its heading in the printed table.
+
+    The pods in these lines are realistic, and have managed fields.
+    """
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
         "just created, requests a share": line("ADDED", running(gpu, bound=False)),

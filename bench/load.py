@@ -59,7 +59,7 @@ class Life(NamedTuple):
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """Return the bytes of one request with a JSON body."""
+    """Return the bytes of one HTTP POST request with a JSON body."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     fields = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
@@ -77,7 +77,7 @@ def run(
 
 @contextmanager
 def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]]:
-    """Yield ``count`` connections to the server with this URL."""
+    """Yield ``count`` open TLS connections to the server at this URL."""
     with ExitStack() as stack:
         yield [stack.enter_context(_connect(server, ca)) for _ in range(count)]
 
@@ -215,7 +215,7 @@ def _connect(server: str, ca: Path) -> ssl.SSLSocket:
 
 
 def _read_answer(connection: ssl.SSLSocket) -> bytes:
-    """Read one answer, which has a Content-Length or is sent in chunks."""
+    """Read one HTTP answer, which has a Content-Length or is sent in chunks."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += _more(connection)

@@ -40,8 +40,9 @@ PATIENCE = 60.0
 """Maximum seconds until the ledgers have counted all pods, or have released all charges."""
 
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
-"""Processes are quiet if they use less than `QUIET_SHARE` of one CPU for `QUIET_SECONDS`. `QUIET_WITHIN`: seconds to
-wait for that.
+"""Processes are quiet if they use less than `QUIET_SHARE` of one CPU for `QUIET_SECONDS`.
+
+A measurement waits at most `QUIET_WITHIN` seconds for that.
 """
 
 PAUSE_SECONDS = 0.05
@@ -153,7 +154,7 @@ def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[lis
 
 
 def ledger_in(config_map: Json) -> Ledger:
-    """Return the ledger in this ConfigMap."""
+    """Return the ledger that this ConfigMap contains."""
     return read_ledger(config_map["data"]["ledger"])
 
 

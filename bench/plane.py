@@ -53,7 +53,7 @@ class Plane(NamedTuple):
 
     @property
     def ca(self) -> Path:
-        """Return the file of the CA of the webhooks' certificates."""
+        """Return the file with the CA that signed the webhooks' certificates."""
         return self.certificates / "ca.crt"
 
     @property

@@ -1,4 +1,4 @@
-"""The random order in which a bench measures its cases, and the report of its progress."""
+"""The random order in which a bench measures its cases. This module also reports the progress of the bench."""
 
 from __future__ import annotations
 

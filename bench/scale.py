@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the namespaces."""
+        """Return the names of the namespaces that the benchmark fills."""
         return [f"team-{number}" for number in range(self.namespaces)]
 
     def home(self, claim: int) -> str:
@@ -248,7 +248,7 @@ def counted(plane: Plane, namespace: str) -> int:
 
 
 def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SECONDS) -> None:
-    """Return when the ledger of the namespace counts ``cores`` cores."""
+    """Return when the ledger of the namespace counts exactly ``cores`` cores."""
     deadline = time.monotonic() + SYNCED_SECONDS
     while counted(plane, namespace) != cores:
         if time.monotonic() > deadline:

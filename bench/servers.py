@@ -52,7 +52,7 @@ class Server(NamedTuple):
 
     @property
     def worker(self) -> int:
-        """Return the process id of this server's only worker."""
+        """Return the process id of the only worker process of this server."""
         _, worker = family(self.pid)
         return worker
 
@@ -201,7 +201,7 @@ def idle(certificates: Path) -> Iterator[Server]:
 
 @contextmanager
 def pinning(certificates: Path) -> Iterator[Server]:
-    """Run the webhook in Flask that only pins, on gunicorn with its defaults."""
+    """Run the webhook in Flask, which only pins, on gunicorn with its default settings."""
 
     def serve(urls: Queue[str]) -> None:
         PinningServer(certificates, urls.put).run()

@@ -63,7 +63,7 @@ def bodies() -> Iterator[bytes]:
 
 
 def kept(raw: list[bytes]) -> Iterator[StoredPod]:
-    """Yield the parts of each pod that the controller keeps in memory."""
+    """Yield the part of each pod that the controller keeps in memory."""
     decoder = msgspec.json.Decoder(Pod)
     for body in raw:
         pod = read_stored(decoder.decode(body), LABELS, whole_keys=True)
@@ -77,7 +77,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of one run."""
+    """Return the CPU seconds of one run of the work."""
     started = time.process_time()
     work()
     return time.process_time() - started

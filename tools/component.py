@@ -42,7 +42,7 @@ class Component:
 
     @property
     def pid(self) -> int:
-        """Return the process id. Raises RuntimeError if the server does not run."""
+        """Return the process id of the server. Raises RuntimeError if the server does not run."""
         return self._handle().pid
 
     def launch(self) -> None:

@@ -33,7 +33,7 @@ _TRACES = (b"Traceback", b'File "', b"<html")
 
 
 class Answer(NamedTuple):
-    """A parsed HTTP answer with a valid form."""
+    """A parsed HTTP answer, after the check that its form is valid."""
 
     status: int
     head: bytes

@@ -34,12 +34,14 @@ class Answer:
 
 @dataclass
 class Script:
-    """The answers of the server, in the order in which they are given. ``seen`` has all answered requests.
+    """The scripted answers of the server, in the order in which they are given.
 
-    ``watches`` are the answers to watch requests. When no such answer is left, a watch stays open and silent.
-    ``streams`` are the answers to watches that request initial events (streamed lists). When no such answer is left,
-    the watch is rejected, as by a server that does not stream lists, and ``refused_streams`` counts it. ``answers`` are
-    the answers to all other requests.
+    ``seen``: all answered requests.
+    ``watches``: the answers to watch requests. When no such answer is left, a watch stays open and silent.
+    ``streams``: the answers to watches that request initial events (streamed lists). When none is left, the server
+    rejects the watch, as a server without streamed lists does.
+    ``refused_streams``: the number of these rejections.
+    ``answers``: the answers to all other requests.
     """
 
     answers: deque[Answer] = field(default_factory=deque)

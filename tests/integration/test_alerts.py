@@ -158,7 +158,7 @@ def situations() -> list[object]:
 
 
 def promtool() -> str:
-    """Return the path of promtool. The test is skipped if promtool is not installed."""
+    """Return the path of promtool. If promtool is not installed, skip the test."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("no promtool on PATH: install Debian's package prometheus")

@@ -110,7 +110,7 @@ Faults = threading.Semaphore
 
 @pytest.fixture
 def faults() -> Faults:
-    """A semaphore that each reported fault of the extender releases."""
+    """A semaphore that is released by each fault that the extender reports."""
     return threading.Semaphore(0)
 
 

@@ -131,7 +131,7 @@ def _ignoring_refusal(effect: Effect) -> None:
 
 
 class _Through(ApiDouble):
-    """A client of the shared API server that uses the connection of one candidate."""
+    """A client of the API server. It uses the connection of one candidate for the Lease."""
 
     def __init__(self, shared: ApiDouble, network: Network) -> None:
         super().__init__()

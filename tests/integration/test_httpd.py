@@ -23,7 +23,7 @@ from examples.usage import NOW, Sample, company, model_use, namespace_use
 from tests.waiting import PATIENT
 
 SHORT = 0.3
-"""The time limit of a request, in seconds, in these tests."""
+"""The time limit of an HTTP request in these tests, in seconds."""
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Serve = Callable[..., Server]

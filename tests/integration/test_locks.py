@@ -33,7 +33,7 @@ def version_in(entry: str) -> str:
 
 
 def requirements(*options: tuple[str, str]) -> list[Requirement]:
-    """Return the requirements in these options of setup.cfg."""
+    """Return the packages that these options of setup.cfg require."""
     setup = configparser.ConfigParser()
     setup.read(PROJECT / "setup.cfg")
     lines = (line for section, option in options for line in setup[section][option].splitlines())

@@ -245,7 +245,7 @@ def test_every_alert_has_a_line_with_the_problem_and_one_with_the_remedy(objects
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Return the text of each section of a page by the anchor of its heading."""
+    """Return the text of each section of a page, by the anchor of the section's heading."""
     _, *parts = re.split(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in parts[::2]]
     return dict(zip(anchors, parts[1::2], strict=True))

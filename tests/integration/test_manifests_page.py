@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = MANIFESTS / "examples" / "page"
 VERSIONS = ("1.30", "1.37")
-"""The oldest and the newest supported Kubernetes."""
+"""The oldest and the newest Kubernetes version that the project supports."""
 
 GATEWAY_API = "gateway.networking.k8s.io/v1"
 
@@ -32,12 +32,12 @@ def example(name: str) -> list[Json]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> list[Json]:
-    """The rendered base with the component `page`."""
+    """The rendered objects of the base together with the component `page`."""
     return rendered(composed(tmp_path, ["page"]))
 
 
 def flags(objects: Sequence[Json]) -> Json:
-    """Return the values of the controller's flags by name."""
+    """Return the flags of the controller's container, with their values by name."""
     _, command, *rest = container(one(objects, "Deployment", "vcuda-controller"))["args"]
     given = [each.replace("$(POD_IP)", "192.0.2.1") for each in rest]
     return dict(controller_cli.commands[command].make_context(command, given).params)

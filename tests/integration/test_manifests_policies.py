@@ -1,5 +1,5 @@
-"""Which requests the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python evaluates the
-policies.
+"""Tests of the requests that the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python
+evaluates them.
 
 tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
 """

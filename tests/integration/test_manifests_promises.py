@@ -105,8 +105,9 @@ AGENTS = {
     "hami": ("vcuda-node-hami", {"gpu": "on"}),
     "vgpu-manager": ("vcuda-node-vgpu-manager", {"vgpu-manager-enable": "enable"}),
 }
-"""For each vendor (scheme), its node agent's DaemonSet and the node label by which the vendor's own DaemonSet selects
-nodes.
+"""For each scheme (the resource names of one vendor), the DaemonSet of its node agent.
+
+Each has the node label by which the vendor's own DaemonSet selects nodes.
 """
 
 every_agent = pytest.mark.parametrize("scheme", AGENTS)

@@ -1,4 +1,4 @@
-"""``python -m examples.playground`` on a machine where programs are missing or must be built first."""
+"""Tests of ``python -m examples.playground`` on a machine where programs are missing or must be built first."""
 
 import os
 import shutil

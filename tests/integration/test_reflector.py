@@ -318,8 +318,9 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
     stamps: list[float] = []
 
     def tick() -> float:
-        """Advance the clock by a second for each reading. The reflector reads the clock after a LIST, at both ends of a
-        watch, and after each line.
+        """Advance the clock by a second at each reading.
+
+        The reflector reads the clock after a LIST, at both ends of a watch, and after each line of the watch.
         """
         now[0] += 1
         return now[0]
@@ -355,7 +356,7 @@ def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pyt
 
 
 class Signal:
-    """A logger that signals to the test when the reflector logs a LIST or a failure."""
+    """A logger that sets an event of the test when the reflector logs a LIST or a failed watch."""
 
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached
@@ -409,8 +410,8 @@ def test_stop_from_a_callback_ends_the_watch(kube: Kube, script: Script) -> None
 
 
 def large(name: str, version: int) -> dict[str, object]:
-    """Return an object that is larger than the limit. Its fields are in the order in which the API server writes
-    them.
+    """Return an object that is larger than the reflector's limit. Its fields are in the order in which the API server
+    writes them.
     """
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}

@@ -1,5 +1,6 @@
-"""With ``--client-ca`` the webhook answers API servers and probes, and rejects other callers. The tests use real
-TLS.
+"""Tests of the webhook with ``--client-ca``. It answers API servers and probes, and rejects other callers.
+
+The tests use real TLS.
 """
 
 import json

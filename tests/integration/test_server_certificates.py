@@ -1,4 +1,4 @@
-"""Which certificate the webhook process serves after the files have changed, or after its worker process was
+"""The certificate that the webhook process serves after the files have changed, or after its worker process was
 replaced.
 """
 

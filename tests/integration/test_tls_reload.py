@@ -38,7 +38,7 @@ def served_by(server: Echo) -> bytes | None:
 
 
 def logged(serving: ServingCertificate, polls: int = 3) -> list[EventDict]:
-    """Return the log lines of several consecutive polls (checks whether the files have changed)."""
+    """Let the server poll its certificate files several times for changes. Return the log lines of these polls."""
     with capture_logs() as lines:
         for _ in range(polls):
             serving.poll()

@@ -77,7 +77,7 @@ def redirection(served: Served) -> Response | None:
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Sample], Served]]:
-    """A function that serves the usage page of a leader with this sample data."""
+    """A function that serves the usage page of a leader with the given sample data."""
     with ExitStack() as teardown:
 
         def show(sample: Sample) -> Served:

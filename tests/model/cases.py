@@ -60,7 +60,7 @@ FULL = SMALL | {
     "forced deletions of granted pods, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
     "forced deletions of granted pods, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
 }
-"""The cases of `python -m tests.model --full`."""
+"""The cases that `python -m tests.model --full` explores."""
 
 
 class Mutant(NamedTuple):

@@ -178,7 +178,7 @@ class World(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """Return the number of the last event, which is the version of a consistent LIST."""
+        """Return the number of the last event. It is the version of a LIST that begins now."""
         return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
 
     @property

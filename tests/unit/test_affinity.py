@@ -31,7 +31,7 @@ def allows(pod: Manifest, name: str, labels: Mapping[str, str]) -> bool:
 
 
 NAMED = 2
-"""The bit that stands for the second node in the bit masks of a node index."""
+"""The bit of the second node in the bit masks of a node index."""
 
 
 @cases(
@@ -219,7 +219,7 @@ NINE = "0000000000000000000000009"
 
 
 def held(*lines: tuple[str, ...]) -> Manifest:
-    """Return a node affinity with one term. All of the term's requirements are on the label ``m``."""
+    """Return a node affinity with one term. All requirements of the term are about the label ``m``."""
     return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
 
 

@@ -72,7 +72,7 @@ class Client:
 
 @pytest.fixture
 def service() -> mock.Mock:
-    """Return a mock of the admission service that answers each review."""
+    """Return a mock of the webhook's admission service that answers each review."""
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
     real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
     made = mock.Mock(wraps=real, log=log, metrics=real.metrics)

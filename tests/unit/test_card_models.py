@@ -219,8 +219,9 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """A CEL expression in a pinned claim must match the same products as the row in `gpu_models`. Python's `re` stands
-    in for RE2. Both treat these patterns alike, except for case folding.
+    """A claim is pinned by a CEL expression with the patterns of a row in `gpu_models`. Both match the same products.
+
+    Python's `re` stands in for RE2. Both treat these patterns alike, except for case folding.
     """
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
@@ -240,8 +241,9 @@ def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: 
 
 
 def test_a_pattern_of_many_wildcards_is_matched_in_linear_time() -> None:
-    """A pattern with 30 wildcards must be matched in linear time. With naive backtracking, one match would
-    take days.
+    """A pattern in `gpu_models` has 30 wildcards. It is matched in linear time.
+
+    With naive backtracking, one match would take days.
     """
     assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
     assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None

@@ -21,8 +21,9 @@ VGPU = {"nvidia.com/vgpu-number": 1}
 
 
 def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
-    """Return a cluster with one node per model, whose cards have the given types. In a model's name, ``_`` becomes
-    ``-``.
+    """Return a cluster with one node per model, whose cards have the given card types.
+
+    In the argument's name for a model, ``_`` stands for ``-``.
     """
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}

@@ -26,7 +26,7 @@ OTHERS = {"nvidia.com/vcuda-core": "100", "nvidia.com/vcuda-memory": "16000"}
 
 
 def four() -> Cards:
-    """Return four cards of 16 GiB."""
+    """Return the cards of a node: four cards of 16 GiB."""
     return Cards.unused(GPU_MANAGER, 4, 4 * 64)
 
 
@@ -204,8 +204,10 @@ def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int
 
 
 def test_containers_with_equal_annotations_each_get_their_own_request() -> None:
-    """Two containers have the same annotation text but different requests. The cache of parsed annotations must not mix
-    their requests.
+    """Two containers have the same annotation text for their cards, but different requests. Each gets the cards of its
+    own request.
+
+    The cache of parsed annotations must not mix their requests.
     """
     words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
     less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}

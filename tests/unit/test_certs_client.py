@@ -37,8 +37,9 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """Return a world with a first client certificate and one API server per lag. An API server receives each new
-    certificate after its lag.
+    """Return a world with a first client certificate, and with one API server for each of the lags.
+
+    An API server receives each new certificate after its lag.
     """
     config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
     world = ClientWorld(state.State(configurations=(config_map,)))

@@ -1,5 +1,6 @@
-"""Tests of the certificate rotation's plan: the order of its steps, the condition of each step, and the states that
-need a person.
+"""Tests of the certificate rotation's plan.
+
+They check the order of its steps, the condition of each step, and the states that a person must repair.
 """
 
 from collections.abc import Callable

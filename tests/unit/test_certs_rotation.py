@@ -80,7 +80,7 @@ budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedel
 
 
 def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int | None = None) -> object:
-    """Return the result of one run of the rotation, or None if the run was killed."""
+    """Return the result of one run of the rotation, or None if the test killed the run."""
     world.lives_after = dies_after
     try:
         return Rotation(world, policy, budget, world, lambda _: None, longest_sleep=1800).run()

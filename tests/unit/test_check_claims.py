@@ -38,7 +38,7 @@ def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = 
 
 
 def charge_of(row: dict[str, Any]) -> str:
-    """Return the charge as the table of `check` shows it."""
+    """Return a charge as a text in the form that the table of `check` shows."""
     return str(Charge(round(row["cards"] * 100), row["memory_mib"])) if row["cards"] else ""
 
 

@@ -142,7 +142,7 @@ def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[st
 
 
 def entries_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each entry of a claim's spec, together with its field path."""
+    """Yield each entry of a claim's spec, together with its field path in the spec."""
     for index, request in enumerate(manifest["devices"]["requests"]):
         path = f"spec.devices.requests[{index}]"
         if "exactly" in request:
@@ -345,7 +345,7 @@ def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest)
 
 @pytest.fixture
 def known(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> TemplateInformer:
-    """Return an informer that keeps at most two templates per namespace, and three in total."""
+    """Return an informer of claim templates that keeps at most two templates per namespace, and three in total."""
     size = ENTRY_BYTES + 100
     monkeypatch.setattr("vcuda.kube.dra.MOST_OF_NAMESPACE_BYTES", 2 * size)
     monkeypatch.setattr("vcuda.kube.dra.MOST_TEMPLATE_BYTES", 3 * size)

@@ -1,5 +1,6 @@
-"""Tests of README, CHANGELOG, CONTRIBUTING and docs/: links resolve, every page is on the site, lists and tables are
-rendered.
+"""Tests of README, CHANGELOG, CONTRIBUTING and docs/.
+
+Links must resolve, every page must be on the site, and lists and tables must be rendered.
 """
 
 import re

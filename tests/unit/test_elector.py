@@ -1,4 +1,4 @@
-"""Tests of the leader election: which candidate takes the Lease, and when a leader must stop."""
+"""Tests of the leader election. They check which candidate takes the Lease, and when a leader must stop."""
 
 from collections.abc import Callable
 from itertools import pairwise

@@ -87,7 +87,9 @@ class Cluster(ApiDouble):
 
 
 class Watched:
-    """A watcher with a stopped clock. The test itself delivers the stored objects to the watches."""
+    """A watcher of pods beyond their quota, with a stopped clock. The test itself delivers the stored objects to its
+    watches.
+    """
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ def api() -> Cluster:
 
 @pytest.fixture
 def watched(api: Cluster) -> Watched:
-    """Return a watcher that may evict pods and has checked the namespace once."""
+    """Return a watcher of pods beyond their quota. It may evict pods, and has checked the namespace once."""
     watched = Watched(api)
     watched.look()
     return watched

@@ -78,8 +78,9 @@ def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble,
 
 
 def test_a_pod_that_was_placed_and_not_bound_is_placed_again_on_its_node(api: ApiDouble) -> None:
-    """A pod that was placed and not bound is placed again on its node, even if another node is fuller. gpu-admission
-    always rejects such a pod.
+    """A pod was placed on a node and is not bound. It is placed again on this node, even if another node is fuller.
+
+    gpu-admission always rejects such a pod instead.
     """
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
     pod = store_pod(api, "train", 100)

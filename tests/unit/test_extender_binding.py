@@ -33,7 +33,7 @@ UNKNOWN = "the outcome of the binding is unknown"
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Leader:
-    """A leader whose cluster has two nodes with one card each."""
+    """A leader with an extender, whose cluster has two nodes with one card each."""
     return Leader(api, cards={"n1": 1, "n2": 1}).leads()
 
 

@@ -28,7 +28,7 @@ FAULTS = st.sampled_from(["delivered"] * 6 + ["lost request", "lost reply", "lat
 twice.
 """
 LEADERS = st.sampled_from([1, 1, 1, 2])
-"""Which leader acts: 1 is the newest leader, and 2 is its predecessor."""
+"""The number of the leader that acts: 1 is the newest leader, and 2 is its predecessor."""
 SIZES = st.sampled_from([30, 60, 75, 100, 200])
 NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
 TARGETS = st.sampled_from([None, None, *CARDS])
@@ -61,7 +61,7 @@ class Placements(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: len(self.leaders) < 4)
     def take_over(self) -> None:
-        """Another process becomes the leader. The former leader does not notice this."""
+        """Make another process the leader. The former leader does not notice this."""
         leader = Leader(self.api, CARDS)
         self.leaders.append(leader)
         for name in self.pods():
@@ -124,7 +124,7 @@ class Placements(RuleBasedStateMachine):
 
     @rule()
     def land(self) -> None:
-        """Deliver the API calls that were delayed."""
+        """Deliver the API calls that were delayed before."""
         self.late.land()
 
     @rule(which=WHICH, who=WHICH)

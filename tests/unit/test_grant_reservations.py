@@ -39,13 +39,13 @@ def world() -> Iterator[ReservationWorld]:
 
 
 def end_grant(world: ReservationWorld, later: float = 0) -> None:
-    """Advance the time to ``later`` seconds after the end of the grant."""
+    """Advance the time of the world to ``later`` seconds after the end of the grant."""
     [grant] = world.grants
     world.pass_by(grant.times.end + later - world.time.now)
 
 
 def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
-    """Create pods until ``number`` are answered, and return how many of them were admitted."""
+    """Create pods until ``number`` of them are answered. Return how many of these were admitted."""
     before = len(world.storable())
     world.ask(replica, number)
     world.go_on()

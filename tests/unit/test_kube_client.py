@@ -31,7 +31,7 @@ IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
 class Asked:
-    """A client double that records the path of each call. It has no objects."""
+    """A test double of the client. It records the path of each call, and has no objects."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []

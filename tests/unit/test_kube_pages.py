@@ -77,7 +77,7 @@ class Server:
 
 
 class Body(bytes):
-    """A response body that pretends to have another size."""
+    """A response body that pretends to have another size than its own."""
 
     size: int
 

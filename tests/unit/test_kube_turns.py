@@ -102,7 +102,7 @@ def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch
 
 
 class Held:
-    """LISTs that run in threads until the test ends them."""
+    """LISTs of namespaces that run in threads until the test ends them."""
 
     def __init__(self, made: ListTurns) -> None:
         self.turns = made

@@ -1,4 +1,4 @@
-"""Every valid notation of a watch event must be decoded to the same event."""
+"""Tests of the decoding of watch events. Every valid notation of an event must be decoded to the same event."""
 
 import json
 from typing import Any

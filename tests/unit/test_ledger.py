@@ -28,7 +28,7 @@ SHARE = Pending("A100", Charge(20, 300))
 
 
 def held(number: int, pending: Pending = CARD) -> Ledger:
-    """Return a ledger with ``number`` equal pending charges."""
+    """Return a ledger that has ``number`` equal pending charges."""
     return Ledger(pending={f"uid-{index}": pending for index in range(number)})
 
 

@@ -173,8 +173,10 @@ def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica)
 def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
-    """The quota was removed and restored, and no leader deleted the ledger meanwhile. Pods that were created in between
-    are charged.
+    """The quota was removed and restored, and no leader deleted the ledger meanwhile. Pods of this time are charged
+    too.
+
+    They were created without a charge while there was no quota.
     """
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))

@@ -38,7 +38,7 @@ class Namespace:
         self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
-        """Store ``number`` pods with one card each. All other pods are deleted."""
+        """Store ``number`` pods with one card each in the namespace. Delete all its other pods."""
         for path in [path for path in self.api.objects if "/pods/" in path]:
             self.api.remove(path)
         for each in range(number):
@@ -177,7 +177,7 @@ def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(n
 
 
 class ListGate:
-    """Blocks the first LIST until the test opens the gate."""
+    """Blocks the first LIST of pods until the test opens this gate."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()

@@ -52,7 +52,10 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Return a network that delivers all calls normally, except for the given deliveries from call ``number`` on."""
+    """Return a network that delivers all calls normally, except the calls from call ``number`` on.
+
+    For those it uses the given deliveries, one for each call.
+    """
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -225,7 +228,7 @@ def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, repli
 
 
 def closed(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a leader of a namespace whose ledger was created and never opened."""
+    """Return the leader's part for a namespace whose ledger was created and never opened."""
     settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):

@@ -29,7 +29,7 @@ from webhook.ledger.leases import Demand, plan
 GIB = 1024
 CARD = Charge(100, 0, 100)
 A100 = Limit(None, 160 * GIB, 80 * GIB)
-"""A quota of 160 GiB, on cards of 80 GiB."""
+"""A quota of 160 GiB of memory, on cards of 80 GiB each."""
 ROWS = "{A100: {memory: 80Gi}, T4: {memory: 15Gi}}"
 
 

@@ -23,7 +23,7 @@ BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
-    """Return the usage of each model, given in cores."""
+    """Return the usage of each model. The arguments are numbers of cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
 
 
@@ -33,7 +33,7 @@ def chosen(
     usage: Mapping[str, Usage] = {},  # the default is only read
     quota: NamespaceQuota = QUOTA,
 ) -> tuple[str, str] | tuple[Shortage, ...]:
-    """Return the chosen model and the reason for it, or the shortages if no model has room."""
+    """Return the chosen model and the reason for its choice. If no model has room, return the shortages."""
     choice = choose(candidates.options(quota, lambda _model: asked, usage), candidates.rule)
     return (choice.model, choice.reason) if isinstance(choice, Choice) else choice
 

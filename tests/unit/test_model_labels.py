@@ -65,7 +65,7 @@ class Labeller:
         self.duty.add_all()
 
     def write_quota(self, quota: str, models: str = "{}") -> None:
-        """Store the quota document and deliver it to the watch."""
+        """Store the quota document, and deliver it to the leader's watch."""
         metadata = {"namespace": "kube-system", "name": "gpuquota"}
         data = {"gpu_quota": quota, "gpu_models": models}
         self.api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", {"metadata": metadata, "data": data})

@@ -35,7 +35,9 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """A cluster in which model L40S is known from another namespace, and B200 from a node."""
+    """A policy with two models outside of the pod's quota: L40S is in the quota of another namespace, and B200 is on a
+    node.
+    """
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))

@@ -65,7 +65,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock: a list whose only element is the time."""
+    """The monotonic clock of the node agent's loop, as a list whose only element is the time."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now

@@ -200,8 +200,9 @@ In addition, the patch may add requirements to the terms of the required node af
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return the pod without the fields that the patch may change. A parent field that is null or empty counts as
-    absent.
+    """Return the pod without the fields that the patch of /mutate may change.
+
+    A parent field that is null or empty counts as absent.
     """
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():

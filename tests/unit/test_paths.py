@@ -33,7 +33,7 @@ POD: dict[str, Any] = {
 
 
 def documented(heading: str) -> list[str]:
-    """Return the modules in the numbered list under this heading."""
+    """Return the modules in the numbered list of docs/architecture.md under this heading."""
     section = ARCHITECTURE.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
     return [path.replace("/", ".") for path in re.findall(r"^\d+\. `([\w/]+)\.py`", section, re.MULTILINE)]
 

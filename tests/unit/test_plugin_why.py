@@ -1,5 +1,6 @@
-"""Tests of `kubectl gpuquota why`, which shows a workload's last rejection, the present decision, and the pods that
-must end first.
+"""Tests of `kubectl gpuquota why`.
+
+It shows a workload's last rejection, the present decision, and the pods that must end first.
 """
 
 import json

@@ -17,7 +17,7 @@ from vcuda.quota.model import Charge
 
 
 class Busy:
-    """A reflector whose store gets one more pod of one card at each access."""
+    """A reflector whose store changes all the time: each access adds one pod of one card."""
 
     _version = 0
     listed_version = "0"

@@ -35,7 +35,7 @@ def publisher(api: ApiDouble) -> Publisher:
 
 
 def publish(publisher: Publisher, times: int = 1) -> list[str]:
-    """Publish a report in team-a ``times`` times. Return the logged warnings."""
+    """Publish the usage report of team-a ``times`` times. Return the warnings in the log."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(times):
             publisher.reconciler.turn("team-a")

@@ -11,7 +11,7 @@ GIB = 1024
 
 
 def faults(text: str) -> list[str]:
-    """Return the text of every fault in the document ``text``."""
+    """Return the text of every fault in the quota document ``text``."""
     return [str(fault) for fault in quota_faults(text)]
 
 

@@ -20,7 +20,10 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which replica A holds a reservation. No other replica has written the ledger since."""
+    """Return a world in which replica A holds a reservation (quota in advance).
+
+    Since then no other replica has written the ledger.
+    """
     with ReservationWorld() as world:
         world.reserve(A)
         written(world)

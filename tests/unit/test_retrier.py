@@ -41,7 +41,9 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota of each model. A plain number means that many cores, with unlimited memory."""
+    """Return the free quota of each model. An argument that is a plain number means so many cores, with unlimited
+    memory.
+    """
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 

@@ -23,7 +23,7 @@ from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 START = 1_700_000_000.0
 TIMEOUT = 300.0
 LATE = START + TIMEOUT
-"""The first moment at which an allocation made at START is stale."""
+"""The first moment at which an allocation that was made at START is stale."""
 
 EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)
 WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)

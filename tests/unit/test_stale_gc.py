@@ -409,7 +409,7 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """The loop is stuck if no turn has ended for five periods.
+    """No turn of the controller's loop has ended for five periods. The loop is reported as stuck.
 
     A turn that failed has ended too: if the API server does not answer, a restart would not help.
     """

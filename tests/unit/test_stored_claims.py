@@ -51,7 +51,7 @@ M40_CARD, A100_CARD, SLICE, AWAY = (
 
 
 def given(manifest: Manifest, *devices: tuple[str, str, str], request: str = "r0") -> Manifest:
-    """Return a claim to which the scheduler has allocated these devices."""
+    """Return a claim with an allocation. The scheduler has allocated these devices to it."""
     results = [dict(zip(("driver", "pool", "device"), each, strict=True), request=request) for each in devices]
     return {**manifest, "status": {"allocation": {"devices": {"results": results}}}}
 

@@ -215,7 +215,7 @@ def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
 
 
 HUGE = 250_000
-"""The number of bytes that a user may write into the annotations of one pod. Kubernetes permits 256 KiB."""
+"""The size in bytes of the largest annotations of a pod in these tests. Kubernetes permits 256 KiB."""
 
 
 def size_of(pod: StoredPod) -> int:

@@ -58,17 +58,17 @@ def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
 
 @pytest.fixture(autouse=True)
 def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the heartbeat interval to 0, so that a listener without changes gets a heartbeat at once."""
+    """Set the feed's heartbeat interval to 0, so that a listener without changes gets a heartbeat at once."""
     monkeypatch.setattr("controller.ui.feed.HEARTBEAT_SECONDS", 0)
 
 
 def use_cards(sample: Sample, cards: float) -> None:
-    """Set the number of cards that team-a uses."""
+    """Set the number of cards that team-a uses in the sample data."""
     sample.report(namespace_use("team-a", model_use("M40", 8, cards)))
 
 
 def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Iterator[bytes]]:
-    """Return a listener and its stream. The first line of the stream was already read."""
+    """Return a new listener of the feed, and its stream. The first line of the stream was already read."""
     listener = feed.listen(since, namespace)
     stream = iter(listener)
     assert next(stream) == b"retry: 2000\n\n"

@@ -1,4 +1,7 @@
-"""Tests of the data in the usage page's tables: shades, order, texts, and the number of cards of nodes."""
+"""Tests of the data in the tables of the usage page.
+
+They cover shades, order, texts, and the number of cards of nodes.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tests of `vcuda-controller uninstall`: the objects that it removes, their order, and its timeout."""
+"""Tests of `vcuda-controller uninstall`. They cover the objects that it removes, their order, and its timeout."""
 
 import pytest
 

@@ -34,7 +34,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline five seconds ahead. Its clock is stopped."""
+    """Return a deadline that is five seconds ahead of its clock. The clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 

@@ -37,7 +37,7 @@ def read(*manifests: object) -> list[Workload]:
 
 
 def unread(text: str) -> Unread:
-    """Return the only object in the text. The object must be of a kind that is not decoded."""
+    """Return the only object in the text, which must be of a kind that is not decoded further."""
     (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found

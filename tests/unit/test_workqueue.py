@@ -190,7 +190,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve all keys that become due within ``until`` seconds. Return the logged lines."""
+        """Serve all keys that become due within ``until`` seconds. Return the lines that were logged."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):

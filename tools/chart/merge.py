@@ -34,7 +34,7 @@ ALWAYS = Condition()
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """A scalar, or an empty list or mapping."""
+    """A scalar, or an empty list or mapping, in the merged tree."""
 
     value: Json
 

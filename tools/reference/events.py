@@ -115,7 +115,7 @@ TOLD = {
 
 
 def posted() -> set[Posted]:
-    """Return the reason and type of every Event that the product's source creates."""
+    """Return the reason and type of every Event that the product's source code creates."""
     found = set()
     for module, called, call in calls("Event"):
         if not called.startswith("vcuda.kube"):

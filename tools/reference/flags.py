@@ -23,7 +23,7 @@ HEADING = ("flag", "environment", "default", "what")
 
 
 class Leaf(NamedTuple):
-    """A command that can be run, with its full name and its click context."""
+    """A command of our programs that can be run, with its full name and its click context."""
 
     name: str
     command: click.Command

@@ -70,12 +70,12 @@ def families() -> dict[str, tuple[Family, ...]]:
 
 
 def in_the_source() -> set[str]:
-    """Return the names of all metrics in the product's source."""
+    """Return the names of all metrics in the product's source code."""
     return {text for _, text in strings() if _NAME.fullmatch(text)}
 
 
 def sections() -> str:
-    """Return a table for each program."""
+    """Return the text of the sections, each with the table of one program's metrics."""
     return "\n\n".join(f"### {part}\n\n{_table(found)}" for part, found in families().items())
 
 

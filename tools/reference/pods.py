@@ -133,7 +133,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
-    """Return the answer of /mutate for a pod."""
+    """Return the answer of /mutate for an example pod."""
     policy = policy_for(quota, nodes)
     return asyncio.run(
         mutate(
@@ -354,7 +354,7 @@ _BESIDE = [
 
 
 class _Busy(MemoryLedgers):
-    """Ledgers whose answer to every charge is ``answer``."""
+    """Test ledgers whose answer to every charge is ``answer``."""
 
     def __init__(self, answer: Decision) -> None:
         super().__init__()
@@ -365,7 +365,7 @@ class _Busy(MemoryLedgers):
 
 
 class _Full(MemoryLedgers):
-    """Ledgers with the maximum number of pending charges."""
+    """Test ledgers that have the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}

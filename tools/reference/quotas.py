@@ -124,7 +124,7 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Invalid values of the other keys of the ConfigMap."""
+"""Invalid values of the keys of the quota ConfigMap other than the quota document."""
 
 
 def many_times(number: int) -> str:

@@ -30,8 +30,9 @@ def agent(disk: Disk) -> Agent:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """A counter of all calls by which the sweeps of this test change the disk. The counter patches these functions
-    until the end of the test.
+    """A counter of all calls by which the sweeps of a test change the disk.
+
+    It replaces the functions for these calls until the end of the test.
     """
     with monkeypatch.context() as patched:
         yield Steps(patched)

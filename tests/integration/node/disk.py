@@ -61,8 +61,10 @@ class Clocks:
 
 @dataclass
 class Pods:
-    """The pods of the node. ``uids`` are the pods in the agent's watch. ``live`` are the pods in a new LIST, by default
-    the same.
+    """The pods of the node.
+
+    ``uids``: the pods in the node agent's watch.
+    ``live``: the pods in a new LIST, by default the same.
     """
 
     uids: set[str] = field(default_factory=set)
@@ -118,7 +120,7 @@ class Disk:
         return path
 
     def age(self, path: Path, seconds: float) -> None:
-        """Set the time of the last change of a directory."""
+        """Set the time of a directory's last change, so that it seems so many seconds old."""
         stamp = self.clocks.wall - seconds
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 

@@ -1,4 +1,4 @@
-"""Helpers for FUSE file systems (file systems in user space) whose server has ended or does not answer.
+"""FUSE file systems (file systems in user space) for tests. Their server has ended or does not answer.
 
 A process that accesses such a file system gets an error, or waits.
 """

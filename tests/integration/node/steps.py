@@ -9,7 +9,7 @@ import pytest
 from controller.garbage.node import fs
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
-"""The functions that change the disk, by module and name. A call of one of them is a step."""
+"""The functions that change the disk, by module and name. In these tests, each call of such a function is a step."""
 
 
 class Killed(BaseException):

@@ -66,7 +66,7 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
-    """Replaces the scans of processes and their clock by a test double."""
+    """Replaces the scans of processes and their clock by a test double during a test."""
     looks = Looks()
     monkeypatch.setattr("controller.garbage.node.in_use.scan", looks)
     monkeypatch.setattr("controller.garbage.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
