@@ -49,8 +49,8 @@ class Offered(NamedTuple):
 
     @classmethod
     def by(cls, number: int) -> Offered:
-        """Return the devices of the ResourceSlice with this number. Successive slices have different drivers and
-        models.
+        """Return the devices of the ResourceSlice with this number. The drivers and models alternate from slice to
+        slice.
         """
         models = tuple(PRODUCTS)
         return cls(*DRIVERS[number % len(DRIVERS)], models[number // len(DRIVERS) % len(models)])

@@ -37,7 +37,7 @@ class HeldClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds of this clock. A sleep of milliseconds, as before a retry, uses the real clock
+        """Sleep for ``seconds`` of this clock. A sleep of some milliseconds, as before a retry, uses the real clock
         instead.
         """
         if seconds < namespace_ledger.FLUSH_SECONDS:

@@ -252,7 +252,8 @@ def test_the_plugin_shows_all_namespaces(
 def test_a_real_kubectl_runs_the_single_file_of_a_release(
     cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The plugin of a release, a single file, is run by a real kubectl and a Python without other packages. It works.
+    """The plugin of a release is a single file. It runs with a real kubectl, and with a Python that has no other
+    packages.
 
     kubectl finds the plugin on PATH, and the plugin calls the same kubectl.
     """

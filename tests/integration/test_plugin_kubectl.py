@@ -95,7 +95,7 @@ def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(
 ) -> None:
     """kubectl's answer to a LIST is larger than the plugin accepts. The plugin requests fewer objects per page.
 
-    A script replaces kubectl. Its answer has as many bytes as the number of requested objects.
+    A script replaces kubectl. Its answer is too large for the usual number of objects, and small for fewer objects.
     """
     program = home / "kubectl"
     program.write_text(

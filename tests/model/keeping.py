@@ -79,7 +79,7 @@ def _is_live(pod: Pod, view: int) -> bool:
 
 
 def settle(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SETTLE: the ledger is recounted by any view that is not older than the view of the last count."""
+    """SETTLE: a leader recounts the ledger by any view that is not older than the view of the last count."""
     for view in range(world.newest + 1):
         for since in range(view + 1) if bounds.runs else (0,):
             if (new := counted(world, view, bounds, since)) != world:
@@ -92,7 +92,7 @@ def settle(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GONE: remove a pending charge that is older than the deadline, if a LIST that began after the deadline lacks its
+    """GONE: a leader removes a pending charge after the deadline, if a LIST that began after the deadline lacks the
     pod.
 
     The pod may have been stored and deleted by force. A leader that has watched since before the charge would have seen
@@ -108,7 +108,7 @@ def gone(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def release(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RELEASE: remove a terminating charge when its time is over."""
+    """RELEASE: a leader removes a terminating charge when the time of this charge is over."""
     for i, pod in enumerate(world.pods):
         if not pod.held:
             released = change(world, {i: pod._replace(held=NOT_HELD)})
@@ -119,7 +119,7 @@ def release(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REAP: remove a reservation that nobody has written for a lease and a deadline.
+    """REAP: the leader removes a reservation that was not written again for longer than lease and deadline together.
 
     The same write recounts the ledger by a LIST that began after this time.
     """

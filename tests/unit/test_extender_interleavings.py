@@ -194,7 +194,9 @@ class Placements(RuleBasedStateMachine):
         ]
 
     def counts(self, node: str, uid: str) -> bool:
-        """Return whether the pod exists, has not ended, and may use cards of the node."""
+        """Return whether the pod exists, has not ended, and may use cards of this node, so that its
+        placement counts.
+        """
         name = uid.removeprefix("uid-")
         if name not in self.pods():
             return False

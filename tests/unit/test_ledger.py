@@ -377,7 +377,7 @@ def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """A ledger is settled twice by the same view. The second settling changes nothing.
+    """A ledger is settled (recounted) twice by the same view of the pods. The second settling changes nothing.
 
     Otherwise two leaders would write forever. The ledger that was passed in must not change either.
     """

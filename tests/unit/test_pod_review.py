@@ -62,10 +62,10 @@ def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limit
 
 
 def test_the_namespace_is_the_requests_own() -> None:
-    """In a review for /mutate, the namespace field of the pod is empty or different. The namespace of the request
+    """In a review, the pod's own namespace field is empty or names another namespace. The namespace of the request
     counts.
 
-    The API server may fill the field of the pod only later.
+    In a review for /mutate, the API server may not have filled the field of the pod yet.
     """
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
     assert limited(review(elsewhere, "team-a")).namespace == "team-a"

@@ -140,7 +140,9 @@ def lists_in_pages(requests: set[Asked]) -> set[Asked]:
 
 
 def needing(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> dict[tuple[str, str], Asked]:
-    """Return those requests that only this rule of the account permits, one for each verb and resource of the rule."""
+    """Return those requests that only this rule of the account permits. Return one for each verb and resource of the
+    rule.
+    """
     others = [each for each in rules if each.account == permission.account and each != permission]
     needed = {each for each in requests if permission.allows(each) and not any(other.allows(each) for other in others)}
     return {(each.verb, each.resource): each for each in sorted(needed, key=str)}

@@ -84,7 +84,7 @@ def pending(ledger: Json) -> bool:
 def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster, quota: QuotaConfigMap) -> None:
     """A quota is added to a namespace that already has two pods: one runs on a node, and the other has no node.
 
-    The running pod is counted, so a ledger is written for the namespace. An Event reports that the other is not
+    The running pod is counted, so a ledger is written for the namespace. An Event reports that the waiting pod is not
     counted.
     """
     namespace = cluster.create_namespace()

@@ -250,8 +250,9 @@ class System:
         )
 
     def _try_wrong_quota(self) -> Answer:
-        """Create a ConfigMap with a wrong quota in a dry run. Return the answer, which is a rejection if /quota is in
-        effect.
+        """Create the quota ConfigMap with a malformed quota, in a dry run, and return the answer.
+
+        If /quota is in effect, the answer is a rejection.
         """
         namespace, name = self.quota_config_map
         metadata = {"namespace": namespace, "name": name, "labels": {"quota.vcuda.io/config": "true"}}
