@@ -182,7 +182,9 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs in caBundles that have our name and are not in the CA Secret, which may have been restored."""
+    """Return the CAs in caBundles that have our name and are not in the CA Secret. A restored Secret may
+    lack such CAs.
+    """
     # Such a CA is removed like a retired CA. It is not added to other caBundles, because anyone can choose our name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))

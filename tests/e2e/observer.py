@@ -192,8 +192,9 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Record the cores that these objects, which exist at the same moment, use. Pods that were deleted by force are
-        included.
+        """Record the cores in use at one moment. The objects exist at that moment.
+
+        Pods that were deleted by force before it are included.
         """
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))

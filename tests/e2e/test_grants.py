@@ -1,4 +1,4 @@
-"""A grant (additional quota for a limited time) on a real cluster.
+"""Tests of a grant (additional quota for a limited time) on a real cluster.
 
 When the grant begins, a rejected workload runs. When the grant ends, no further pod is admitted.
 """

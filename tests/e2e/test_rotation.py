@@ -24,7 +24,7 @@ SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
 
 @pytest.fixture(scope="module")
 def rotator(cluster: Cluster) -> Iterator[Path]:
-    """A kubeconfig of the account that rotates certificates, with the rights of the manifest."""
+    """A kubeconfig of the account that rotates certificates. The account has the rights of the manifest."""
     with account_of(cluster, "certs-rbac.yaml", "vcuda-certs") as account:
         yield account.kubeconfig
 

@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Target:
-    """The attacked server, and a client that keeps its connection open as the API server does."""
+    """The webhook under attack, and a client that keeps its connection open as the API server does."""
 
     server: WebhookProcess
     kept: HTTPSConnection
@@ -84,7 +84,7 @@ class Target:
         return self.server.tls.wrap_socket(self.open(receive_buffer), server_hostname="127.0.0.1")
 
     def note_memory(self, when: str) -> int:
-        """Print and return the resident memory of the webhook's worker process in MiB."""
+        """Print the resident memory of the webhook's worker process in MiB, and return it."""
         now = self.memory("VmRSS")
         print(f"resident memory {when}: {now} MiB")
         return now

@@ -23,8 +23,8 @@ class Answer:
     headers: Mapping[str, str] | None = None
 
     def render(self) -> kmock.Payload:
-        """Return the answer as kmock's response. The status is always set, because otherwise kmock repeats the status
-        of the previous answer.
+        """Return the answer in kmock's form. The HTTP status is always set, because otherwise kmock repeats the
+        previous one.
         """
         response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock forgot it in its __all__
             status=self.status, headers=self.headers, payload=self.payload

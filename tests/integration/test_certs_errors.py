@@ -22,7 +22,7 @@ from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
-"""The time at which pytest collects the tests. The dates in the server's answers may be minutes later."""
+"""The time at which pytest collects the tests. The dates in the scripted answers may be minutes later."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.37.2"})
@@ -182,7 +182,7 @@ def test_a_configuration_that_another_tool_manages_is_still_read(script: Script,
 
 
 class Failing(World):
-    """A store of Secrets and webhook configurations whose next requests fail."""
+    """A store of Secrets and webhook configurations. The next requests to it fail."""
 
     faults: list[Exception]
 

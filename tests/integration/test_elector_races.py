@@ -53,7 +53,7 @@ class World:
         self.at(self.now, lambda: self._wait_for(thread.start))
 
     def run(self) -> None:
-        """Run the threads until all have ended. If a thread raised an exception, raise it again."""
+        """Run the threads of the world until all have ended. If a thread raised an exception, raise it again."""
         while self._due:
             self.now, _, action = heapq.heappop(self._due)
             action()
@@ -91,7 +91,7 @@ class Life(NamedTuple):
 
 
 class Network:
-    """The connection of one candidate to the API server. It delays or loses calls as the test says."""
+    """The connection of one candidate to the API server. It delays or loses calls as the test requires."""
 
     def __init__(self, world: World, phases: Iterable[Phase]) -> None:
         self._world = world

@@ -40,7 +40,9 @@ SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-perc
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
 WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
-"""A row of gpu_models: the label value V100 belongs to model P100, and one device of P100 is a quarter of a card."""
+"""A row of `gpu_models`. By it the label value V100 belongs to model P100, and one device of P100 is a quarter of a
+card.
+"""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
 

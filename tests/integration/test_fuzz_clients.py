@@ -81,7 +81,7 @@ def half_a_chunk(target: Target) -> socket.socket:
 
 
 def no_reader(target: Target) -> socket.socket:
-    """Return a connection of a client that sends many requests and reads no answer, until all buffers are full."""
+    """Return the connection of a client that has sent many requests and reads no answer. All buffers are full."""
     connection = target.shake_hands(receive_buffer=2304)
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):

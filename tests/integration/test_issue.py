@@ -57,8 +57,9 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection with these files to a client that checks ``hostname``. Return the bytes that the client
-    receives.
+    """Serve one TLS connection with these files to a client that checks ``hostname``.
+
+    Return the bytes that the client receives from the server.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")

@@ -26,8 +26,9 @@ from vcuda.quota.model import OVER_QUOTA
 OBJECTS = 80
 LARGE = "x" * 1_200_000
 MOST_MIB = 48
-"""The maximum memory in MiB: two pages of 8 MiB, the decoded objects of one page, and the memory that Python keeps for
-each page.
+"""The maximum memory of a reader in MiB.
+
+It is the sum of two pages of 8 MiB, the decoded objects of one page, and the memory that Python keeps for each page.
 """
 
 EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}

@@ -64,7 +64,7 @@ def test_the_lock_has_nothing_that_setup_cfg_does_not_require_any_more() -> None
 
 
 def required_by(name: str) -> set[str]:
-    """Return the packages that an installed package requires on this platform."""
+    """Return the packages that an installed package requires on this machine's platform."""
     found = (Requirement(each) for each in importlib.metadata.requires(name) or ())
     return {canonicalize_name(each.name) for each in found if not each.marker or each.marker.evaluate({"extra": ""})}
 

@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return one webhook replica. The replica uses the test's clock if the test has a clock."""
+    """Return one webhook replica. It uses the test's clock if the test has one."""
     return _replica(api, request)
 
 

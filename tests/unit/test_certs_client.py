@@ -37,7 +37,8 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """Return a world with a first client certificate, and with one API server for each of the lags.
+    """Return a test world (the state of a rotation) with a first client certificate, and one API server for each of the
+    lags.
 
     An API server receives each new certificate after its lag.
     """
@@ -80,8 +81,9 @@ def test_no_api_server_is_rejected_that_gets_each_certificate_before_the_last_on
 
 
 def replaced(policy: steps.RotationPolicy = NEW) -> ClientWorld:
-    """Return a world with a new CA and a client certificate of that CA. No API server has received the
-    certificate yet.
+    """Return a test world (the state of a rotation) with a new CA and a client certificate of that CA.
+
+    No API server has received this certificate yet.
     """
     world = issued(LONG)
     while not isinstance(world.decide(policy), steps.Wait) or world.state.authorities.next_ca:

@@ -236,7 +236,7 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in which the old and the new CA are both trusted for a time.
+    """Return a test world (the state of a rotation) in which the old and the new CA are both trusted for a time.
 
     The serving certificate must be renewed within that time.
     """

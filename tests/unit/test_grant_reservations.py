@@ -19,10 +19,10 @@ GRANT_SECONDS = 20.0
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which a grant doubles the limit, and ends in one second. Without the grant, the stored pods
-    exceed the limit.
+    """Return a test world (replicas, leaders and a double of the API server) in which a grant ends in one second.
 
-    Replica A holds a reservation that was sized by the larger limit.
+    The grant doubles the limit. Without the grant, the stored pods exceed the limit. Replica A holds a reservation that
+    was sized by the larger limit.
     """
     with ReservationWorld() as world:
         end = world.time.now + GRANT_SECONDS

@@ -20,9 +20,9 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which replica A holds a reservation (quota in advance).
+    """Return a test world (replicas, leaders and a double of the API server) in which replica A holds a reservation.
 
-    Since then no other replica has written the ledger.
+    Since replica A reserved quota in advance, no other replica has written the ledger.
     """
     with ReservationWorld() as world:
         world.reserve(A)

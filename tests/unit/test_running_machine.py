@@ -160,7 +160,7 @@ class RunningMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
-"""The number of random examples that the state machine tries. `make fuzz` sets a larger number."""
+"""The number of random examples that the state machine of this file tries. `make fuzz` sets a larger number."""
 
 
 def test_no_order_of_events_hides_a_gpu_that_a_container_may_use() -> None:

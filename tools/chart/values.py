@@ -36,7 +36,7 @@ FIRST = "-first"
 
 
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
-    """Yield the parts of one object that come from the chart's values.
+    """Yield those parts of one object that come from the values of the Helm chart.
 
     ``manifest``: the object with all components.
     """

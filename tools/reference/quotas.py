@@ -128,7 +128,7 @@ _FURTHER = (
 
 
 def many_times(number: int) -> str:
-    """Return a document with ``number`` grants at different times."""
+    """Return a quota document with ``number`` grants, each at another time."""
     hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
     return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 

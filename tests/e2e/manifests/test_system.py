@@ -169,7 +169,7 @@ def test_every_metric_that_alerts_and_dashboard_name_is_exported(
 
 
 def families(text: bytes) -> set[str]:
-    """Return all names of samples that the metrics in this text, in Prometheus' format, can have."""
+    """Return all names that the samples in ``text`` can have. The text has metrics in Prometheus' format."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {
         f"{family.name}{suffix}"

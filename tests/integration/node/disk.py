@@ -46,7 +46,7 @@ def snapshot(path: Path) -> Snapshot:
 
 @dataclass
 class Clocks:
-    """The monotonic clock and the wall clock of a machine. Tests set the wall clock."""
+    """The monotonic clock and the wall clock of a machine, for the node agent. Tests set the wall clock."""
 
     wall: float = field(default_factory=time.time)
     steady: float = 1000.0
@@ -87,8 +87,10 @@ class Pods:
 
 @dataclass
 class Disk:
-    """The disk of a node. ``root`` has the vm directories. ``guarded`` is a tree next to the root, which no sweep may
-    change.
+    """The disk of a node.
+
+    ``root``: the directory that has the vm directories.
+    ``guarded``: a tree next to the root, which no sweep may change.
     """
 
     base: Path
@@ -111,7 +113,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """Create a vm directory as gpu-manager does. Its last change is ``age`` seconds old."""
+        """Create the vm directory of a pod, as gpu-manager does. Its last change is ``age`` seconds old."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -140,7 +142,9 @@ class Disk:
 
 
 class Agent:
-    """Sweeps a disk repeatedly, like the real agent. A new agent has no memory of the sweeps of an earlier agent."""
+    """Sweeps a disk repeatedly, like the real node agent. A new agent has no memory of the sweeps of an
+    earlier agent.
+    """
 
     def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk

@@ -13,7 +13,7 @@ STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
 
 
 class Killed(BaseException):
-    """Simulates that the process is killed at this step, as by SIGKILL. The code under test must not catch this
+    """Raised at a step to simulate that SIGKILL kills the process. The code under test must not catch this
     exception.
     """
 

@@ -202,7 +202,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
-    """Start another process that uses the directory or a file in it until the end of the ``with`` statement."""
+    """Start another process that uses this directory, or a file in it, until the end of the ``with`` statement."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

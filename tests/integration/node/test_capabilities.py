@@ -24,7 +24,7 @@ def capabilities() -> list[str]:
 
 
 def given_to_containers(path: Path, mode: int) -> None:
-    """Add a directory with this mode and a file to the tree, and make a container's user the owner of the tree."""
+    """Add a directory with this mode and a file to the tree. Make a container's user the owner of the whole tree."""
     inner = path / "main" / "tmp"
     inner.mkdir()
     (inner / "file").touch()

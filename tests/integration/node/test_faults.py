@@ -23,8 +23,9 @@ from tests.integration.node.steps import Killed, Steps
 
 
 def until_rest(disk: Disk, agent: Agent) -> None:
-    """Sweep until all directories of deleted pods are removed. The agent waits longer after each failure, so the clocks
-    are advanced between sweeps.
+    """Sweep the disk until all directories of deleted pods are removed.
+
+    The agent waits longer after each failure, so the clocks are advanced between sweeps.
     """
     for _ in range(4):
         agent.sweep()

@@ -22,7 +22,7 @@ which_pod = st.integers(0, 2)
 
 
 class Node(RuleBasedStateMachine):
-    """A node whose pods are created and deleted.
+    """A node whose pods are created and deleted while a node agent runs.
 
     The agent is killed at any step, calls fail, watches lag or are missing, and clocks are set.
     """
@@ -130,7 +130,7 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Sweep without further changes and faults, until no directory of a deleted pod is left."""
+        """Sweep the disk without further changes and faults, until no directory of a deleted pod is left."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()

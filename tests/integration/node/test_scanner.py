@@ -43,7 +43,9 @@ class Looks:
         self._moved()
 
     def end(self) -> None:
-        """Permit the running scan and all later scans to end, and wait until the running scan has ended."""
+        """Permit the running scan and all later scans of processes to end, and wait until the running scan
+        has ended.
+        """
         self.may_end.set()
         for thread in threading.enumerate():
             if thread.name == "scan":
