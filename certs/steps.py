@@ -235,7 +235,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
 
 
 def after(state: observed.State, write: Write) -> observed.State:
-    """Return ``state`` after the write. The resourceVersions and the endpoints stay unchanged."""
+    """Return ``state`` after ``write``. The resourceVersions and the endpoints stay unchanged."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)
