@@ -1,4 +1,4 @@
-"""The command ``python -m bench``: runs the usual measurements, or a single one, and prints a table for each."""
+"""The command ``python -m bench``. It runs the usual measurements, or a single one, and prints a table for each."""
 
 from __future__ import annotations
 

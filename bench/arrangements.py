@@ -23,24 +23,27 @@ NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "g
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
 TIGHT = ("tight-ours-1", "tight-ours-3")
 OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
-"""The arrangements with our webhook, and the number of its replicas in each."""
+"""The arrangements with our webhook, and the number of webhook replicas in each of them."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
 OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""A quota that no measurement uses up."""
+"""A quota that is so large that no measurement uses it up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""A quota for 60 pods of the bench."""
+"""A quota that has room for 60 pods of the bench."""
 
 STORED_OF_TIGHT = 48
-"""The maximum number of stored pods with `TIGHT_LIMIT`. The number is below 60, so an exact count rejects no pod."""
+"""The maximum number of stored pods with the quota `TIGHT_LIMIT`.
+
+It is below 60, the number of pods in that quota, so an exact count rejects no pod.
+"""
 
 
 class Arranged(NamedTuple):
-    """An arrangement that is in effect.
+    """An arrangement (a way to admit pods) that is in effect.
 
     ``processes``: process ids of the processes to measure, by program.
     ``settles``: True if a controller runs, which counts the stored pods into the ledgers.
@@ -56,7 +59,7 @@ class Arranged(NamedTuple):
 
 
 def namespaces(name: str, spread: int) -> list[str]:
-    """Return the first ``spread`` namespaces of the arrangement."""
+    """Return the first ``spread`` of the arrangement's namespaces."""
     return [f"{name}-{number}" for number in range(spread)]
 
 
@@ -77,8 +80,8 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """Create a ResourceQuota that is never used up, with its status. The controller of ResourceQuotas does not run
-    here.
+    """Create a ResourceQuota that is never used up, and also write its status. The controller of ResourceQuotas does
+    not run here.
     """
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
@@ -114,8 +117,9 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:
-    """Return the servers of the arrangement's webhooks, or an empty list if it has no webhook. The caller starts the
-    servers.
+    """Return the servers of the arrangement's webhooks; an empty list if it has no webhook.
+
+    The caller must start the servers.
     """
     if name in IN_GO:
         assert program
@@ -127,7 +131,7 @@ def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractCont
 
 
 def hooks(plane: Plane, name: str, running: Sequence[Server]) -> Webhooks:
-    """Return the webhooks that the arrangement registers."""
+    """Return the webhooks that are registered for the arrangement (a way to admit pods)."""
     if not running:
         return {MUTATING: (), VALIDATING: ()}
     register = installed if name in OURS else simple

@@ -1,4 +1,4 @@
-"""CPU time of processes and their children, from /proc."""
+"""The CPU time of processes and of their children, from /proc."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def seconds_of(stat: str) -> float:
-    """Return the CPU seconds in a line of /proc/PID/stat, user and system.
+    """Return the CPU seconds, user and system, in a line of /proc/PID/stat.
 
     The time of children that have ended is included, for example of a worker that was replaced.
     """
@@ -35,5 +35,5 @@ def family(pid: int) -> Iterator[int]:
 
 
 def by_name(processes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Return, for each name, the CPU seconds that its processes and all their descendants have used so far."""
+    """Return the CPU seconds that the processes with each name, and their descendants, have used so far."""
     return {name: sum(seconds(one) for pid in pids for one in family(pid)) for name, pids in processes.items()}

@@ -19,7 +19,7 @@ from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
-"""The numbers of namespaces over which the pods are spread by default."""
+"""The numbers of namespaces over which the bench spreads its pods by default."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -88,8 +88,9 @@ def say(line: str) -> None:
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """Return the arrangements to measure, in the order of the output. Without Go, the arrangements that need it are
-    left out.
+    """Return the arrangements to measure, in the order of the output.
+
+    If Go is not installed, the arrangements with the webhook in Go are left out.
     """
     names = [name for name in EVERY if not only or name in only]
     if go.installed() or not (skipped := [name for name in names if name in IN_GO]):
@@ -104,7 +105,7 @@ def chosen(only: Sequence[str]) -> list[str]:
 def run(
     names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
 ) -> dict[Case, list[Figures]]:
-    """Measure these arrangements, and return the figures of each round by case."""
+    """Measure these arrangements in several rounds, and return the figures of each round by case."""
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]

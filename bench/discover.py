@@ -66,7 +66,7 @@ def microseconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def timed(work: Callable[[], object], repeats: int) -> float:
-    """Return the CPU seconds of all these runs of ``work``."""
+    """Return the CPU seconds that all these runs of ``work`` take together."""
     started = time.process_time()
     for _ in range(repeats):
         work()

@@ -32,12 +32,15 @@ def main() -> None:
 
 
 def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
-    """Return a function that decodes this line of a watch."""
+    """Return a function that decodes this line of a watch, as the controller does."""
     return lambda: informer.decode(read_event(line, "watch").raw)
 
 
 def lines() -> dict[str, bytes]:
-    """Return lines of a watch, each with its heading in the table. Their pods are realistic and have managed fields."""
+    """Return lines of a watch, each with its heading in the printed table.
+
+    The pods in these lines are realistic, and have managed fields.
+    """
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
         "just created, requests a share": line("ADDED", running(gpu, bound=False)),
@@ -52,7 +55,9 @@ def line(kind: str, pod: Json) -> bytes:
 
 
 def running(limits: Json, *, bound: bool) -> Json:
-    """Return a pod with these limits, with all the fields that an API server sends. A bound pod also runs."""
+    """Return a pod with these limits, with all the fields that an API server sends. If the pod is bound, it
+    also runs.
+    """
     predicate = {"tencent.com/predicate-time": "1700000000000000000", "tencent.com/predicate-node": "gpu-7"}
     given = {**predicate, "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/gpu-assigned": "true"}
     token = {"name": "kube-api-access-x7k2p", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}

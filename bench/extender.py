@@ -1,4 +1,4 @@
-"""The cost of placing a pod by the scheduler extender, with 1,000 nodes of eight cards and 20,000 stored pods.
+"""The cost of a placement by the scheduler extender, with 1,000 nodes of eight cards and 20,000 stored pods.
 
 ``python -m bench.extender`` prints the figures with their target, and asserts nothing. The scheduler sends only the
 names of the nodes. The pods to be placed are stored in a real API server, and each placement is one write, as in a
@@ -48,7 +48,7 @@ NOWHERE = {CORES: "800"}
 
 
 class Named(msgspec.Struct, rename="pascal"):
-    """The part of a filter request that this bench reads: the pod to place."""
+    """The part of a filter request that this bench reads: the pod that the extender must place."""
 
     pod: Pod
 
@@ -71,7 +71,7 @@ def gpu_pod(name: str, limits: dict[str, str]) -> Json:
 
 
 def filled() -> tuple[CardCache, list[str]]:
-    """Return the extender's cache, filled with all nodes and their pods, and the names of the nodes."""
+    """Return the extender's cache with all nodes and their pods in it, and the names of the nodes."""
     cache, names = CardCache(), [f"gpu-node-{number:04}.example.internal" for number in range(NODES)]
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
@@ -92,7 +92,7 @@ def filled() -> tuple[CardCache, list[str]]:
 
 
 def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
-    """Return the allocation of a pod on this node."""
+    """Return the allocation record of a pod that was placed on this node."""
     request = read_card_request(view(manifest))
     assert isinstance(request, CardRequest)
     cards = cache.node_without(node, ())
@@ -139,7 +139,7 @@ def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Take
 
 
 def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) -> Iterator[bytes]:
-    """Create pods with these limits, and yield the filter request for each pod as the scheduler sends it."""
+    """Create pods with these limits. Yield, for each of them, the filter request as the scheduler sends it."""
     for number in range(CALLS):
         manifest = gpu_pod(f"{kind}-{number}", limits)
         metadata = {"name": f"{kind}-{number}", "namespace": "default"}
@@ -148,7 +148,7 @@ def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) ->
 
 
 def percentile(values: Iterable[float], share: float) -> str:
-    """Return the percentile ``share`` of the values in milliseconds."""
+    """Return a percentile of the values in milliseconds. ``share``: the percentile as a fraction."""
     ordered = sorted(values)
     return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:.1f} ms"
 

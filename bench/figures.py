@@ -1,4 +1,4 @@
-"""The figures of a round of creates, the medians of several rounds, and both output formats."""
+"""The figures of a round of creates, and the medians of several rounds. They are printed as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -43,11 +43,14 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 Results = Mapping[Case, Sequence[Figures]]
-"""The figures of each round, by case. The cases are in the order of the output."""
+"""The figures of each round, by case. The order of the cases is that of the output."""
 
 
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
-    """Return the figures of a load. ``cpu_seconds``: the CPU seconds by program; a missing program counts as zero."""
+    """Return the figures of a load.
+
+    ``cpu_seconds``: the CPU seconds by program; a missing program counts as zero.
+    """
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
     return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.retry_later)
@@ -82,7 +85,7 @@ def as_json(results: Results) -> str:
 
 
 def as_table(results: Results) -> str:
-    """Return one line for each case."""
+    """Return the text of a table with one line for each case."""
     heading = (
         "creates of pods",
         "namespaces",

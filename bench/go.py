@@ -1,4 +1,4 @@
-"""The webhook in Go that does nothing, built for one run of a bench."""
+"""The webhook in Go that allows everything. It is built for each run of a bench."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def installed() -> bool:
 
 
 def build(directory: Path) -> Path:
-    """Build the webhook into this directory, and return the program. Raises BuildFailed."""
+    """Build the webhook in Go into this directory, and return the path of the program. Raises BuildFailed."""
     program = directory / "webhook"
     # The build runs in this directory and with the installed Go only, so that Go does not download another Go version.
     command = ("env", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", "go", "build", "-o", str(program), str(SOURCE))
@@ -35,7 +35,7 @@ def build(directory: Path) -> Path:
 
 @contextmanager
 def serving(program: Path, certificates: Path, *, pins: bool) -> Iterator[Server]:
-    """Run the webhook, which allows everything. With ``pins`` it also patches every pod."""
+    """Run the webhook in Go, which allows everything. With ``pins`` it also patches every pod."""
     flags = ("-cert-dir", str(certificates), *(("-pin", PIN.decode()) if pins else ()))
     process = subprocess.Popen((str(program), *flags), stdout=subprocess.PIPE, text=True)
     assert process.stdout

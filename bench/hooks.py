@@ -1,4 +1,4 @@
-"""The webhooks that a measurement registers: two simple ones, or ours as the manifests install them.
+"""The webhooks that a measurement registers: two simple webhooks, or ours as the manifests install them.
 
 Our webhooks are registered together with our ValidatingAdmissionPolicies. Every installation has these policies, and
 the API server evaluates them for every request.
@@ -47,7 +47,9 @@ def _asked_about_pods(url: str, ca: Path) -> Json:
 
 
 def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks:
-    """Return all our webhooks with their rules, selectors and conditions, with ``url`` in place of the Service."""
+    """Return all our webhooks with their rules, selectors and conditions. They are called at ``url`` instead of the
+    Service.
+    """
     webhooks: dict[str, list[Json]] = {MUTATING: [], VALIDATING: []}
     for document in yaml.safe_load_all(registration.read_text()):
         for webhook in yaml.safe_load(document["metadata"]["annotations"]["quota.vcuda.io/webhooks"]):
@@ -61,13 +63,15 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """Return all our policies and their bindings. The probe, which shows that all are in effect, is last."""
+    """Return all our policies and their bindings. The last policy is the probe, which shows that all policies are in
+    effect.
+    """
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
 @contextmanager
 def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Keep our policies in effect, also in this namespace, during the ``with`` statement."""
+    """Keep our policies in effect during the ``with`` statement, also for requests in this namespace."""
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)

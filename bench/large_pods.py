@@ -1,4 +1,4 @@
-"""How long the reviews of the largest pods block the webhook's event loop.
+"""Measures the time for which reviews of the largest pods block the webhook's event loop.
 
 The webhook decides a large review while a review of a small pod arrives every millisecond. For each kind of large pod
 the table has the size of the review, the time until its answer, and the time until the answers of the small reviews
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def service() -> admission.Service:
-    """Return a webhook that uses no cluster, with a quota that is never used up."""
+    """Return a webhook service that uses no cluster, with a quota that is never used up."""
     labels = NodeLabels()
     by_name = {f"node-{n}": {labels.model: f"M{n % 20}", HOST: f"node-{n}", RANK: str(n)} for n in range(1000)}
     quota = NamespaceQuota({f"M{n}": Limit(10**9) for n in range(20)})
@@ -61,7 +61,7 @@ def service() -> admission.Service:
 
 
 def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield pods that fill a review of the maximum size. In each pod another field is large.
+    """Yield pods whose reviews have the maximum size. In each of these pods another field is large.
 
     The API server rejects more than 256 KiB of annotations, but only after /mutate.
     """
@@ -115,7 +115,7 @@ def review(manifest: dict[str, Any]) -> bytes:
 
 
 async def measure(webhook: admission.Service, path: str, large: bytes, at_once: int) -> Measured:
-    """Answer ``at_once`` large reviews concurrently, and meanwhile small reviews one after the other."""
+    """Answer ``at_once`` large reviews concurrently. Meanwhile answer small reviews, one after the other."""
     small, took, cpu = review(SMALL), [], []
     started = time.perf_counter()
     work = [asyncio.create_task(webhook.answer(path, large, ReviewDeadline.after(10))) for _ in range(at_once)]

@@ -1,4 +1,4 @@
-"""Creates load over kept TLS connections. The client does little work, so that the server limits the rate."""
+"""Creates load over TLS connections that stay open. The client does little work, so that the server limits the rate."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Result(NamedTuple):
 
 
 class Life(NamedTuple):
-    """How one connection creates and deletes its objects.
+    """The way in which one connection creates and deletes its objects.
 
     ``create``: the request that creates an object.
     ``delete``: returns the request that deletes the object with this name.
@@ -59,7 +59,7 @@ class Life(NamedTuple):
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """Return the bytes of one request with a JSON body."""
+    """Return the bytes of one HTTP POST request with a JSON body."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     fields = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
@@ -70,14 +70,14 @@ def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method
 def run(
     server: str, ca: Path, requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus = HTTPStatus.OK
 ) -> Result:
-    """Send each request repeatedly to the server with this URL. Each request has its own connection and thread."""
+    """Send each request repeatedly to the server at this URL. Each request has its own connection and thread."""
     with connected(server, ca, len(requests)) as connections:
         return run_over(connections, [[request] for request in requests], seconds=seconds, wanted=wanted)
 
 
 @contextmanager
 def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]]:
-    """Yield ``count`` connections to the server with this URL."""
+    """Yield ``count`` open TLS connections to the server at this URL."""
     with ExitStack() as stack:
         yield [stack.enter_context(_connect(server, ca)) for _ in range(count)]
 
@@ -85,7 +85,9 @@ def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]
 def run_over(
     connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
-    """Send requests for so many seconds. Each connection sends its own requests in turn, all concurrently."""
+    """Send requests for ``seconds`` seconds over all connections concurrently. Each connection sends its own requests
+    in turn.
+    """
     with _logged(wanted, seconds) as log:
         _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
     refused = len(log.refusals)
@@ -95,7 +97,9 @@ def run_over(
 
 
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
-    """Create and delete objects for so many seconds. Each connection follows its `Life`, all concurrently."""
+    """Create and delete objects for ``seconds`` seconds over all connections concurrently. Each connection follows its
+    `Life`.
+    """
     with _logged(HTTPStatus.CREATED, seconds) as log:
         _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)
@@ -211,7 +215,7 @@ def _connect(server: str, ca: Path) -> ssl.SSLSocket:
 
 
 def _read_answer(connection: ssl.SSLSocket) -> bytes:
-    """Read one answer, which has a Content-Length or is sent in chunks."""
+    """Read one HTTP answer, which has a Content-Length or is sent in chunks."""
     data = b""
     while b"\r\n\r\n" not in data:
         data += _more(connection)

@@ -1,11 +1,12 @@
 """Measures one arrangement (a way to admit pods): loads it, waits for the work that the load causes, and cleans up.
 
-The measured CPU is that of the API server, of etcd, and of the processes of the arrangement: its webhooks with their
-workers, and the controller if the webhook is ours. This process creates the load and is not measured. After the load,
-the controller counts the new pods into the ledgers and publishes the usage. That work is part of the cost of the pods.
-So the measurement ends when every pod is committed, but at least `SETTLE_SECONDS` after the load. All arrangements wait
-for that time, so all figures include the idle work of the API server. The fewer pods a round stores, the larger is the
-share of the idle work in the figure per pod. The deletion of the pods is not measured.
+The measured CPU is that of the API server, of etcd, and of the processes of the arrangement. These are its webhooks
+with their workers, and the controller if the webhook is ours. This process creates the load and is not measured.
+
+After the load, the controller counts the new pods into the ledgers and publishes the usage. That work is part of the
+cost of the pods. So the measurement ends when every pod is committed, but at least `SETTLE_SECONDS` after the load. All
+arrangements wait for that time, so all figures include the idle work of the API server. If a round stores fewer pods,
+the idle work is a larger share of the figure per pod. The deletion of the pods is not measured.
 
 Before the load, dry runs on the same connections open the API server's connections to the webhooks. Then the
 measurement waits until the work of earlier rounds has ended.
@@ -33,14 +34,15 @@ from vcuda.ledger.text import read_ledger
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
 SETTLE_SECONDS = 1.5
-"""Seconds in which the controller counts the new pods into a ledger and publishes the usage of its namespace."""
+"""Seconds within which the controller counts the new pods into a ledger and publishes the usage of its namespace."""
 
 PATIENCE = 60.0
-"""Seconds within which ledgers must count all pods, or release all charges."""
+"""Maximum seconds until the ledgers have counted all pods, or have released all charges."""
 
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
-"""Processes are quiet if they use less than `QUIET_SHARE` of one CPU for `QUIET_SECONDS`. `QUIET_WITHIN`: seconds to
-wait for that.
+"""Processes are quiet if they use less than `QUIET_SHARE` of one CPU for `QUIET_SECONDS`.
+
+A measurement waits at most `QUIET_WITHIN` seconds for that.
 """
 
 PAUSE_SECONDS = 0.05
@@ -50,7 +52,7 @@ CORES = int(GPU_POD["tencent.com/vcuda-core"])
 
 
 def measure(plane: Plane, arranged: Arranged, namespaces: Sequence[str], seconds: float) -> Figures:
-    """Create pods in these namespaces for so many seconds, delete all of them, and return the figures.
+    """Create pods in these namespaces for ``seconds`` seconds, delete all of them, and return the figures.
 
     Raises TimeoutError if the ledgers do not count all pods in time, or do not release all charges.
     """
@@ -83,9 +85,9 @@ def put(
     *,
     claims: bool = False,
 ) -> load.Result:
-    """Create pods, or claims, for so many seconds. The connections are spread evenly over the namespaces.
+    """Create pods, or claims, for ``seconds`` seconds. The connections are spread evenly over the namespaces.
 
-    If there are more namespaces than connections, each connection uses several in turn.
+    If there are more namespaces than connections, each connection uses several namespaces in turn.
     """
     body = json.dumps(gpu_claim() if claims else gpu_pod()).encode()
 
@@ -101,9 +103,9 @@ def put(
 def put_ending(
     connections: Sequence[ssl.SSLSocket], plane: Plane, namespaces: Sequence[str], seconds: float, most: int
 ) -> load.Result:
-    """Create pods for so many seconds. If a namespace has ``most`` stored pods, each new pod replaces the oldest.
+    """Create pods for ``seconds`` seconds. If a namespace has ``most`` stored pods, each new pod replaces the oldest.
 
-    There must not be more namespaces than connections.
+    The caller must not pass more namespaces than connections.
     """
     headers = {"Authorization": plane.authorization}
     body, now = json.dumps(gpu_pod()).encode(), json.dumps({"gracePeriodSeconds": 0}).encode()
@@ -123,7 +125,7 @@ def put_ending(
 
 
 def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
-    """Return when these processes are nearly idle. If they stay busy, report that and return."""
+    """Return when these processes are nearly idle. If they stay busy for too long, print that and return."""
     deadline = time.monotonic() + QUIET_WITHIN
     while (share := shares(processes)) > QUIET_SHARE:
         if time.monotonic() > deadline:
@@ -133,14 +135,17 @@ def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
 
 
 def shares(processes: Mapping[str, Sequence[int]]) -> float:
-    """Return the CPU that these processes use together for a short time, as a share of one CPU."""
+    """Return the CPU that these processes together use during a short time, as a fraction of one CPU."""
     before = sum(cpu.by_name(processes).values())
     time.sleep(QUIET_SECONDS)
     return (sum(cpu.by_name(processes).values()) - before) / QUIET_SECONDS
 
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
-    """Return when ``wanted`` is true for the ledgers of these namespaces. This watches, because polling costs CPU."""
+    """Return when ``wanted`` is true for the ledgers of these namespaces.
+
+    The function uses a watch, because polling costs CPU.
+    """
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(
@@ -149,12 +154,12 @@ def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[lis
 
 
 def ledger_in(config_map: Json) -> Ledger:
-    """Return the ledger in this ConfigMap."""
+    """Return the ledger that this ConfigMap contains."""
     return read_ledger(config_map["data"]["ledger"])
 
 
 def committed(ledger: Ledger) -> int:
-    """Return the cores of all models that were counted from stored pods and claims."""
+    """Return the cores of all models that the ledger has counted from stored pods and claims."""
     return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
@@ -164,12 +169,12 @@ def settled(ledgers: Sequence[Ledger]) -> bool:
 
 
 def collection(namespace: str, *, claims: bool) -> str:
-    """Return the path of a namespace's claims, or of its pods."""
+    """Return the path of the collection of a namespace's claims, or of its pods."""
     return claims_path(namespace) if claims else f"/api/v1/namespaces/{namespace}/pods"
 
 
 def gpu_claim() -> Json:
-    """Return a claim for the same request as the pods. The API server names it."""
+    """Return a claim with the same request as the pods of the bench. The API server generates its name."""
     asked = seed.Offered.by(seed.SHARED)
     share: Json = {"capacity": {"requests": {"cores": str(CORES), "memory": "1Gi"}}}
     manifest = claim_of("", "", request(asked.device_class, **share))
@@ -177,7 +182,7 @@ def gpu_claim() -> Json:
 
 
 def clear(plane: Plane, namespaces: Sequence[str], *, claims: bool) -> None:
-    """Delete all pods, or claims, of these namespaces."""
+    """Delete all pods, or all claims, of these namespaces."""
 
     def delete(namespace: str) -> None:
         plane.cluster.rest.send("DELETE", collection(namespace, claims=claims), {"gracePeriodSeconds": 0}).ok()

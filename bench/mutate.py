@@ -1,6 +1,6 @@
-"""Compares the requests per second of /mutate with those of a webhook that does nothing, with equal settings.
+"""Compares the rate of requests to /mutate with the rate of a webhook that does nothing, with equal settings.
 
-Both servers are loaded in turn in one run.
+Both servers are loaded in turn in the same run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ NODES = "\n---\n".join(
 
 
 def review(limits: dict[str, str]) -> bytes:
-    """Return a review of a pod as the API server sends it: with defaults, some environment variables and volumes."""
+    """Return a review of a pod as the API server sends it. The pod has defaults, some environment variables and
+    volumes.
+    """
     container = {
         "name": "main",
         "image": "registry.example.com/team-a/train:1.2.3",
@@ -97,7 +99,10 @@ def main() -> None:
 
 
 def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
-    """Load both servers in each round, and return the median of the rounds' ratios. A slow minute affects both."""
+    """Load both servers in each round, and return the median of the ratios of their rates.
+
+    A slow minute of the machine affects both servers.
+    """
 
     def measure(url: str) -> load.Result:
         request = load.post(f"{url}/mutate?timeout=10s", body)

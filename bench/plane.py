@@ -1,4 +1,7 @@
-"""A control plane to measure: etcd and the API server, with their data on disk, and the manifests of this system."""
+"""A control plane to measure: etcd and the API server, with their data on disk.
+
+The manifests of this system are applied to it.
+"""
 
 from __future__ import annotations
 
@@ -43,33 +46,38 @@ GPU_POD: Mapping[str, str] = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda
 
 
 class Plane(NamedTuple):
-    """A running API server, and a directory with the webhooks' certificates."""
+    """A running API server, and a directory with the certificates of the webhooks."""
 
     cluster: Cluster
     certificates: Path
 
     @property
     def ca(self) -> Path:
-        """Return the file of the CA of the webhooks' certificates."""
+        """Return the file with the CA that signed the webhooks' certificates."""
         return self.certificates / "ca.crt"
 
     @property
     def authorization(self) -> str:
-        """Return the Authorization header of the admin."""
+        """Return the value of the Authorization header for requests as the admin."""
         return f"Bearer {self.cluster.token}"
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
-        """Return the process ids of the control plane by the names of its programs."""
+        """Return the process ids of the control plane, by the names of its programs."""
         plane = self.cluster.control_plane
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig of one of our ServiceAccounts. Policies and API priority depend on the account."""
+        """Return a kubeconfig of one of our ServiceAccounts.
+
+        The policies and the API server's priority depend on the account.
+        """
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:
-        """Return the function that creates the webhook's `admission.Service` (it decides reviews) for this cluster."""
+        """Return the function that creates the webhook's `admission.Service`, which decides reviews, for
+        this cluster.
+        """
         return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
@@ -85,7 +93,7 @@ class Plane(NamedTuple):
 
 @contextmanager
 def running_plane() -> Iterator[Plane]:
-    """Run the binaries of KUBEBUILDER_ASSETS in a temporary directory.
+    """Run the control plane of the binaries in KUBEBUILDER_ASSETS, in a temporary directory.
 
     No scheduler and no controller manager run, because they would use a part of the CPU.
     """
@@ -130,7 +138,7 @@ def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
 
 
 def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
-    """Create so many nodes of each model."""
+    """Create this number of nodes of each model."""
     for model in models:
         for number in range(each):
             cluster.create_node(f"{model.lower()}-{number}", {MODEL: model, LABELS.pool: "public"})
@@ -139,7 +147,7 @@ def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
 def running_controller(plane: Plane) -> ControllerProcess:
     """Run `vcuda-controller run`. It becomes the leader soon, because the controller before it has released the Lease.
 
-    If a generated pod name is already in use, the pod is charged but never stored with that uid. So a test that waits
+    If a generated pod name is already in use, the pod is charged but never stored with that uid. So a caller that waits
     for an empty ledger also waits until the controller releases that charge.
     """
     return ControllerProcess(
@@ -149,7 +157,7 @@ def running_controller(plane: Plane) -> ControllerProcess:
 
 
 def await_ready(plane: Plane, url: str) -> None:
-    """Return when the webhook at ``url`` is ready. This polls."""
+    """Return when the webhook at ``url`` is ready. The function polls its address."""
     context = ssl.create_default_context(cafile=str(plane.ca))
     deadline = time.monotonic() + READY_SECONDS
     while True:
@@ -164,7 +172,7 @@ def await_ready(plane: Plane, url: str) -> None:
 
 
 def gpu_pod() -> Json:
-    """Return a small pod that requests a tenth of a card. The API server names it."""
+    """Return a small pod that requests a tenth of a card. The API server generates its name."""
     container = {"name": "main", "image": "cuda", "resources": {"limits": dict(GPU_POD)}}
     metadata = {"generateName": "bench-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}

@@ -1,4 +1,4 @@
-"""The random order in which a bench measures its cases, and the report of its progress."""
+"""The random order in which a bench measures its cases. This module also reports the progress of the bench."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
-    """Return all cases in a random order for each round. An equal seed returns equal orders.
+    """Return for each round all cases in a random order. Equal seeds give equal orders.
 
     In a fixed order, unfinished work of one case would always be measured as part of the same next case. Once that made
     a webhook appear 1.6 times as expensive as it is.
@@ -23,7 +23,7 @@ def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
 def in_order(
     cases: Sequence[T], rounds: int, seed: int, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[T]:
-    """Yield the cases in the order of measurement. Before each round, report its number and the estimated time left."""
+    """Yield the cases in the order of measurement. Before each round, print its number and the estimated time left."""
     started = clock()
     for number, order in enumerate(orders(cases, rounds, seed)):
         took = clock() - started

@@ -1,4 +1,5 @@
-"""The cost of a large cluster: by default 50,000 stored pods, of which 5,000 request vcuda, in 50 limited namespaces.
+"""The cost of a large cluster. By default it has 50,000 stored pods in 50 limited namespaces; 5,000 of the pods request
+vcuda.
 
 There are also 50,000 allocated ResourceClaims, and 5,000 ResourceSlices of eight devices. The benchmark prints the
 figures with their targets, and asserts nothing.
@@ -38,7 +39,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""One of every `OF_PODS` pods requests vcuda."""
+"""One of every `OF_PODS` stored pods requests vcuda (a GPU)."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -48,7 +49,7 @@ ENDS, EVENTS, EVENT_SECONDS, POLL_SECONDS = 5, 1_000, 10.0, 0.02
 class Sizes(NamedTuple):
     """The numbers of objects to store.
 
-    ``events``: how many claims are deleted, and how many ResourceSlices are changed, one after the other.
+    ``events``: the number of claims that are deleted, and of ResourceSlices that are changed, one after the other.
     """
 
     namespaces: int
@@ -59,7 +60,7 @@ class Sizes(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the namespaces."""
+        """Return the names of the namespaces that the benchmark fills."""
         return [f"team-{number}" for number in range(self.namespaces)]
 
     def home(self, claim: int) -> str:
@@ -96,7 +97,7 @@ class Cost(NamedTuple):
 
 
 def cost(pid: int) -> Cost:
-    """Read the cost of a process from /proc."""
+    """Read the CPU time and the memory of a process from /proc."""
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     memory, peak = (int(status[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     return Cost(cpu.seconds(pid), memory, peak)
@@ -130,7 +131,7 @@ def say(line: str) -> None:
 
 
 def measure(sizes: Sizes, seconds: float) -> list[Row]:
-    """Store everything, and return the cost."""
+    """Store all objects of the benchmark, and return the cost of the large cluster."""
     with running_plane() as plane:
         if not served(plane.cluster):
             say("no claims: resource.k8s.io/v1 is not served")
@@ -179,14 +180,14 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Run ``work``, and return the elapsed seconds."""
+    """Run ``work``, and return the seconds that it took."""
     started = time.monotonic()
     work()
     return time.monotonic() - started
 
 
 def store(plane: Plane, sizes: Sizes) -> None:
-    """Store the slices with their nodes and classes, the claims, and the pods."""
+    """Store the objects of the benchmark: the slices with their nodes and classes, the claims, and the pods."""
     if sizes.claims:
         say(f"storing {sizes.slices} nodes and slices, {sizes.claims} claims")
         seed.serve_classes(plane)
@@ -199,8 +200,9 @@ def store(plane: Plane, sizes: Sizes) -> None:
 
 
 def store_pods(plane: Plane, sizes: Sizes) -> None:
-    """Create the pods. No webhook is registered yet, so the pods that request vcuda are created with the pin of
-    /mutate.
+    """Create the pods of the benchmark.
+
+    No webhook is registered yet, so the pods that request vcuda already have the pin (node affinity) of /mutate.
     """
     gpu, plain = gpu_pod(), gpu_pod()
     gpu["spec"]["affinity"] = held_to("M40")
@@ -224,13 +226,13 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
 
 
 def request(plane: Plane, namespace: str, pod: Json) -> bytes:
-    """Return the bytes of the request that creates the pod."""
+    """Return the bytes of the HTTP request that creates the pod."""
     url = f"{plane.cluster.server}/api/v1/namespaces/{namespace}/pods"
     return load.post(url, json.dumps(pod).encode(), {"Authorization": plane.authorization})
 
 
 def await_settled(plane: Plane, sizes: Sizes) -> None:
-    """Return when every ledger counts all the pods and claims of its namespace."""
+    """Return when the ledger of every namespace counts all the stored pods and claims of the namespace."""
     wanted = dict.fromkeys(sizes.names, 0)
     for number in range(0, sizes.pods, OF_PODS):
         wanted[sizes.names[number // OF_PODS % sizes.namespaces]] += 10
@@ -247,7 +249,7 @@ def counted(plane: Plane, namespace: str) -> int:
 
 
 def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SECONDS) -> None:
-    """Return when the ledger of the namespace counts ``cores`` cores."""
+    """Return when the ledger of the namespace counts exactly ``cores`` cores."""
     deadline = time.monotonic() + SYNCED_SECONDS
     while counted(plane, namespace) != cores:
         if time.monotonic() > deadline:
@@ -256,7 +258,9 @@ def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SEC
 
 
 def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
-    """Yield the median seconds from the deletion of a pod, and of a claim, until the ledger releases the charge."""
+    """Yield two figures: the median seconds from the deletion of a pod until the ledger releases its charge, and the
+    same for a claim.
+    """
     homes = sizes.names[1:][:ENDS]
     pods = {name: f"/api/v1/namespaces/{name}/pods/stored-{number * OF_PODS}" for number, name in enumerate(homes, 1)}
     claims = {name: f"{claims_path(name)}/claim-{number}" for number, name in enumerate(homes, 1)}
@@ -279,7 +283,7 @@ def after_end(plane: Plane, namespace: str, path: str, cores: int) -> float:
 
 
 def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterator[Row]:
-    """Yield the CPU milliseconds for one deleted claim and for one changed ResourceSlice.
+    """Yield the CPU milliseconds for one deleted claim, and those for one changed ResourceSlice.
 
     A deleted claim is measured in the controller, and a changed slice in the controller and in the webhook.
     """
@@ -296,7 +300,9 @@ def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterato
 
 
 def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[float]:
-    """Process the items, evenly spread over `EVENT_SECONDS`. Return the CPU milliseconds per item for each process."""
+    """Process the items at even intervals during `EVENT_SECONDS`. Return the CPU milliseconds per item for each
+    process.
+    """
     before = [cpu.seconds(pid) for pid in pids]
     started = time.monotonic()
     for number, item in enumerate(items, 1):
@@ -307,7 +313,10 @@ def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[flo
 
 
 def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, float]:
-    """Create pods in one namespace through the webhook. Return the ledger's maximum bytes, and the pods per second."""
+    """Create pods quickly in one namespace through the webhook.
+
+    Return the maximum size of the ledger in bytes, and the pods per second.
+    """
     hooks = installed(url, plane.ca)
     creation = request(plane, namespace, gpu_pod())
     with (
@@ -326,7 +335,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """Yield a list. A thread appends the ledger's size in bytes repeatedly during the ``with`` statement."""
+    """Yield a list, to which a thread repeatedly appends the ledger's size in bytes during the ``with`` statement."""
     sizes: list[int] = []
     stop = threading.Event()
 

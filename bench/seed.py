@@ -1,6 +1,6 @@
 """Writes up to hundreds of thousands of objects directly into etcd, in the form in which the API server stores them.
 
-Through the API server each object would need a create, and each claim also a write of its status. That would take
+Through the API server, each object would need a create, and each claim also a write of its status. That would take
 several minutes on two CPUs.
 """
 
@@ -22,7 +22,7 @@ from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.requests.folding import fold
 
 A_TRANSACTION = 100
-"""Objects per transaction. etcd accepts at most 128 operations."""
+"""The number of objects in one transaction of etcd, which accepts at most 128 operations."""
 
 SHARED = 1
 """The number of a ResourceSlice whose cards can be shared by several claims."""
@@ -49,7 +49,9 @@ class Offered(NamedTuple):
 
     @classmethod
     def by(cls, number: int) -> Offered:
-        """Return the devices of the slice with this number. Drivers and models alternate."""
+        """Return the devices of the ResourceSlice with this number. The drivers and models alternate from slice to
+        slice.
+        """
         models = tuple(PRODUCTS)
         return cls(*DRIVERS[number % len(DRIVERS)], models[number // len(DRIVERS) % len(models)])
 
@@ -60,14 +62,14 @@ class Offered(NamedTuple):
 
 
 def node(number: int) -> tuple[str, Json]:
-    """Return the etcd key and the node for the slice with this number."""
+    """Return the node of the ResourceSlice with this number, and its key in etcd."""
     labels = {MODEL: Offered.by(number).model, LABELS.pool: "public"}
     metadata = {"name": f"node-{number}", "labels": labels}
     return f"minions/node-{number}", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
-    """Return the etcd key and the ResourceSlice with this number: eight cards of one driver on one node."""
+    """Return the ResourceSlice with this number, and its key in etcd. It has eight cards of one driver on one node."""
     offered = Offered.by(number)
     if offered.driver == NVIDIA:
         cards = [card(each, offered.model, offered.kind) for each in range(CARDS)]
@@ -79,7 +81,10 @@ def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
 
 
 def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
-    """Return the etcd key and an allocated claim. It has the pin of /mutate and a scheduler's allocation."""
+    """Return an allocated claim, and its key in etcd.
+
+    The claim has the pin (model selector) of /mutate and the allocation of a scheduler.
+    """
     home = number % slices
     offered, name = Offered.by(home), f"claim-{number}"
     pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
@@ -103,12 +108,12 @@ def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
 
 
 def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
-    """Store these objects in etcd. Each object comes with its key below the API server's prefix."""
+    """Store these objects in etcd. Each object is given with its key below the API server's prefix."""
     _send(plane, ({"requestPut": {"key": _key(key), "value": _text(_stored(found))}} for key, found in objects))
 
 
 def remove(plane: Plane, keys: Iterable[str]) -> None:
-    """Remove the objects with these keys."""
+    """Remove the objects with these keys from etcd."""
     _send(plane, ({"requestDeleteRange": {"key": _key(key)}} for key in keys))
 
 

@@ -1,4 +1,4 @@
-"""The webhooks in Python that a bench runs, as processes.
+"""The webhooks in Python that a bench runs, each as a process.
 
 They are our webhook, a webhook on the same server that does nothing, and a webhook on Flask and gunicorn that only
 returns a constant pin.
@@ -34,14 +34,15 @@ from webhook.server.worker import KEEP_ALIVE_SECONDS
 
 THREADS = 32
 STARTED = 20.0
-"""Seconds within which a server must listen."""
+"""Maximum seconds until a started server listens."""
 
 
 class Server(NamedTuple):
     """A running webhook.
 
     ``url``: the address of this replica alone.
-    ``pid``: its process. With gunicorn this is the arbiter, and a child process (the worker) answers requests.
+    ``pid``: the process id of the webhook. With gunicorn it is the arbiter, and a child process (the worker) answers
+    requests.
     ``called``: the URL that is registered in the API server. Several replicas share it.
     """
 
@@ -51,7 +52,7 @@ class Server(NamedTuple):
 
     @property
     def worker(self) -> int:
-        """Return the process id of this server's only worker."""
+        """Return the process id of the only worker process of this server."""
         _, worker = family(self.pid)
         return worker
 
@@ -62,11 +63,13 @@ PIN = json.dumps(
         {"op": "add", "path": "/metadata/annotations", "value": {"quota.vcuda.io/model": "M40"}},
     ]
 ).encode()
-"""The patch that our webhook returns for a plain pod."""
+"""The JSON Patch that our webhook returns for a plain pod."""
 
 
 class IdleServer(WebhookServer):
-    """Our HTTP server with an application that only parses the uid of a review, and allows every review."""
+    """Our HTTP server with an application that does nothing else than parse the uid of a review and allow
+    the review.
+    """
 
     def load(self) -> Any:
         """Return the ASGI application."""
@@ -75,7 +78,10 @@ class IdleServer(WebhookServer):
 
 
 class PinningServer(BaseApplication):
-    """A Flask webhook that only pins, as it is usually deployed: gunicorn's gthread worker, with kept connections."""
+    """A Flask webhook that only pins, in the usual deployment.
+
+    It runs on gunicorn's gthread worker, and keeps connections open.
+    """
 
     def __init__(self, certificates: Path, announce: Callable[[str], None]) -> None:
         self._certificates = certificates
@@ -83,7 +89,7 @@ class PinningServer(BaseApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """Use a usual number of threads, and keep connections longer than the API server does."""
+        """Use a usual number of threads, and keep connections open for longer than the API server does."""
         options = {
             "bind": "127.0.0.1:0",
             "workers": 1,
@@ -107,7 +113,9 @@ class PinningServer(BaseApplication):
 
 
 def _flask_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
-    """Return a Flask application that allows everything at /validate, and answers /mutate with ``mutate``."""
+    """Return a Flask application that allows everything at /validate. It answers requests for /mutate with
+    ``mutate``.
+    """
     app = flask.Flask("bench", static_folder=None)
     for path, view in (("/mutate", mutate), ("/validate", _allow)):
         app.add_url_rule(path, path, view, methods=["POST"])
@@ -138,7 +146,7 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 
 
 class Replica(WebhookServer):
-    """Our webhook, which listens at its own address and at a port that replicas share.
+    """A replica of our webhook, which listens at its own address and at a port that all replicas share.
 
     The kernel distributes new connections to that port over the replicas. A Service does the same, but its proxy would
     use CPU.
@@ -149,7 +157,7 @@ class Replica(WebhookServer):
         super().__init__(*arguments)
 
     def load_config(self) -> None:
-        """Listen at the replica's own address and at the shared port."""
+        """Listen at the address of this replica and at the shared port."""
         super().load_config()
         self.cfg.set("bind", [self.settings.bind, f"127.0.0.1:{self._port}"])
         self.cfg.set("reuse_port", True)
@@ -157,7 +165,7 @@ class Replica(WebhookServer):
 
 @contextmanager
 def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Iterator[Server]:
-    """Run a replica of our webhook, whose reviews this service decides. Other replicas may share the port."""
+    """Run a replica of our webhook. ``service`` decides its reviews. Other replicas may share the port."""
 
     def serve(urls: Queue[str]) -> None:
         Replica(shared_port, _settings(certificates), make_service, urls.put).run()
@@ -168,7 +176,7 @@ def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Ite
 
 @contextmanager
 def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
-    """Run our webhook as a single replica, whose reviews this service decides."""
+    """Run our webhook as the only replica. ``service`` decides its reviews."""
 
     def serve(urls: Queue[str]) -> None:
         WebhookServer(_settings(certificates), make_service, urls.put).run()
@@ -179,7 +187,7 @@ def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
 
 @contextmanager
 def idle(certificates: Path) -> Iterator[Server]:
-    """Run the webhook that does nothing, on our server."""
+    """Run the webhook that does nothing, on our own HTTP server."""
 
     def never(*_: object) -> Any:
         raise AssertionError("the idle server makes no service")
@@ -193,7 +201,7 @@ def idle(certificates: Path) -> Iterator[Server]:
 
 @contextmanager
 def pinning(certificates: Path) -> Iterator[Server]:
-    """Run the webhook in Flask that only pins, on gunicorn with its defaults."""
+    """Run the webhook in Flask, which only pins, on gunicorn with its default settings."""
 
     def serve(urls: Queue[str]) -> None:
         PinningServer(certificates, urls.put).run()
@@ -225,7 +233,7 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Run the server. Its log is written as in production, but to /dev/null."""
+    """Run the server. It writes its log as in production, but to /dev/null."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

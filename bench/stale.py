@@ -24,7 +24,7 @@ from vcuda.requests.schemes import SCHEMES
 PODS, NODES, ROUNDS = 20_000, 1_000, 7
 START, TIMEOUT = 1_700_000_000.0, 300.0
 NOW = START + TIMEOUT / 2
-"""A time at which half of the allocations of unbound pods are stale."""
+"""A time at which half of the allocations of pods that are not bound are stale."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def bodies() -> Iterator[bytes]:
-    """Yield pods as the API server sends them. Of ten pods eight run, one has ended, and one was never bound."""
+    """Yield pods as the API server sends them. Of every ten pods, eight run, one has ended, and one was never bound."""
     for number in range(PODS):
         scheme, node = SCHEMES[number % len(SCHEMES)], f"gpu-{number % NODES}"
         state: dict[int, dict[str, Any]] = {8: {"status": "Succeeded", "bound": node}, 9: {"status": "Pending"}}
@@ -63,7 +63,7 @@ def bodies() -> Iterator[bytes]:
 
 
 def kept(raw: list[bytes]) -> Iterator[StoredPod]:
-    """Yield the parts of each pod that the controller keeps in memory."""
+    """Yield the part of each pod that the controller keeps in memory."""
     decoder = msgspec.json.Decoder(Pod)
     for body in raw:
         pod = read_stored(decoder.decode(body), LABELS, whole_keys=True)
@@ -72,12 +72,12 @@ def kept(raw: list[bytes]) -> Iterator[StoredPod]:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return the median CPU seconds of several runs."""
+    """Return the median of the CPU seconds of several runs."""
     return statistics.median(timed(work) for _ in range(ROUNDS))
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Return the CPU seconds of one run."""
+    """Return the CPU seconds of one run of the work."""
     started = time.process_time()
     work()
     return time.process_time() - started

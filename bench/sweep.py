@@ -15,15 +15,16 @@ ROUNDS = 5
 
 
 def cpu_seconds(sweep: Callable[[], object]) -> float:
-    """Return the CPU seconds of a sweep, user and system."""
+    """Return the CPU seconds, user and system, that one sweep of the node agent takes."""
     began = time.process_time()
     sweep()
     return time.process_time() - began
 
 
 def rounds(disk: Disk) -> dict[str, float]:
-    """Return the CPU seconds of each sweep, from the first sweep that finds a thousand deleted pods to the removal of
-    their directories.
+    """Return the CPU seconds of each sweep of the node agent.
+
+    The first of these sweeps finds a thousand deleted pods, and the last one has removed all their directories.
     """
     for number in range(LIVE, DIRECTORIES):
         disk.make(uid(number))

@@ -85,7 +85,7 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
 def _chosen_names(
     dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
-    """Return the names in the options, the Service's names first. If the options have no names, return DEVELOPMENT."""
+    """Return the names in the options, those of the Service first. Return DEVELOPMENT if the options have none."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace must be given together.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()

@@ -29,13 +29,13 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial endpoints in parallel. Return one result per endpoint, in order. ``addresses``: pairs (HOST:PORT, ready)."""
+    """Dial endpoints in parallel. Return one result for each, in order. ``addresses``: pairs (HOST:PORT, is ready)."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
 
 def dial(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
-    """Return the certificate that HOST:PORT serves for the TLS server name ``server_name``, or why dialling failed."""
+    """Dial HOST:PORT by TLS for the name ``server_name``. Return the served certificate, or the reason of a failure."""
     try:
         return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
     except errors.Unavailable as error:
@@ -59,7 +59,7 @@ class ClusterStore:
     registers_only: bool = False
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Read all objects, dial each endpoint, and return their state. Raises VcudaError."""
+        """Read all objects of the rotation, dial each endpoint, and return their state. Raises VcudaError."""
         # The CA Secret is read last. If another run adds a CA to the CA Secret and the caBundles during these reads,
         # the CA is known to this run too. If another run changes the serving Secret during these reads, a later write
         # to it raises Conflict.
@@ -100,7 +100,7 @@ class ClusterStore:
         return dial_all(found.items(), f"{refs.service}.{refs.namespace}.svc")
 
     def write(self, write: steps.Write) -> None:
-        """Make one write. Raises Conflict if the object has changed since the state was read, or another VcudaError."""
+        """Make one write. Raises Conflict if the object has changed since the last `read`, or another VcudaError."""
         match write:
             case steps.WriteAuthorities(after):
                 data = {
@@ -125,7 +125,7 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return the webhook configurations to manage, messages about other configurations, and problems.
+        """Return the webhook configurations to manage, messages about the others, and the problems that were found.
 
         ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs does. It is a problem if one tool
         manages the serving Secret, and another tool the caBundles.
@@ -205,7 +205,9 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret if ``version`` is empty; otherwise change it. A value of None removes its key."""
+        """Create the Secret if ``version`` is empty; otherwise change it. The value None removes a key of
+        the Secret.
+        """
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
         form = {"kind": "Secret", "type": secret_type}
         self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
@@ -261,7 +263,7 @@ class ClientStore(ClusterStore):
     config_map: str = "vcuda-client-ca"
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Read the Secrets and the ConfigMap, and return their state. Raises VcudaError."""
+        """Read the client certificate's Secrets and the ConfigMap, and return their state. Raises VcudaError."""
         # The CA Secret is read last. `ClusterStore.read` has a comment with the reason.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
@@ -281,7 +283,7 @@ class ClientStore(ClusterStore):
         )
 
     def pair(self) -> x509.Signed:
-        """Return the client certificate in the Secret, with its key. Raises VcudaError if they are not usable."""
+        """Return the client certificate in the Secret, with its key. Raises VcudaError if one of them is unusable."""
         secret = self._read("secrets", self.refs.serving_secret)
         found = parsing.read_serving(secret) if secret else state.Serving()
         if found.leaf is None:

@@ -28,7 +28,7 @@ _SPAN = re.compile(r"(\d+)([smhd])")
 
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return ``parse`` as a parser for click. A ValueError becomes a usage error with the same message."""
+    """Return a parser for click that calls ``parse``. A ValueError becomes a usage error with the same message."""
     # If a parser raises a ValueError, click shows only the value that the user wrote, and not the error's message.
 
     def convert(text: str) -> T:
@@ -49,7 +49,7 @@ def parse_span(text: str) -> timedelta:
 
 
 def parse_life(text: str) -> timedelta:
-    """Return how long a certificate is valid: from SHORTEST_LIFE to LONGEST. Raises ValueError."""
+    """Return the life of a certificate from its text. Raises ValueError if not from SHORTEST_LIFE to LONGEST."""
     life = _span(text)
     if not SHORTEST_LIFE <= life <= LONGEST:
         raise ValueError(f"must be from 1m to 36500d; got {text!r}")
@@ -57,7 +57,7 @@ def parse_life(text: str) -> timedelta:
 
 
 def parse_past(text: str) -> datetime:
-    """Return the time in an RFC 3339 text. Raises ValueError, also if the time is in the future."""
+    """Return the time in an RFC 3339 text. Raises ValueError if the text is wrong or the time is in the future."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
@@ -105,7 +105,7 @@ def _span(text: str) -> timedelta:
 
 
 def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Command:
-    """Return an option with the parser ``parse``. The message of a ValueError becomes the usage error."""
+    """Return an option whose value ``parse`` reads. The message of a ValueError becomes the usage error."""
     return cli.option(flag, metavar=metavar, type=parsed(parse), help=help_text, **more)
 
 
@@ -185,15 +185,15 @@ def all_of(options: Sequence[Command]) -> Command:
 
 
 rotation_options = all_of((*_ROTATION, *_RUN))
-"""Adds the options of a rotation: the lives of certificates, the waiting times and the dry run."""
+"""Adds the options of a rotation to a command: the lives of certificates, the waiting times and the dry run."""
 
 
 cluster_options = all_of((*_SERVICE, *_ISSUED))
-"""Adds the options that name the objects in the cluster, and the names in the certificate."""
+"""Adds options to a command: the names of the objects in the cluster, and the names in the certificate."""
 
 
 registration_options = all_of((*_SERVICE, *_RUN))
-"""Adds the options of a run that only registers webhooks."""
+"""Adds the options of a run that only registers webhooks to a command."""
 
 
 def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
@@ -206,9 +206,9 @@ def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
 
 
 def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
-    """Return the store for the cluster and objects that the options name. ``retried``: see `connect`.
+    """Return the store for the cluster and the objects that the options name. ``retried``: see `connect`.
 
-    Raises click.UsageError for bad options, or BadInput for a bad kubeconfig.
+    Raises click.UsageError if options are wrong, or BadInput if the kubeconfig is wrong.
     """
     if where["ca_secret"] == where["serving_secret"]:
         # The webhook mounts the serving Secret. If it were the CA Secret too, the webhook could read the CA's key.

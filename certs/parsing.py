@@ -1,4 +1,4 @@
-"""Parses Secrets, caBundles and PEM text. A user may have edited them. No message contains a part of a private key."""
+"""Parses Secrets, caBundles and PEM text, which a user may have edited. No message contains a part of a private key."""
 
 import base64
 import binascii
@@ -130,7 +130,7 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _public(key: object) -> bytes | None:
-    """Return the bytes of an ECDSA public key, for comparison. None if ``key`` is another kind of key."""
+    """Return the bytes of an ECDSA public key, to compare keys. Return None if ``key`` is another kind of key."""
     if not isinstance(key, ec.EllipticCurvePublicKey):
         return None
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -147,7 +147,7 @@ def is_labelled(item: Json, labels: Mapping[str, str]) -> bool:
 
 
 def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> state.Problem | None:
-    """Return why vcuda-certs must not write this Secret; None if it may. ``wanted_type``: None for any type."""
+    """Return why vcuda-certs must not write this Secret; None if it may. ``wanted_type``: None permits any type."""
     name = str(_part(secret, "metadata")["name"])
     target = f"-n {refs.namespace} secret"
     labels = _part(secret, "metadata", "labels")
@@ -200,7 +200,7 @@ def read_serving(secret: Json) -> state.Serving:
 
 
 def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
-    """Return the webhook configuration with the webhooks that call our Service, and a message for each other one."""
+    """Return the webhook configuration with the webhooks that call our Service. Return a message for each other one."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
@@ -228,7 +228,7 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
-    """Return ``seen`` as the value of an annotation. None removes the annotation."""
+    """Return the time in ``seen`` as the value of an annotation. None removes the annotation."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 

@@ -10,7 +10,7 @@ from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
-    """Return why the certificate must be replaced; empty if the certificate may stay."""
+    """Return the reason why the certificate must be replaced; empty if it may stay."""
     if not states.is_valid(certificate, now):
         return (
             f"is valid only from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
@@ -40,14 +40,14 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
 
 
 def published(state: states.State, authority: Signed | None) -> bool:
-    """Return True if every caBundle that vcuda-certs may write contains the CA ``authority``. False for None."""
+    """Return True if every caBundle that vcuda-certs may write has the CA ``authority``. Return False if it is None."""
     unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
 
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
-    """Return True if serving a leaf of the CA ``authority`` would break calls by a read-only webhook configuration."""
+    """Return True if a leaf (certificate) of CA ``authority`` would break calls by a read-only configuration."""
     # A call would break if its caBundle does not contain `authority`, and trusts a leaf that is served now or soon. If
     # an endpoint cannot be dialled, assume that the caBundle trusts the endpoint's leaf.
     if authority is None:
@@ -63,12 +63,12 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
-    """Return True if an endpoint is ready, and all ready or answering endpoints serve a leaf of the current CA."""
+    """Return True if an endpoint is ready, and all that are ready or answer serve a leaf of the current CA."""
     return bool(state.ready()) and not others(state, now)
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """Return the endpoints without a leaf of the current CA. Unready endpoints that did not answer are left out."""
+    """Return the endpoints that serve no leaf of the current CA. Unready endpoints that did not answer are left out."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -110,7 +110,7 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
 
 
 def shown(moment: datetime) -> str:
-    """Return the moment as text for people, in UTC."""
+    """Return the moment as a text for users, in UTC."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -123,7 +123,7 @@ _UNREGISTERED = (
 
 
 def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
-    """Return the next step of the rotation, or the decision to wait, to stop or to end."""
+    """Return the next step of the certificate rotation, or the decision to wait, to stop or to end."""
     # These problems stop a rotation before its first write, because a person must solve them.
     if state.problems:
         return steps.StepRefused(state.problems)
@@ -375,7 +375,7 @@ def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.En
 def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
     """Return the problems that make every call of the webhook fail although the certificates are correct.
 
-    While the leaf is new, no problem is returned, because a webhook that waited for its first leaf may be starting.
+    While the leaf (serving certificate) is new, return none: a webhook that waited for its first leaf may be starting.
     """
     leaf = state.serving.leaf
     if leaf and now - states.issued(leaf.certificate) < steps.PROPAGATION:

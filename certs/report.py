@@ -20,7 +20,7 @@ _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
 class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
-    """One certificate in one place, for example a Secret. ``days_left``: whole days until the certificate expires."""
+    """One certificate in one place, such as a Secret. ``days_left``: the whole days until the certificate expires."""
 
     certificate: str
     place: str
@@ -31,7 +31,7 @@ class CertificateRow(msgspec.Struct, frozen=True, rename="camel"):
 
 @dataclass(frozen=True, slots=True)
 class WebhookCall:
-    """Whether the API server, when it calls one webhook, trusts the certificate of one endpoint.
+    """The result of one check: does the API server, when it calls a webhook, trust the certificate of an endpoint?
 
     ``trusted``: True if the API server accepts the certificate; None if vcuda-certs cannot check this.
     ``fault``: why ``trusted`` is not True; empty if ``trusted`` is True.

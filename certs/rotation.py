@@ -1,4 +1,4 @@
-"""Runs a certificate rotation: reads the state and takes the next step of the plan, until no step is due."""
+"""Runs a certificate rotation. It reads the state and takes the next step of the plan, until no step is due."""
 
 import time
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):
-    """Reads and writes the state of a rotation, in a cluster or in the copy of a dry run."""
+    """An interface that reads and writes the state of a rotation: a cluster, or the copy of a dry run."""
 
     def read(self, now: Callable[[], datetime]) -> State: ...
 
@@ -31,7 +31,7 @@ class RotationStore(Protocol):
 
 
 class Clock(Protocol):
-    """The wall clock and the monotonic clock."""
+    """The wall clock and the monotonic clock of a rotation."""
 
     def now(self) -> datetime:
         """Return the time of the wall clock, in UTC."""
@@ -73,7 +73,7 @@ class DryRunStore:
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock. After that, every endpoint serves the leaf in the serving Secret."""
+        """Advance the clock. Afterwards, every endpoint of the copied state serves the leaf in the serving Secret."""
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
@@ -97,12 +97,12 @@ class Observations:
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
     def with_read_only(self, state: State) -> State:
-        """Return ``state`` with each forbidden configuration marked as read-only."""
+        """Return ``state`` with each configuration marked as read-only that this run was forbidden to write."""
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
     def observe(self, state: State, now: datetime, monotonic: float) -> steps.SeenFor:
-        """Record which conditions ``state`` fulfils. Return how long each has been fulfilled without a break."""
+        """Record which conditions ``state`` fulfils. Return how long each was fulfilled without a break."""
         signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
         holding = {name for slot, name in names.items() if published(state, signing[slot])}

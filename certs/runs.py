@@ -28,7 +28,7 @@ class StepLog:
     steps: list[dict[str, str]] = field(default_factory=list)
 
     def __call__(self, decision: Step | Wait) -> None:
-        """Record and print one step or wait."""
+        """Record one step or wait of the run, and print it."""
         entry = {"step": type(decision).__name__, **_described(decision)}
         self.steps.append(entry)
         self.say(" ".join(entry.values()))
@@ -42,7 +42,7 @@ def rotate(
     dry_run: bool,
     output: str,
 ) -> NoReturn:
-    """Run a rotation, print its steps, and exit. ``timeout``: the total time that the run may wait."""
+    """Run a rotation, print its steps, and exit the process. ``timeout``: the total time that the run may wait."""
     log = StepLog(click.echo if output == "table" else lambda _: None)
     clock = rotation.SystemClock()
 
@@ -70,7 +70,7 @@ def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, ou
 
 
 def with_faults(run: Callable[[], int]) -> NoReturn:
-    """Call ``run`` and exit with the status that it returns. If ``run`` raises VcudaError, print the error."""
+    """Call ``run``, and exit the process with the status that it returns. If it raises VcudaError, print the error."""
     try:
         sys.exit(run())
     except errors.VcudaError as error:

@@ -161,7 +161,7 @@ class State:
     problems: tuple[Problem, ...] = ()
 
     def hooks(self) -> Iterator[Hook]:
-        """Return the webhooks of all webhook configurations that call our Service."""
+        """Return all webhooks that call our Service, of all webhook configurations."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
     def declares(self) -> bool:
@@ -182,7 +182,9 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs in caBundles that have our name and are not in the CA Secret, which may have been restored."""
+    """Return the CAs in caBundles that have our name and are not in the CA Secret. A restored Secret may
+    lack such CAs.
+    """
     # An unknown CA is removed like a retired CA. No caBundle gets such a CA, because anyone can choose our name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
@@ -193,17 +195,17 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def issued(certificate: x509.Certificate) -> datetime:
-    """Return when a certificate of vcuda-certs was issued. Its notBefore is earlier by BACKDATE."""
+    """Return the time at which vcuda-certs issued a certificate. Its notBefore is earlier by BACKDATE."""
     return certificate.not_valid_before_utc + BACKDATE
 
 
 def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
-    """Return True if ``now`` is between the certificate's notBefore and notAfter."""
+    """Return True if ``now`` is in the validity period of the certificate."""
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
-    """Return True if less than a third of the certificate's life is left. Renewal is then due."""
+    """Return True if the certificate is due for renewal, because less than a third of its life is left."""
     # If renewal fails at first, a third of the life is enough time for retries. cert-manager renews at a third too.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
@@ -239,7 +241,7 @@ def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: d
 
 
 def is_for(leaf: x509.Certificate, server: str) -> bool:
-    """Return True if the certificate names ``server``, or a wildcard such as ``*.example.com`` that matches it."""
+    """Return True if ``server`` is a name in the certificate, or matches a wildcard in it such as ``*.example.com``."""
     names = {name.lower() for name in names_of(leaf)}
     return not names.isdisjoint({server, f"*.{server.partition('.')[2]}"})
 

@@ -1,4 +1,4 @@
-"""The steps of a certificate rotation, the decisions to wait or stop, and the write that each step makes."""
+"""The steps of a certificate rotation, its decisions to wait or stop, and the write of each step."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -65,21 +65,21 @@ class RotationPolicy:
 
     @property
     def readers(self) -> str:
-        """The name, for messages, of the programs that read the CAs."""
+        """The name of the programs that read the CAs, as messages call them."""
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """Return how long one run must observe a condition that must be true for ``span`` across runs."""
+        """Return how long one run must observe a condition that must have been true for ``span`` over several runs."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
 @dataclass(frozen=True, slots=True)
 class SeenFor:
-    """How long this run has observed three conditions without a break, by the monotonic clock.
+    """The times for which this run has observed three conditions without a break, by the monotonic clock.
 
     ``next_ca``: every writable caBundle contains the next CA.
     ``current``: every writable caBundle contains the current CA.
-    ``served``: every endpoint serves a leaf of the current CA.
+    ``served``: every endpoint serves a leaf (issued certificate) of the current CA.
     """
 
     next_ca: timedelta = timedelta()
@@ -95,12 +95,12 @@ class Reasoned:
 
 
 class MakeAuthority(Reasoned):
-    """Make the next CA, and store it in the CA Secret together with the current CA."""
+    """A step: make the next CA, and store it in the CA Secret together with the current CA."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetBundles:
-    """Write the caBundles of one webhook configuration. ``bundles``: one caBundle per webhook, in the same order."""
+    """A step: write the caBundles of one webhook configuration. ``bundles``: one per webhook, in the same order."""
 
     configuration: str
     bundles: tuple[observed.Certificates, ...]
@@ -109,7 +109,7 @@ class SetBundles:
 
 @dataclass(frozen=True, slots=True)
 class RegisterWebhooks:
-    """Register the declared webhooks of one webhook configuration. ``bundles``: one caBundle for each webhook."""
+    """A step: register the webhooks that a configuration declares. ``bundles``: one caBundle for each webhook."""
 
     configuration: str
     bundles: tuple[observed.Certificates, ...]
@@ -117,23 +117,23 @@ class RegisterWebhooks:
 
 
 class NoteTrusted(Reasoned):
-    """Record the current time as the time since which every writable caBundle contains the next CA."""
+    """A step: record in the CA Secret that every writable caBundle contains the next CA from now on."""
 
 
 class Promote(Reasoned):
-    """Make the next CA the current CA, and retire the previous CA."""
+    """A step: make the next CA the current CA, and retire the previous CA."""
 
 
 class IssueLeaf(Reasoned):
-    """Write a new leaf, signed by the current CA, into the serving Secret."""
+    """A step: issue a new leaf (certificate) by the current CA, and write it into the serving Secret."""
 
 
 class NoteServed(Reasoned):
-    """Record the current time as the time since which every endpoint serves a leaf of the current CA."""
+    """A step: record in the CA Secret that every endpoint serves a leaf of the current CA from now on."""
 
 
 class Forget(Reasoned):
-    """Delete the retired CAs from the CA Secret, after they were removed from every caBundle."""
+    """A step: delete the retired CAs from the CA Secret. The caBundles no longer contain them."""
 
 
 Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
@@ -141,7 +141,7 @@ Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | I
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait until the time ``until``. If ``until`` is None, wait until endpoints have changed."""
+    """A decision: wait until the time ``until``. If ``until`` is None, wait until endpoints have changed."""
 
     reason: str
     until: datetime | None = None
@@ -149,7 +149,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class StepRefused:
-    """Stop, because a person must solve a problem first."""
+    """A decision: stop the run, because a person must solve a problem first."""
 
     problems: tuple[observed.Problem, ...]
 
@@ -161,25 +161,25 @@ class Done:
     until: datetime | None
     """The time of the next step; None if vcuda-certs has issued no certificate here."""
     reason: str = ""
-    """Why no step is due, if ``until`` is None."""
+    """The reason why no step is due. It is set if ``until`` is None."""
 
 
 End = Wait | StepRefused | Done
-"""How a run ends. A run ends with Wait if the next step is due only after the time limit of the run."""
+"""The end of a run. A run ends with Wait if the next step is due only after the time limit of the run."""
 
 Decision = Step | End
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAuthorities:
-    """Write ``after`` to the CA Secret, if the Secret's resourceVersion is still ``after.version``."""
+    """A write: store ``after`` in the CA Secret, if the Secret's resourceVersion is still ``after.version``."""
 
     after: observed.Authorities
 
 
 @dataclass(frozen=True, slots=True)
 class WriteServing:
-    """Write ``leaf`` to the serving Secret, if the Secret's resourceVersion is still ``version``."""
+    """A write: store ``leaf`` in the serving Secret, if the Secret's resourceVersion is still ``version``."""
 
     version: str
     leaf: Signed
@@ -188,7 +188,7 @@ class WriteServing:
 
 @dataclass(frozen=True, slots=True)
 class WriteBundles:
-    """Write caBundles into the webhooks of a configuration, if its resourceVersion is still ``version``.
+    """A write: store caBundles in the webhooks of a configuration, if its resourceVersion is still ``version``.
 
     ``indices``: for each caBundle, the position of its webhook in the configuration's list.
     """
@@ -202,7 +202,7 @@ class WriteBundles:
 
 @dataclass(frozen=True, slots=True)
 class WriteWebhooks:
-    """Register the declared webhooks of a configuration, if its resourceVersion is still ``version``."""
+    """A write: register the declared webhooks of a configuration, if its resourceVersion is still ``version``."""
 
     kind: str
     name: str
@@ -215,7 +215,7 @@ Write = WriteAuthorities | WriteServing | WriteBundles | WriteWebhooks
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
-    """Return the write that ``step`` makes. This function generates the keys of new certificates."""
+    """Return the write for ``step``. If the step issues a certificate, this generates its key."""
     match step:
         case SetBundles():
             target = _target(step, state)
@@ -235,7 +235,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
 
 
 def after(state: observed.State, write: Write) -> observed.State:
-    """Return ``state`` as changed by ``write``. The resourceVersions and the endpoints stay unchanged."""
+    """Return ``state`` after ``write``. The resourceVersions and the endpoints stay unchanged."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)

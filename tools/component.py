@@ -31,7 +31,7 @@ class Component:
     ready: Callable[[], bool]
     """Returns true if the server is ready."""
     timeout: float
-    """The maximum time of a start, in seconds."""
+    """The maximum number of seconds from a start of the server until it is ready."""
     env: Mapping[str, str] | None = None
     """The environment of the server; None for the environment of this process."""
     _process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -42,7 +42,7 @@ class Component:
 
     @property
     def pid(self) -> int:
-        """Return the process id. Raises RuntimeError if the server does not run."""
+        """Return the process id of the server. Raises RuntimeError if the server does not run."""
         return self._handle().pid
 
     def launch(self) -> None:
@@ -76,7 +76,9 @@ class Component:
             raise StartupError(self.failure(f"not ready after {self.timeout:g} s"))
 
     def failure(self, what: str = "") -> str:
-        """Return a message with the end of the log, and ``what`` or, if the server has ended, its exit status."""
+        """Return a message with ``what`` and the end of the server's log. If the server has ended, its exit status
+        replaces ``what``.
+        """
         what = what if self.running else f"exit status {self._handle().returncode}"
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
         return f"{self.name}: {what}; the end of {self.log}:\n{tail}"
@@ -100,7 +102,7 @@ class Component:
 
     @contextmanager
     def started(self) -> Iterator["Component"]:
-        """Return a context in which the server is ready. The server is stopped at the end of the context."""
+        """Return a context in which the server runs and is ready. The server is stopped at the end of the context."""
         try:
             self.start()
             yield self
@@ -134,8 +136,9 @@ TIMEOUT_SECONDS = 2
 
 @dataclass(frozen=True)
 class Probe:
-    """A callable that returns true if a GET of ``path`` on ``port`` of 127.0.0.1 returns 200. With ``ca_file``, the
-    GET uses TLS.
+    """A callable that returns true if a GET of ``path`` at ``port`` of 127.0.0.1 is answered with 200.
+
+    With ``ca_file``, the GET uses TLS.
     """
 
     port: int

@@ -23,7 +23,10 @@ from tools.ports import free_ports
 ADMIN = "admin"
 CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
 SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
-"""Files of a control plane: the key of ServiceAccount tokens, the static tokens, and the admin's kubeconfig."""
+"""The names of files of a control plane.
+
+They are the key of ServiceAccount tokens, the static tokens, and the admin's kubeconfig.
+"""
 
 NO_ASSETS = (
     "KUBEBUILDER_ASSETS names no directory with etcd and kube-apiserver. Run `make e2e`, or set it with "
@@ -32,7 +35,7 @@ NO_ASSETS = (
 
 
 class NoControlPlane(Exception):
-    """The binaries of the control plane were not found. The message says which variable to set."""
+    """The binaries of the control plane were not found. The message names the environment variable to set."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class ControlPlane:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return which of kube-scheduler and kube-controller-manager are not installed."""
+        """Return those of kube-scheduler and kube-controller-manager that are not installed."""
         optional = {SCHEDULER: self.scheduler, CONTROLLER_MANAGER: self.controller_manager}
         return tuple(name for name, component in optional.items() if component is None)
 
@@ -123,7 +126,9 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":
-    """Return the layout with free ports. Raises NoControlPlane if etcd or kube-apiserver is not installed."""
+    """Return the layout of a control plane, with free ports. Raises NoControlPlane if etcd or kube-apiserver is not
+    installed.
+    """
     if assets is not None:
         layout = Layout(assets, directory, *free_ports(5))
         if layout.has("etcd") and layout.has("kube-apiserver"):
@@ -132,7 +137,7 @@ def lay_out(assets: Path | None, directory: Path) -> "Layout":
 
 
 def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
-    """Write the files that the servers read, and describe the servers without starting them."""
+    """Write the files that the servers of the control plane read. Return the servers without starting them."""
     servers = CLIENTS if settings.own_identities else ()
     tokens = {name: secrets.token_hex(16) for name in (ADMIN, *settings.users, *map(user_of, servers))}
     layout.certs.mkdir(parents=True)
@@ -208,7 +213,10 @@ def controller_manager(layout: "Layout", settings: Settings) -> Component | None
 
 
 def client_of(name: str, layout: "Layout", settings: Settings, port: int, *flags: str) -> Component | None:
-    """Return the component that runs a client of the API server, such as the scheduler; None if it is not installed."""
+    """Return the component that runs a client of the API server, such as the scheduler.
+
+    Return None if the client is not installed.
+    """
     if not layout.has(name):
         return None
     common = (
@@ -261,7 +269,7 @@ class Layout:
 
     @property
     def certs(self) -> Path:
-        """The directory of the self-signed certificates that the servers create."""
+        """The directory of the self-signed certificates that the servers of the control plane create."""
         return self.directory / "certs"
 
     @property
@@ -277,7 +285,9 @@ class Layout:
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """Return the path of the certificate that a server creates at its first start. The file also has the signer."""
+        """Return the path of the certificate that a server creates at its first start. The file also has the
+        certificate's signer.
+        """
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:

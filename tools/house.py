@@ -1,4 +1,5 @@
-"""Measures how easy the code is to maintain: sizes of files and functions, and names that are defined twice.
+"""Measures how easy the code is to maintain. The figures are sizes of files and functions, and names that are defined
+twice.
 
 Run `python -m tools.house` for the figures. With `--check`, as in `make lint`, it fails if a figure exceeds its bound.
 """
@@ -31,7 +32,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Figure(NamedTuple):
-    """One figure, its value as text, and whether it is within its bound."""
+    """One measured figure, its value as text, and whether it is within its bound."""
 
     name: str
     value: str
@@ -67,7 +68,7 @@ def public_names(tree: ast.Module) -> Iterator[str]:
 
 
 def repeated(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the public names that several modules define."""
+    """Return the public names that more than one module defines."""
     where: dict[str, set[Path]] = defaultdict(set)
     for path, tree in trees.items():
         for name in public_names(tree):
@@ -76,7 +77,7 @@ def repeated(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def repeated_classes(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the class names that several modules define, ignoring a leading underscore."""
+    """Return the names of classes that more than one module defines. A leading underscore is ignored."""
     where: dict[str, set[Path]] = defaultdict(set)
     for path, tree in trees.items():
         for node in ast.walk(tree):
@@ -86,7 +87,7 @@ def repeated_classes(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def small_helpers(tree: ast.Module) -> list[str]:
-    """Return the private functions of at most `SMALL` lines that their module names only once."""
+    """Return the private functions of at most `SMALL` lines that have a single use in their module."""
     named = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(tree)
@@ -97,7 +98,10 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return how many modules a create and a turn of the settler call, by the lists in docs/architecture.md."""
+    """Return the number of modules that a create calls, and that a turn of the settler calls.
+
+    The lists of these modules are in docs/architecture.md.
+    """
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)
     return ", ".join(str(sum(line[:1].isdigit() for line in lines)) for lines in numbered)

@@ -26,7 +26,7 @@ def with_image(value: Json, image: str) -> Json:
 def write(
     image: str, components: tuple[str, ...], output: Path, manifests: Path = MANIFESTS, names: Names | None = None
 ) -> int:
-    """Write the file. Return the number of objects in it."""
+    """Write the file with the manifests. Return the number of objects in it."""
     rendered = render(*components, manifests=manifests).values()
     objects = [with_image(rename(found, names or Names()), image) for found in rendered]
     output.write_text(yaml.safe_dump_all(objects, sort_keys=False, width=10**6), encoding="utf-8")

@@ -84,7 +84,7 @@ def write(wheel: Path, lock: str, target: Path, date: int) -> Path:
 
 
 def _pure(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a wheel except compiled ones. PyYAML works without its compiled part."""
+    """Yield the files of a wheel, except compiled files. PyYAML also works without its compiled part."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             # The compiled files of a wheel are left out. So its RECORD, which lists them, is left out too.

@@ -40,7 +40,7 @@ def _run(*command: str | Path, cwd: Path = ROOT, **env: str) -> bytes:
 
 
 def source_of(commit: str, target: Path) -> None:
-    """Write all files of a commit into a directory."""
+    """Write all files of a commit of the repository into a directory."""
     with tarfile.open(fileobj=io.BytesIO(_run(*GIT, "archive", commit))) as archive:
         archive.extractall(target, filter="data")
 
@@ -73,7 +73,10 @@ def write_chart(source: Path, target: Path, version: str, date: int) -> None:
 
 
 def write_components(wheel: Path, lock: Path, target: Path) -> None:
-    """Write the list of the image's components as CycloneDX. An environment with the lock and the wheel provides it."""
+    """Write the list of the image's components (SBOM) in the format CycloneDX.
+
+    The components are read from an environment with the packages of the lock file and the wheel.
+    """
     with tempfile.TemporaryDirectory() as directory:
         environment = Path(directory)
         venv.create(environment, with_pip=False)
@@ -88,7 +91,7 @@ def write_components(wheel: Path, lock: Path, target: Path) -> None:
 
 
 def notes_of(changelog: str, version: str) -> str:
-    """Return the section of a version in the changelog, or the unreleased section."""
+    """Return the section of this version in the changelog. If it has none, return the unreleased section."""
     sections = dict(re.findall(r"^## (\S+).*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
     found: str = sections.get(version) or sections["Unreleased"]
     return found.strip() + "\n"

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def take(browser: Browser, url: str, name: str, width: int, height: int, **context: Any) -> None:
-    """Write one screenshot. ``height``: in pixels."""
+    """Write one screenshot of the usage page. ``height``: its height in pixels."""
     own = {"locale": "en-GB", "timezone_id": "UTC", **context}
     page = browser.new_page(viewport={"width": width, "height": height}, **own)
     page.clock.set_fixed_time(NOW)

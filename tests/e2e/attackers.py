@@ -1,6 +1,6 @@
-"""Attacks of tenants who try to exceed the quota, while faults affect every part of the system.
+"""A tenant attacks the quota in many ways, while the chaos test kills and suspends the processes of the system.
 
-The answers to each attack are counted.
+For each attack, this module counts the answers of the API server.
 """
 
 import itertools
@@ -45,8 +45,10 @@ TORN = "bound, then deleted by force"
 GONE = "deleted before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
 NO_RIGHT = "refused by RBAC"
-"""Shortly after a restart, the API server rejects permitted requests with this outcome too, because it has not read all
-roles yet. This includes requests of the webhook.
+"""The outcome of a request that the API server rejects by RBAC.
+
+Just after its restart, the API server may also reject permitted requests in this way, because it has not read all roles
+yet.
 """
 NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
 INVENTED = "invented"
@@ -75,16 +77,18 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "review of 2.8 MiB": frozenset({ALLOWED, *NOT_ALLOWED}),
     "half a body, then silence": frozenset({HUNG_UP}),
 }
-"""The answers that are permitted, by the name of the attack."""
+"""The permitted outcomes of each attack, by the name of the attack."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "claim pinned to a model by hand, marked as the scheduler's": REFUSED | {STORED, "no GPU model"},
     "finalizer of a claim": REFUSED | {"refused by policy", GONE},
 }
-"""The permitted answers to the attacks that need ResourceClaims."""
+"""The permitted outcomes of the attacks that create ResourceClaims, by the name of the attack."""
 
 FEW_CORES = {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
-"""The request of pods that are charged but never stored. It is small, so that the other pods have room meanwhile."""
+"""The request of attacking pods that are charged but never stored. It is small, so it leaves quota for the
+other pods.
+"""
 
 SELECTIONS = (
     required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0"))),
@@ -93,11 +97,11 @@ SELECTIONS = (
 LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 80} for number in range(25_000)]}
 SILENT, SILENT_SECONDS = 30, 3.0
 PAUSE = 0.8
-"""Average number of seconds between two attempts of one attacker."""
+"""Average number of seconds between two attempts of the same attack."""
 
 
 def outcome(answer: Answer) -> str:
-    """Return the name of the answer's kind, or the whole answer if no kind is known for it."""
+    """Return the name of the outcome of an answer, or the status and message if the kind of answer is unknown."""
     named = (name for name, status, text in KINDS if answer.status == status and text in answer.message)
     told = next(named, "") or (str(answer.status) if answer.status == HTTPStatus.OK else reason(answer))
     return API_AWAY if told not in REASONS and answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR else told
@@ -107,13 +111,13 @@ def outcome(answer: Answer) -> str:
 class Siege:
     """Attacks by a tenant with ClusterRole `edit`, in the last namespace of each group of `callers`.
 
-    ``callers``: the usual load, which chooses the group of namespaces in use.
+    ``callers``: the usual load. It determines which group of namespaces is in use.
     ``admin``: a client that acts as the scheduler.
     ``tenant``: a client with the rights of the tenant.
-    ``replicas``: the webhook replicas that are attacked directly.
-    ``ghosts``: gets the pods that were deleted by force while bound.
-    ``counts``: the number of answers by attack and answer.
-    ``numbers``: the numbers for the names of objects.
+    ``replicas``: the webhook replicas that the tenant calls directly, without the API server.
+    ``ghosts``: collects the bound pods that the tenant deleted by force.
+    ``counts``: the number of answers by attack and outcome.
+    ``numbers``: the numbers in the names of objects.
     """
 
     callers: Callers
@@ -125,7 +129,9 @@ class Siege:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return the functions that attack until they are stopped, for `in_threads`."""
+        """Return the functions that attack until a stop event is set. `in_threads` runs each function in its own
+        thread.
+        """
         does = dict(
             zip(
                 ATTACKS,
@@ -155,7 +161,9 @@ class Siege:
         return self.callers.present()[-1]
 
     def _pod(self, limits: Json = GPU_REQUESTS[0], **metadata: object) -> Json:
-        """Return a pod whose label selects the next replica in turn."""
+        """Return a pod whose label selects the webhook replica that reviews it. The pods select all
+        replicas in turn.
+        """
         number = next(self.numbers)
         return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
 
@@ -208,7 +216,11 @@ class Siege:
         return self.tenant.send("DELETE", path, {"gracePeriodSeconds": 0}).status == HTTPStatus.OK
 
     def _planted(self) -> str:
-        """Create a claim with a forged pin, and with the annotation of claims that the scheduler creates."""
+        """Create a claim that looks as if /mutate had pinned it and the scheduler had created it.
+
+        The tenant has written a forged pin (selector of the model), and the annotation of claims that the scheduler
+        creates.
+        """
         entry = CLAIM_REQUESTS[1]["exactly"]
         expression = write_pin(ClaimPin(NVIDIA, (random.choice([*PRODUCTS]).lower(),)))  # noqa: S311  # random load
         asked = {"name": "gpu", "exactly": {**entry, "selectors": [{"cel": {"expression": expression}}]}}
@@ -225,7 +237,7 @@ class Siege:
         return patched
 
     def _claim(self, asked: Json, **metadata: object) -> tuple[str, Json]:
-        """Create a claim whose label selects the next replica in turn. Return the outcome and the claim."""
+        """Create a claim whose label selects the webhook replica that reviews it. Return the outcome and the claim."""
         number = next(self.numbers)
         made = claim(self._namespace, f"attack-{number}", asked)
         made["metadata"] |= {"labels": self.callers.labels(number), **metadata}
@@ -259,7 +271,7 @@ class Siege:
         return self._review(pod, dryRun=True)
 
     def _replica(self) -> WebhookProcess:
-        """Return a random replica. A new process may listen at its address if the replica was killed."""
+        """Return a random webhook replica. If this replica was killed, its replacement listens at the same address."""
         return random.choice(self.replicas)  # noqa: S311  # random load
 
     def _review(self, pod: Json, **fields: object) -> str:
@@ -276,7 +288,10 @@ class Siege:
         return ALLOWED if response["allowed"] else str(response["status"]["code"])
 
     def _silence(self) -> str:
-        """Open `SILENT` connections at a time. Half of them send a part of a large body, and the others nothing."""
+        """Open `SILENT` connections to replicas and keep them open without finishing a request.
+
+        Half of the connections send a part of a large body, and the others send nothing.
+        """
         with ExitStack() as held, suppress(OSError):
             for number in range(SILENT):
                 connection = held.enter_context(connected(self._replica()))
@@ -289,7 +304,7 @@ class Siege:
 
 
 def binding(pod: Json) -> tuple[str, Json]:
-    """Return the path and the body of the request that binds the pod."""
+    """Return the path and the body of the request that binds the pod to `NODE`. The annotations in it are forged."""
     name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
     return f"{path_of(pod)}/{name}/binding", body
@@ -297,7 +312,7 @@ def binding(pod: Json) -> tuple[str, Json]:
 
 @contextmanager
 def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
-    """Yield a TLS connection to the replica, with a timeout."""
+    """Yield a TLS connection to the webhook replica, with a timeout."""
     parts = urlsplit(replica.url)
     with (
         socket.create_connection((parts.hostname, parts.port or 0), timeout=SILENT_SECONDS) as raw,
@@ -307,9 +322,9 @@ def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
 
 
 def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
-    """Give user `tenant` the right to edit these namespaces and their labels, and create a node.
+    """Give user `tenant` the right to edit these namespaces and their labels, and create the node of the attacks.
 
-    Create a ResourceQuota in each namespace, which rejects pods that request FPGAs.
+    Also create a ResourceQuota in each namespace, which rejects pods that request FPGAs.
     """
     rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
     rule = {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get", "patch"]}

@@ -1,6 +1,7 @@
 """Computes from annotations how much of each node's cards the stored pods use.
 
-The tests compare the extender with these results. So this module shares no code with the extender.
+The tests of the scheduler extender compare its placements with these results. So this module shares no code with the
+extender.
 """
 
 from collections import Counter
@@ -12,11 +13,11 @@ CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"
 
 Taken = dict[tuple[str, int], tuple[int, int]]
-"""The cores and the blocks of memory (256 MiB each) in use, by node and card."""
+"""The cores and the blocks of memory (256 MiB each) that pods use on a card, by node and number of the card."""
 
 
 def taken(pods: Iterable[Json], card_memory: int) -> Taken:
-    """Return the use of each card. Pods count if they are bound, or if an annotation names their node."""
+    """Return the use of each card. A pod counts if it is bound to a node, or if its annotations name a node."""
     cores: Counter[tuple[str, int]] = Counter()
     memory: Counter[tuple[str, int]] = Counter()
     for pod in pods:
@@ -40,7 +41,9 @@ def wanted(container: Json) -> tuple[int, int]:
 
 
 def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> list[str]:
-    """Return a text for each card that is over-allocated in cores or memory, and for each card that does not exist."""
+    """Return one text for each card whose cores or memory are over-allocated, and for each used card that does not
+    exist.
+    """
     known = {(node, card) for node in nodes for card in range(cards)}
     return [
         f"{node} card {card}: {cores} cores, {memory} blocks"
@@ -50,7 +53,7 @@ def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> lis
 
 
 def fits_somewhere(pod: Json, used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> bool:
-    """Return whether the pod fits on a node, if each container gets the fullest card that has room for it."""
+    """Return whether the pod fits on any node, if each container gets the fullest card that still has room for it."""
     return any(_fits(pod, [used.get((node, card), (0, 0)) for card in range(cards)], card_memory) for node in nodes)
 
 

@@ -1,6 +1,6 @@
 """The load of the chaos test: many callers create and delete pods and claims, and count the answers.
 
-Replicas and controllers that can be killed are in this module too.
+This module also has the webhook replicas and controllers that the test kills and replaces.
 """
 
 import itertools
@@ -33,7 +33,7 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess
 
 ASKS = "e2e.vcuda.io/policy"
-"""The label of the pods that a second, slow webhook also reviews. It answers within SLOWEST seconds."""
+"""The label of the pods that a second webhook also reviews. That webhook is slow: it answers within SLOWEST seconds."""
 
 REFUSAL = "refused by another policy"
 SLOWEST, REFUSED_PART = 1.5, 0.1
@@ -70,30 +70,37 @@ CLAIM_REQUESTS: Sequence[Json] = (
     request(HAMI, capacity={"requests": {"cores": "50", "memory": "4Gi"}}),
 )
 SLOW_PART, CLAIM_PART, TEMPLATE_PART = 0.1, 0.3, 0.05
-"""Fractions of the created objects: objects that the slow webhook reviews, claims, and pods with a claim template.
+"""Fractions of the objects that the callers create.
+
+SLOW_PART: objects that the slow webhook also reviews. CLAIM_PART: claims. TEMPLATE_PART: pods with a claim template.
 """
 
 ROOMY_PART = 0.75
-"""The fraction of objects that are created in the roomy namespace, whose quota is so large that replicas reserve there.
+"""The fraction of objects that are created in the roomy namespace. Its quota is so large that replicas hold
+reservations.
 """
 
 LEADING, REAPED = "leading", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
 TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
-"""The log events that the test reports."""
+"""The events in the logs of our programs that the chaos test reports."""
 
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
 HOLD, PAUSE = 0.3, 0.2
-"""Maximum seconds for which a pod is kept, and maximum seconds between two creates of one caller."""
+"""HOLD: maximum seconds between the creation and the deletion of a pod.
+
+PAUSE: maximum seconds between two creates of one caller.
+"""
 
 ROOMY_HOLD = 4.0
-"""Seconds for which a pod is kept in the roomy namespace (the one with a large quota)."""
+"""Seconds between the creation and the deletion of a pod in the roomy namespace (the namespace with a large quota)."""
 
 
 def reason(answer: Answer) -> str:
-    """Return the name of the reason of a rejection, `STORED` if the object was created, or an unknown answer as a
-    whole.
+    """Return `STORED` if the object was created, or else the name of the reason of the rejection.
+
+    If the reason is unknown, return the status and the message.
     """
     if answer.status == HTTPStatus.CREATED:
         return STORED
@@ -160,11 +167,13 @@ class Callers:
                 return
 
     def present(self) -> Sequence[str]:
-        """Return the namespaces of the group that is in use now."""
+        """Return the namespaces of the group that the callers use at this time."""
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
-        """Return the labels of the caller with this number, which select the replica for its objects."""
+        """Return the labels of the objects of the caller with this number. They select the replica that reviews these
+        objects.
+        """
         return {REPLICA: str(number % self.replicas)}
 
     def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
@@ -178,7 +187,7 @@ class Callers:
 
 
 def created(rest: Rest, made: Json) -> str:
-    """Create the object, and return the name of the outcome."""
+    """Send a create of the object, and return the name of the outcome: `STORED`, or the reason of the rejection."""
     try:
         return reason(rest.send("POST", path_of(made), made))
     except HTTPError:
@@ -210,8 +219,8 @@ def path_of(made: Json) -> str:
 
 
 def templates(namespace: str, replicas: int) -> list[Json]:
-    """Return a ResourceClaimTemplate for each replica. Claims from the last template are also reviewed by the slow
-    webhook.
+    """Return a ResourceClaimTemplate for each replica. The slow webhook also reviews the claims of the last
+    template.
     """
     every = [{REPLICA: str(number)} for number in range(replicas)]
     every[-1][ASKS] = "true"
@@ -219,7 +228,7 @@ def templates(namespace: str, replicas: int) -> list[Json]:
 
 
 def think(_path: str, review: Json) -> Json:
-    """Answer a review after a random delay, and reject some objects."""
+    """Answer a review as the slow webhook: after a random delay, and with a rejection of some objects."""
     time.sleep(random.uniform(0, SLOWEST))  # noqa: S311
     allowed = random.random() > REFUSED_PART  # noqa: S311  # random load
     return reviewed(review, allowed=allowed, status={"code": 403, "message": REFUSAL})
@@ -227,7 +236,7 @@ def think(_path: str, review: Json) -> Json:
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """Run the slow webhook, and yield its item for a webhook configuration.
+    """Run the slow webhook, which reviews pods with the label `ASKS`. Yield its item for a webhook configuration.
 
     ``directory``: the directory with the webhook's certificate and ``ca.crt``.
     """
@@ -240,7 +249,7 @@ P = TypeVar("P", bound=OwnProcess)
 
 
 class Victim(Generic[P]):
-    """A process that a test kills. After each kill, ``start`` is called in the background to replace it."""
+    """A process that a test kills. After each kill, ``start`` runs in the background and returns the replacement."""
 
     def __init__(self, start: Callable[[], P], threads: ThreadPoolExecutor, first: P | None = None) -> None:
         self.kills = 0
@@ -254,7 +263,7 @@ class Victim(Generic[P]):
         return self._running.result(PATIENCE)
 
     def serving(self) -> P | None:
-        """Return the process, or None while it starts or after it has ended."""
+        """Return the process, or None while the replacement starts or after the process has ended by itself."""
         if not self._running.done() or self.current().process.poll() is not None:
             return None
         return self.current()
@@ -268,16 +277,16 @@ class Victim(Generic[P]):
         self._running = self._threads.submit(self._start)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of the replica: the arbiter and the worker."""
+        """Send a signal to both processes of the webhook replica: the arbiter and the worker."""
         os.killpg(self.current().process.pid, number)
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has ended without a kill."""
+        """Return whether the process has ended by itself, that is, without a kill by the test."""
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines with this event, one of `TOLD`. The lines of killed processes are included."""
+        """Return the log lines with this event, which must be in `TOLD`. The lines of killed processes are included."""
         return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
 
 
@@ -286,12 +295,12 @@ def lines_of(process: OwnProcess) -> list[Fields]:
 
 
 Make = Callable[..., WebhookProcess]
-"""A function that starts a replica of the webhook with additional flags."""
+"""A function that starts a webhook replica with the given flags in addition to the usual flags."""
 
 
 @contextmanager
 def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]]:
-    """Run replicas that a test can kill. A replacement listens at the address of the killed replica."""
+    """Run webhook replicas that a test can kill. The replacement listens at the same address as the killed replica."""
 
     def victim(make: Make, first: WebhookProcess) -> Victim[WebhookProcess]:
         return Victim(partial(make, "--bind", urlsplit(first.url).netloc), threads, first)
@@ -307,7 +316,7 @@ def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]
 
 @dataclass
 class Figures:
-    """The measured figures of all replicas.
+    """The memory of the webhook replicas, and their admissions from reservations.
 
     ``worker``: maximum memory of a replica's worker in MiB.
     ``replica``: maximum memory of all processes of a replica together, in MiB.
@@ -321,7 +330,7 @@ class Figures:
     grants: dict[int, float] = field(default_factory=dict)
 
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
-        """Read the figures of a replica repeatedly until ``stop`` is set."""
+        """Sample the memory and the metrics of a webhook replica repeatedly until ``stop`` is set."""
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
                 # Reading the figures fails if the process has just ended, or if it has no worker yet.
@@ -336,7 +345,7 @@ class Figures:
 
 
 def kernel_says(pid: int, file: str, field_name: str) -> int:
-    """Return a memory figure in MiB from a file in /proc/PID."""
+    """Return a memory figure of a process in MiB, read from a file in /proc/PID."""
     found = re.search(rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     if not found:
         raise ProcessLookupError(pid)
@@ -345,12 +354,12 @@ def kernel_says(pid: int, file: str, field_name: str) -> int:
 
 @dataclass
 class Controllers:
-    """Controllers that compete for one Lease."""
+    """Controllers that compete for one Lease. The holder of the Lease is the leader."""
 
     candidates: Sequence[Victim[ControllerProcess]]
 
     def kill_leader(self) -> bool:
-        """Kill the leader with SIGKILL. Return False if no controller is the leader."""
+        """Kill the leader with SIGKILL, and return True. Return False if no controller is the leader."""
         for candidate in self.candidates:
             process = candidate.serving()
             if process and process.logs(LEADING):
@@ -359,19 +368,19 @@ class Controllers:
         return False
 
     def mend(self) -> None:
-        """Replace the controllers that have ended by themselves."""
+        """Start a new controller in place of each controller that has ended by itself."""
         for candidate in self.candidates:
             if candidate.has_ended:
                 candidate.kill(counted=False)
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines with this event, of all controllers."""
+        """Return the log lines with this event, of all controllers, including those that were killed."""
         return [line for candidate in self.candidates for line in candidate.history(event)]
 
 
 @contextmanager
 def controllers(makes: Sequence[Callable[[], ControllerProcess]]) -> Iterator[Controllers]:
-    """Run the controllers that these functions start."""
+    """Run the controllers that these functions start, during the ``with`` statement."""
     with ThreadPoolExecutor() as threads:
         every = [Victim(make, threads) for make in makes]
         try:

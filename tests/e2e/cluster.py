@@ -1,9 +1,9 @@
 """Actions of end-to-end tests on a cluster: they create objects, await states, and do the work of the kubelet.
 
 A webhook configuration takes effect up to some seconds after it is stored, and the API server does not report when. So
-each configuration gets an additional webhook without a server, the sentinel. It is called for ConfigMaps with a unique
-label. While the configuration is in effect, a dry run of such a ConfigMap fails. A configuration takes effect as a
-whole, so the sentinel shows the state of all its webhooks.
+each configuration gets an additional webhook without a server, the sentinel. The API server calls the sentinel for
+ConfigMaps with a unique label. While the configuration is in effect, this call fails, so a dry run of such a ConfigMap
+fails. A configuration takes effect as a whole, so the sentinel shows the state of all its webhooks.
 """
 
 import json
@@ -28,7 +28,7 @@ from vcuda.kube import Kube
 Json = dict[str, Any]
 Labels = Mapping[str, str]
 Predicate = Callable[[list[Json]], bool]
-"""A condition on the list of all objects of a collection."""
+"""A condition on the list of all objects of a collection, such as all pods of a namespace."""
 
 TIMEOUT = 60.0
 NODE_CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "250"}
@@ -39,8 +39,10 @@ class Cluster:
     """A client of the API server of ``control_plane``, with the user of ``token``; by default the admin.
 
     ``api`` is the official client for typed calls, and ``rest`` sends plain JSON over the same connections. Timeouts
-    are in seconds. A method that awaits a state raises TimeoutError with the last state if the state does not occur in
-    time. If a request is rejected, the method raises kubernetes' ApiException, unless it returns an Answer.
+    are in seconds.
+
+    If a method awaits a state that does not occur in time, it raises TimeoutError with the last state. If a request is
+    rejected, the method raises kubernetes' ApiException. Methods that return an Answer return the rejection instead.
     """
 
     def __init__(self, control_plane: ControlPlane, token: str | None = None) -> None:
@@ -59,13 +61,15 @@ class Cluster:
     # Users
 
     def kubeconfig_for_token(self, token: str) -> Path:
-        """Return a new kubeconfig file for the bearer of ``token``."""
+        """Return the path of a new kubeconfig, whose user has this token."""
         path = self.control_plane.directory / f"{secrets.token_hex(4)}.kubeconfig"
         write_kubeconfig(path, self.server, self.ca_file, token)
         return path
 
     def service_account_token(self, namespace: str, name: str) -> str:
-        """Return a token of an existing ServiceAccount, valid for an hour, by TokenRequest."""
+        """Return a token of an existing ServiceAccount. It is valid for an hour, and the API server issues it by a
+        TokenRequest.
+        """
         about = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         return str(self.rest.send("POST", path, {**about, "spec": {"expirationSeconds": 3600}}).ok()["status"]["token"])
@@ -74,7 +78,10 @@ class Cluster:
 
     @cached_property
     def kubectl_program(self) -> str:
-        """Return the kubectl next to the API server's binary, or else the kubectl on PATH. Raises FileNotFoundError."""
+        """Return the path of the kubectl next to the API server's binary, or else of the kubectl on PATH.
+
+        Raises FileNotFoundError if neither exists.
+        """
         assets = self.control_plane.assets
         found = shutil.which("kubectl", path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
         if found is None:
@@ -84,9 +91,9 @@ class Cluster:
     def kubectl(
         self, *arguments: str, stdin: str | None = None, check: bool = True, kubeconfig: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as this user, or as the user of ``kubeconfig``.
+        """Run kubectl as this client's user, or as the user of ``kubeconfig``.
 
-        With ``check``, a failure raises CalledProcessError with the output.
+        With ``check``, a failure of kubectl raises CalledProcessError with the output.
         """
         cache = self.control_plane.directory / "kubectl-cache"
         options = (f"--kubeconfig={kubeconfig or self.kubeconfig}", f"--cache-dir={cache}")
@@ -105,12 +112,13 @@ class Cluster:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
     def create(self, manifest: Json) -> Json:
-        """Create an object, and return it as stored."""
+        """Create an object, and return it as the API server has stored it."""
         return self.try_create(manifest).ok()
 
     def try_create(self, manifest: Json, **query: str) -> Answer:
-        """Send a POST of ``manifest``, and return the answer, even if it is a rejection. ``query``: for example
-        dryRun="All".
+        """Send a POST of ``manifest``, and return the answer, even if it is a rejection.
+
+        ``query``: parameters of the request, for example dryRun="All".
         """
         return self.rest.send("POST", self.path_of(manifest), manifest, **query)
 
@@ -128,12 +136,12 @@ class Cluster:
     def await_collection(
         self, path: str, predicate: Predicate, timeout: float = TIMEOUT, **selectors: str
     ) -> list[Json]:
-        """Return the objects of collection ``path`` as soon as ``predicate`` is true for all of them together.
+        """Return the objects of collection ``path`` as soon as ``predicate`` is true for the list of them.
 
         The predicate is called after the LIST and after each watch event. After ``timeout`` seconds TimeoutError is
         raised with the last objects.
 
-        ``selectors``: labelSelector, fieldSelector.
+        ``selectors``: the parameters labelSelector and fieldSelector.
         """
         last: list[Json] = []
         with closing(states(self.rest, path, time.monotonic() + timeout, selectors)) as every:
@@ -156,9 +164,10 @@ class Cluster:
     ) -> Iterator[None]:
         """Register the webhooks, items of a configuration's `webhooks`, during the ``with`` statement.
 
-        The webhooks are in effect inside the statement, and no longer in effect after it. Both configurations are
-        written at once, and awaited afterwards, so their delays overlap. Raises TimeoutError if a configuration takes
-        too long.
+        The webhooks are in effect when the statement begins, and no longer in effect after it. The mutating and the
+        validating configuration are written at once, and awaited afterwards, so their delays overlap.
+
+        Raises TimeoutError if a configuration does not take effect in time.
         """
         kinds = {"MutatingWebhookConfiguration": mutating, "ValidatingWebhookConfiguration": validating}
         stored: dict[str, str] = {}
@@ -185,12 +194,12 @@ class Cluster:
         """Return the Events in ``namespace`` that the field selector matches, as soon as ``predicate`` is true for
         them.
 
-        By default this returns as soon as an Event exists.
+        The default predicate is true as soon as one such Event exists.
         """
         return self.await_collection(f"/api/v1/namespaces/{namespace}/events", predicate, fieldSelector=selector)
 
     def delete(self, path: str) -> None:
-        """Delete an object. A missing object is no error."""
+        """Delete an object. If the object does not exist, do nothing."""
         answer = self.rest.send("DELETE", path, {"gracePeriodSeconds": 0})
         if answer.status != HTTPStatus.NOT_FOUND:
             answer.ok()
@@ -205,7 +214,9 @@ class Cluster:
 
     @contextmanager
     def fresh_namespace(self, labels: Labels | None = None, name: str | None = None) -> Iterator[str]:
-        """Create a namespace with these labels, and delete it with its pods after the ``with`` statement."""
+        """Create a namespace with these labels, and yield its name. After the ``with`` statement, delete it with its
+        pods.
+        """
         name = self.create_namespace(name, labels)
         try:
             yield name
@@ -215,7 +226,7 @@ class Cluster:
     def delete_namespace(self, name: str) -> None:
         """Delete the namespace and its pods.
 
-        This does not wait until the controller manager has removed the namespace.
+        Return without waiting until the controller manager has removed the namespace.
         """
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}").ok()
         self.rest.send("DELETE", f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0}).ok()
@@ -223,7 +234,7 @@ class Cluster:
     def create_node(self, name: str, labels: Labels | None = None, capacity: Mapping[str, str] | None = None) -> Json:
         """Create a Ready node that the scheduler uses.
 
-        ``capacity``: further resources of the node, or other amounts of the default resources.
+        ``capacity``: amounts of resources, which are added to the node's default resources or replace them.
         """
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -249,14 +260,16 @@ class Cluster:
         return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def await_pods(self, namespace: str, predicate: Predicate, timeout: float = TIMEOUT) -> list[Json]:
-        """Return all pods in ``namespace`` as soon as ``predicate`` is true for all of them together."""
+        """Return all pods in ``namespace`` as soon as ``predicate`` is true for the list of them."""
         return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
 
     def await_bound(self, namespace: str, name: str = "train", timeout: float = TIMEOUT) -> Json:
         return self.wait_pod(namespace, name, is_bound, timeout)
 
     def bind(self, pod: Json, node: str) -> None:
-        """Create the pod and bind it to the node, as a scheduler would do. The cluster's own scheduler ignores it."""
+        """Create the pod and bind it to the node, as a scheduler would do. The cluster's own scheduler ignores this
+        pod.
+        """
         self.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
@@ -268,23 +281,25 @@ class Cluster:
         return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
 
     def set_pod_status(self, namespace: str, name: str, status: Json) -> Json:
-        """Merge ``status`` into the status of the pod, as kubelet would do."""
+        """Merge ``status`` into the status of the pod, as the kubelet would do."""
         return self.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
 
     def run_pod(self, namespace: str, name: str) -> Json:
-        """Set the pod to Running and Ready."""
+        """Set the status of the pod to Running and Ready, as the kubelet would do."""
         true = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         conditions = [{"type": kind, "status": "True"} for kind in true]
         return self.set_pod_status(namespace, name, {"phase": "Running", "conditions": conditions})
 
     def finish_pod(self, namespace: str, name: str, phase: str = "Succeeded") -> Json:
-        """End the pod with ``phase``: Succeeded or Failed."""
+        """Set the status of the pod to ``phase``, Succeeded or Failed, as the kubelet would do when the pod
+        has ended.
+        """
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
-        """End and delete the pod as kubelet would do, and wait until the pod no longer exists.
+        """End and delete the pod as the kubelet would do, and wait until the pod no longer exists.
 
-        A missing pod is no error.
+        If the pod does not exist, do nothing.
         """
         answer = self.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods/{name}")
         if answer.status == HTTPStatus.OK and is_bound(answer.body) and not has_ended(answer.body):
@@ -292,7 +307,9 @@ class Cluster:
         self.delete_by_force(namespace, name)
 
     def delete_by_force(self, namespace: str, name: str) -> None:
-        """Delete the pod with a grace period of 0, even if its containers run. A missing pod is no error."""
+        """Delete the pod with a grace period of 0, even if its containers run. If the pod does not exist,
+        do nothing.
+        """
         self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
@@ -303,14 +320,14 @@ RESOURCES = {
 }
 SENTINEL_LABEL = "e2e.vcuda.io/sentinel"
 NOBODY = "https://127.0.0.1:1/"
-"""A URL at whose address nothing listens."""
+"""A URL for webhooks without a server: nothing listens at its address."""
 
 
 @contextmanager
 def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
     """Yield a client of the control plane with the rights of the admin.
 
-    Before that, wait until the default namespaces exist and the ClusterRoles of tenants are aggregated.
+    The client is yielded when the default namespaces exist and Kubernetes has aggregated the ClusterRoles of tenants.
     """
     with closing(Cluster(control_plane)) as admin:
         for name in ("default", "kube-system"):
@@ -335,9 +352,11 @@ def configuration(kind: str, name: str, webhooks: Sequence[Json]) -> Json:
 
 
 def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", /, **fields: object) -> Json:
-    """Return a webhook as an item of a configuration. By default a failed call rejects the object.
+    """Return a webhook as an item of a webhook configuration.
 
-    ``url``: by default, no server listens there.
+    By default, the API server rejects the object if the call of the webhook fails.
+
+    ``url``: the address of the webhook. By default, no server listens there.
     ``resource``: the webhook is called for new objects of this resource.
     ``ca``: the caBundle.
     ``fields``: fields of the webhook that replace the defaults.
@@ -354,15 +373,15 @@ def webhook(name: str, url: str = NOBODY, ca: str = "", resource: str = "pods", 
 
 
 def sentinel(name: str) -> Json:
-    """Return a webhook that rejects every ConfigMap with the label ``name``."""
+    """Return the sentinel, a webhook without a server. It rejects every ConfigMap with the label ``name``."""
     selected = {"objectSelector": {"matchLabels": {SENTINEL_LABEL: name}}, "sideEffects": "None", "timeoutSeconds": 1}
     return webhook("sentinel.e2e.vcuda.io", NOBODY, "", "configmaps", **selected)
 
 
 def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:
-    """Return when the configuration with sentinel ``name`` is in effect, or if not ``wanted``, no longer in effect.
+    """Return when the configuration with sentinel ``name`` is in effect, or with ``wanted`` False, no longer in effect.
 
-    This polls, because the API server does not report that.
+    This polls by dry runs, because the API server does not report when a configuration takes effect.
     """
     eventually(
         lambda: in_effect(rest, name) is wanted,
@@ -372,7 +391,7 @@ def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None
 
 
 def in_effect(rest: Rest, name: str) -> bool:
-    """Return whether the sentinel ``name`` rejects a dry run."""
+    """Return whether the sentinel ``name`` rejects a dry run of a ConfigMap, so that its configuration is in effect."""
     labelled = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {SENTINEL_LABEL: name}}}
     answer = rest.send("POST", "/api/v1/namespaces/default/configmaps", labelled, dryRun="All")
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and "sentinel.e2e.vcuda.io" in answer.message:
@@ -382,5 +401,7 @@ def in_effect(rest: Rest, name: str) -> bool:
 
 
 def streams_lists(kube: Kube) -> bool:
-    """Return whether the API server's feature gate WatchList is on. By default it is on in 1.32 and from 1.34."""
+    """Return whether the API server's feature gate WatchList is on. By default it is on in Kubernetes 1.32 and from
+    1.34.
+    """
     return bool(re.search(rb'kubernetes_feature_enabled\{name="WatchList",stage="\w*"\} 1', kube.get("/metrics")))

@@ -33,7 +33,7 @@ VERSIONS = (
 
 @dataclass(frozen=True)
 class MemoryGroup:
-    """A cgroup for one of our programs. If this machine does not permit cgroups, there is no cgroup and no limit.
+    """A cgroup for one of our programs. If this machine does not permit cgroups, the program runs without a limit.
 
     ``limit``: the memory limit in MiB.
     ``version``: the version of the cgroup; None without a cgroup.
@@ -46,19 +46,21 @@ class MemoryGroup:
     missing: str = ""
 
     def command(self, *program: str | Path) -> Sequence[str | Path]:
-        """Return the command that runs a program in this cgroup."""
+        """Return the command line that runs a program in this cgroup."""
         if self.version is None:
             return program
         return ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', self.directory / "cgroup.procs", *program)
 
     @property
     def peak(self) -> int | None:
-        """Return the maximum memory of the cgroup in MiB, including page cache; None without a cgroup."""
+        """Return the maximum memory of the cgroup in MiB, including page cache; None if this machine
+        permits no cgroup.
+        """
         return int(self._read(self.version.peak)) // 2**20 if self.version else None
 
     @property
     def kills(self) -> int:
-        """Return the number of processes that the kernel has killed because the cgroup exceeded its limit."""
+        """Return the number of processes that the kernel has killed because the cgroup exceeded its memory limit."""
         found = re.search(r"^oom_kill (\d+)", self._read(self.version.events), re.MULTILINE) if self.version else None
         return int(found[1]) if found else 0
 
@@ -68,7 +70,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup]:
-    """Create a cgroup with a limit in MiB. Remove it when its processes have ended."""
+    """Yield a cgroup with a memory limit in MiB. Remove the cgroup when its processes have ended."""
     tried = []
     for version in VERSIONS:
         try:

@@ -1,4 +1,4 @@
-"""The fixtures of the e2e tests: one control plane for the whole run, and a new namespace for each test."""
+"""The fixtures of the e2e tests: one control plane for the whole test run, and a new namespace for each test."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from vcuda.kube import Kube
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the slow files first, so that no worker still runs a slow file when all others have finished."""
+    """Run the slow test files first, so that at the end no worker still runs a slow file while all others are idle."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -28,48 +28,50 @@ def assets() -> Path | None:
 
 @pytest.fixture(scope="session")
 def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Run a control plane with default settings. A test that stops a component must start it again."""
+    """A running control plane with default settings, shared by all tests. A test that stops a component must restart
+    it.
+    """
     with running_control_plane(assets, tmp_path_factory.mktemp("control-plane")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """A client of the control plane with the rights of the admin."""
+    """A client of the shared control plane with the rights of the admin."""
     with administering(control_plane) as admin:
         yield admin
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """Create a namespace, and delete it with its pods after the test."""
+    """A new namespace. It is deleted with its pods after the test."""
     with cluster.fresh_namespace() as name:
         yield name
 
 
 @pytest.fixture
 def kube(cluster: Cluster) -> Iterator[Kube]:
-    """The client of our programs (`vcuda.kube`), with the rights of the admin."""
+    """The API client that our programs use (`vcuda.kube`), with the rights of the admin."""
     with closing(Kube.connect(cluster.kubeconfig)) as kube:
         yield kube
 
 
 @pytest.fixture
 def path(namespace: str) -> str:
-    """Return the path of the ConfigMaps of a fresh namespace."""
+    """The path of the ConfigMaps of a new namespace."""
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
 @pytest.fixture(scope="session")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """Run one replica of the webhook. All tests share it, except those that would break it."""
+    """One running replica of the webhook. All tests share it, except tests that would disturb the others."""
     with installed(cluster, tmp_path_factory.mktemp("installation")) as running:
         yield running
 
 
 @pytest.fixture
 def team(installation: Installation) -> Iterator[Callable[[Json], str]]:
-    """Return a function that creates a namespace with a quota entry. The entry is removed after the test."""
+    """A function that creates a namespace with a quota entry. The entry is removed after the test."""
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(installation.team(entry))
 
@@ -82,7 +84,10 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
-    """Return a function like ``team``, but a controller runs. It has labelled the namespace, and settles its ledger."""
+    """A function that creates a namespace with a quota entry, while a controller runs.
+
+    The controller has labelled the namespace, and settles its ledger.
+    """
     assert controller.process.poll() is None
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(limited_team(installation, entry))
@@ -90,28 +95,30 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's ServiceAccount and the rights of the manifest."""
+    """A client with the controller's ServiceAccount and the rights of its manifest."""
     with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
         yield account
 
 
 @pytest.fixture
 def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
-    """Return a function that returns a client whose user only has ClusterRole `edit` in a namespace."""
+    """A function that takes a namespace, and returns a client whose user only has ClusterRole `edit` there."""
     with ExitStack() as teardown:
         yield lambda namespace: teardown.enter_context(tenant_of(cluster, namespace))
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """Run the webhook with the quota ConfigMap that the manifest names. Edits are not checked."""
+    """A running webhook with the quota ConfigMap that the manifest names. /quota is not registered, so edits are not
+    checked.
+    """
     with installed(cluster, tmp_path_factory.mktemp("own"), quota=named_quota(cluster)) as installation:
         yield installation
 
 
 @pytest.fixture
 def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
-    """Return a function like `Cluster.create_node` that returns the node's name. Nodes are deleted after the test."""
+    """A function like `Cluster.create_node` that returns the node's name. The nodes are deleted after the test."""
     with ExitStack() as teardown:
 
         def create(name: str, labels: dict[str, str] | None = None, capacity: dict[str, str] | None = None) -> str:
@@ -124,17 +131,17 @@ def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def scheduler(control_plane: ControlPlane) -> None:
-    """Skip the test if the binaries include no scheduler."""
+    """Skip the test if the Kubernetes binaries do not include the scheduler."""
     require(control_plane, "kube-scheduler")
 
 
 @pytest.fixture
 def controller_manager(control_plane: ControlPlane) -> None:
-    """Skip the test if the binaries include no controller manager."""
+    """Skip the test if the Kubernetes binaries do not include the controller manager."""
     require(control_plane, "kube-controller-manager")
 
 
 def require(control_plane: ControlPlane, program: str) -> None:
-    """Skip the test if the binaries do not include ``program``."""
+    """Skip the test if the Kubernetes binaries do not include ``program``."""
     if program in control_plane.missing:
         pytest.skip(f"no {program} in KUBEBUILDER_ASSETS={control_plane.assets}")

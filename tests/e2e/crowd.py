@@ -1,4 +1,4 @@
-"""Callers that create pods concurrently through several replicas, and count the answers."""
+"""Callers that create pods concurrently through several webhook replicas, and count the answers."""
 
 import threading
 from collections import Counter
@@ -19,10 +19,10 @@ PAUSE_SECONDS = 0.05
 
 
 class Crowd:
-    """Creates pods with unique names in one namespace. The replicas in ``in_service`` review the pods in turn.
+    """Creates pods with unique names in one namespace. The webhook replicas in ``in_service`` review the pods in turn.
 
     ``answers``: the number of answers with each HTTP status.
-    ``failures``: the messages of the answers other than an admission and a 429.
+    ``failures``: the messages of all answers except admissions and 429.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:

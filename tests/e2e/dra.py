@@ -11,8 +11,9 @@ from tests.e2e.cluster import Cluster, Json
 
 VERSION = "resource.k8s.io/v1"
 FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
-"""The first minor version of Kubernetes that serves the API, and the first in which the feature gates are on by
-default.
+"""The first minor version of Kubernetes that serves the API of Dynamic Resource Allocation (DRA).
+
+FEATURES_FROM_MINOR is the first minor version in which its feature gates are on by default.
 """
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
@@ -32,12 +33,11 @@ CLASSES = {
     HAMI: (HAMI, "hami-gpu", None),
     "vgpu-manager": (VGPU_MANAGER, "vgpu", None),
 }
-"""The DeviceClasses that the vendors' charts install: driver, type of the devices, and extended resource of each class.
-"""
+"""The DeviceClasses that the vendors' charts install, by name: their driver, type of device and extended resource."""
 
 
 class Published(NamedTuple):
-    """The devices of one driver on one node."""
+    """The devices of one DRA driver on one node, as its ResourceSlice publishes them."""
 
     driver: str
     node: str
@@ -55,7 +55,7 @@ def about(kind: str, name: str, namespace: str | None = None) -> Json:
 
 
 def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
-    """Return a whole card as NVIDIA's driver publishes it. ``fields`` replace the defaults."""
+    """Return a whole card as NVIDIA's DRA driver publishes it. ``fields`` replace the default fields."""
     named = {"type": kind, "productName": PRODUCTS[model], "brand": "Nvidia", "uuid": f"GPU-{model}-{number}"}
     attributes: Json = {name: {"string": value} for name, value in named.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
@@ -68,7 +68,7 @@ def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
 
 
 def shared_card(number: int, model: str, kind: str) -> Json:
-    """Return a card that claims share, as the drivers of HAMi and vgpu-manager publish it."""
+    """Return a card that several claims may share, as the DRA drivers of HAMi and vgpu-manager publish it."""
     cores = {"default": "100", "validRange": {"min": "0", "max": "100", "step": "1"}}
     memory = {"default": MEMORY[model], "validRange": {"min": "1Mi", "max": MEMORY[model], "step": "1Mi"}}
     capacity = {
@@ -79,7 +79,7 @@ def shared_card(number: int, model: str, kind: str) -> Json:
 
 
 def partition(number: int, model: str, profile: str) -> Json:
-    """Return a MIG partition as NVIDIA's driver publishes it."""
+    """Return a MIG partition as NVIDIA's DRA driver publishes it."""
     found = card(number, model, "mig", name=f"gpu-0-mig-{number}")
     found["attributes"]["profile"] = {"string": profile}
     return found
@@ -87,7 +87,7 @@ def partition(number: int, model: str, profile: str) -> Json:
 
 @contextmanager
 def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
-    """Create the drivers' DeviceClasses, and nodes with these devices, during the ``with`` statement.
+    """Create the DeviceClasses of the DRA drivers, and nodes with these devices, during the ``with`` statement.
 
     The model label of each node is the model of its first device.
     """
@@ -112,7 +112,10 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
 
 
 def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:
-    """Return a request, in a claim, for one device of a DeviceClass. ``fields``: further fields of the request."""
+    """Return a request for one device of a DeviceClass, as an item of a claim's requests.
+
+    ``fields``: further fields of the request.
+    """
     return {"name": name, "exactly": {"deviceClassName": device_class, **fields}}
 
 
@@ -122,13 +125,19 @@ def claim(namespace: str, name: str, *requests: Json) -> Json:
 
 
 def template(namespace: str, name: str, *requests: Json, **metadata: object) -> Json:
-    """Return a ResourceClaimTemplate. ``metadata``: the metadata of the claims that are created from the template."""
+    """Return a ResourceClaimTemplate.
+
+    ``metadata``: the metadata of the claims that Kubernetes creates from the template.
+    """
     spec = {"metadata": metadata, "spec": claim(namespace, name, *requests)["spec"]}
     return {**about("ResourceClaimTemplate", name, namespace), "spec": spec}
 
 
 def claiming(namespace: str, name: str, **source: str) -> Json:
-    """Return a pod whose container uses a claim. ``source``: resourceClaimName or resourceClaimTemplateName."""
+    """Return a pod whose container uses a claim.
+
+    ``source``: the field of the pod that names the claim: resourceClaimName or resourceClaimTemplateName.
+    """
     uses = container(name="main", resources={"claims": [{"name": "gpu"}]})
     claims = [{"name": "gpu", **source}]
     metadata = {"name": name, "namespace": namespace}
@@ -145,7 +154,7 @@ def claims_path(namespace: str) -> str:
 
 
 def devices_of(claim: Json) -> list[str]:
-    """Return the devices that are allocated to a claim, as driver/pool/device."""
+    """Return the devices that are allocated to a claim, each as the text driver/pool/device."""
     allocation = claim.get("status", {}).get("allocation", {})
     results = allocation.get("devices", {}).get("results", [])
     return [f"{each['driver']}/{each['pool']}/{each['device']}" for each in results]
@@ -156,20 +165,21 @@ def served(cluster: Cluster) -> bool:
 
 
 EXTENDED_RESOURCE, CONSUMABLE_CAPACITY = "DRAExtendedResource", "DRAConsumableCapacity"
-"""Two feature gates.
+"""Two feature gates of Dynamic Resource Allocation.
 
-With EXTENDED_RESOURCE, the scheduler creates a claim for an extended resource of a DeviceClass (KEP-5004). Without the
-other gate, the API server drops the capacity in a request, so the request is for a whole card instead of a share.
+With EXTENDED_RESOURCE, the scheduler creates a claim for an extended resource of a DeviceClass (KEP-5004). Without
+CONSUMABLE_CAPACITY, the API server drops the capacity in a request, so the request is for a whole card instead of a
+share.
 """
 
 
 def has_features(cluster: Cluster) -> bool:
-    """Return whether these feature gates are on by default."""
+    """Return whether these feature gates are on by default in the version of the API server."""
     return cluster.control_plane.minor >= FEATURES_FROM_MINOR
 
 
 def require_feature(cluster: Cluster, gate: str) -> None:
-    """Skip the test if this feature gate is off by default."""
+    """Skip the test if this feature gate is off by default in the version of the API server."""
     if not has_features(cluster):
         pytest.skip(f"{gate} is on from Kubernetes 1.{FEATURES_FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")
 

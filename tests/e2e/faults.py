@@ -1,6 +1,6 @@
-"""The faults of the chaos test: a schedule in ticks (periods of `TICK` seconds), which is repeated in cycles.
+"""The faults of the chaos test, in a schedule of ticks (periods of `TICK` seconds).
 
-The faults affect our programs and the control plane.
+The schedule is repeated in cycles. The faults affect our programs and the control plane.
 """
 
 import itertools
@@ -28,10 +28,10 @@ from tools.control_plane import ControlPlane
 
 TICK = 2.0
 CYCLE = 38
-"""The number of ticks of a cycle. The next cycle repeats all faults in other namespaces."""
+"""The number of ticks of a cycle. Each cycle has the same faults, but other namespaces."""
 
 STOPPED, STOPS = 20, range(11, 13)
-"""The number of ticks for which a replica is suspended, and the ticks at which suspensions begin.
+"""STOPPED: the number of ticks for which a replica is suspended. STOPS: the ticks at which suspensions begin.
 
 A suspension is long enough for the leader to reap (remove) the replica's reservation. Only a leader that runs for the
 whole time can do that, so no leader is killed meanwhile.
@@ -46,16 +46,18 @@ SWEEPS = (10, 20, 35)
 """The ticks at which all objects in the roomy namespace (the one with a large quota) are deleted."""
 
 FULL = (26, 35)
-"""Between these two ticks no object in the roomy namespace is deleted. So its quota is used up when replicas resume.
+"""Between these two ticks the callers delete nothing in the roomy namespace (the namespace with a large quota).
+
+So its quota is used up when the suspended replicas resume.
 """
 
 LESS = 0.7
-"""The factor by which an edit of the quota lowers all limits for a while."""
+"""The factor by which the fault "limit edited" lowers all limits for a while."""
 
 
 @dataclass(frozen=True)
 class Havoc:
-    """Causes all faults, and counts them.
+    """Causes all faults of the chaos test, and counts them.
 
     ``planes``: the API servers.
     ``killable``, ``stoppable``: the replicas that are killed, and the replicas that are suspended.
@@ -82,7 +84,7 @@ class Havoc:
 
     @property
     def faults(self) -> set[str]:
-        """Return the names of all faults."""
+        """Return the names of all faults in the schedule."""
         return {name for name, _, _ in self._schedule() if name}
 
     @property
@@ -90,7 +92,9 @@ class Havoc:
         return self.quota.rest
 
     def wreak(self, over: Callable[[float], bool]) -> None:
-        """Cause faults until ``over`` is true for the elapsed seconds. Then resume all processes."""
+        """Cause faults by the schedule until ``over`` returns true for the elapsed seconds. Then resume all suspended
+        processes.
+        """
         started = time.monotonic()
         for tick in itertools.count():
             time.sleep(max(started + tick * TICK - time.monotonic(), 0))
@@ -109,7 +113,7 @@ class Havoc:
         self.threads.shutdown()
 
     def _schedule(self) -> Iterator[tuple[str, Sequence[int], Callable[[int], object]]]:
-        """Yield each fault with the ticks of a cycle at which it occurs, and the function that causes it."""
+        """Yield for each fault its name, the ticks of a cycle at which it occurs, and the function that causes it."""
         yield "replica killed", REPLICA_DIES, lambda tick: self.killable[tick // 3 % len(self.killable)].kill()
         yield "leader killed", LEADER_DIES, lambda _: self.managers.kill_leader()
         for first, victim in zip(STOPS, self.stoppable, strict=True):
@@ -134,9 +138,10 @@ class Havoc:
         victim.signal(signal.SIGSTOP)
 
     def _resume(self, victim: Victim[WebhookProcess], tick: int) -> None:
-        """Resume a replica. Of the replica with the stopped clock, only the worker is resumed now.
+        """Resume a suspended replica. If a test clock was stopped with it, resume only its worker now, and its arbiter
+        later.
 
-        Its arbiter is resumed later, because an arbiter kills a worker that was silent for too long.
+        An arbiter kills a worker that was silent for too long. So the worker runs for a while before its arbiter.
         """
         if victim is self.stoppable[-1]:
             os.kill(victim.current().worker(), signal.SIGCONT)
@@ -147,8 +152,8 @@ class Havoc:
         victim.signal(signal.SIGCONT)
 
     def _delete_ledger(self, tick: int) -> bool:
-        """Delete a ledger together with its finalizer, as an admin can. The ledger of the roomy namespace is deleted
-        last.
+        """Delete a ledger together with its finalizer, as an admin can do. The roomy namespace's ledger is the last in
+        turn.
         """
         present = self.callers.present()
         path = ledger_path(present[-1 - LEDGERS_GO.index(tick % CYCLE) % len(present)])
@@ -156,7 +161,9 @@ class Havoc:
         return bool(self._rest.send("DELETE", path).ok())
 
     def _edit(self, part: float) -> bool:
-        """Scale all limits by ``part``. The API server rejects the edit if no replica runs that can check it."""
+        """Multiply all limits of the quota by ``part``. The API server rejects the edit if no webhook replica runs to
+        check it.
+        """
         entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
         return bool(self.quota.write(json.dumps(entries)).ok())
 
@@ -172,6 +179,6 @@ def scaled(limits: Mapping[str, float], part: float) -> dict[str, float]:
 
 
 def restart(component: Component, _tick: int) -> None:
-    """Kill the component with SIGKILL and start it again, without waiting until it is ready."""
+    """Kill a component of the control plane with SIGKILL and start it again. Return before it is ready."""
     component.kill()
     component.launch()

@@ -1,8 +1,8 @@
 """Runs the webhook as on a virtual machine that is paused together with its clocks.
 
-The leases of reservations use a clock of Linux that includes the time of a suspension. Here a test can stop this clock
-while the process runs. So the process acts like a replica that was resumed just now, and whose clock does not include
-the pause yet.
+The leases of reservations use a Linux clock that includes the time of a suspension. A test can stop this clock while
+the process runs. So the process acts like a replica that has just resumed, and whose clock does not include the pause
+yet.
 """
 
 import asyncio
@@ -23,7 +23,9 @@ HELD_AT = "HELD_AT"
 
 
 class HeldClock:
-    """A clock that returns the seconds since boot. While a file exists, it returns the seconds in that file instead."""
+    """A clock that returns the seconds since boot. While its file exists, the clock is stopped, and returns the time in
+    the file.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -35,7 +37,9 @@ class HeldClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for so many seconds of this clock. A sleep of milliseconds, before a retry, uses the real clock."""
+        """Sleep for ``seconds`` of this clock. A sleep of some milliseconds, as before a retry, uses the real clock
+        instead.
+        """
         if seconds < namespace_ledger.FLUSH_SECONDS:
             await asyncio.sleep(seconds)
             return
@@ -44,13 +48,13 @@ class HeldClock:
             await asyncio.sleep(seconds / 4)
 
     def hold(self) -> None:
-        """Stop the clock in every process that uses the file, until `release`."""
+        """Stop the clock in every process that uses its file, until `release` is called."""
         whole = self._file.with_suffix(".new")
         whole.write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)))
         whole.replace(self._file)
 
     def release(self) -> None:
-        """Remove the file, so that the clock returns the true time again."""
+        """Remove the file of the stopped clock, so that the clock returns the true time again."""
         self._file.unlink(missing_ok=True)
 
 

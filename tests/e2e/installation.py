@@ -1,4 +1,7 @@
-"""Installs the webhook and controllers for a test, with certificates, registration and quota, and awaits states."""
+"""Installs the webhook and controllers for a test, with certificates, registration and quota.
+
+Functions of this module also await states of the ledger and of the published usage.
+"""
 
 import base64
 import json
@@ -30,7 +33,9 @@ SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
 NOT_EXEMPT = {"key": ENFORCED, "operator": "NotIn", "values": ["false"]}
 SERVED_BY = "e2e.vcuda.io/served-by"
-"""A label of namespaces and quota ConfigMaps, which names their installation. So tests do not affect each other."""
+"""A label of namespaces and quota ConfigMaps. Its value names one installation, so that tests do not affect
+each other.
+"""
 
 REPLICA = "e2e.vcuda.io/replica"
 """A label of pods: the number of the replica that reviews the pod. The first replica reviews pods without the label."""
@@ -55,7 +60,7 @@ class Installation:
     ``quota``: the quota ConfigMap.
     ``flags``: the flags of the replicas.
     ``ca``: the file of the CA of their certificates.
-    ``patience``: seconds after which the API server ends a call.
+    ``patience``: the timeout of the webhooks, after which the API server ends a call, in seconds.
     """
 
     cluster: Cluster
@@ -68,19 +73,19 @@ class Installation:
 
     @property
     def replica(self) -> WebhookProcess:
-        """Return the first replica, which reviews all pods without the label `REPLICA`."""
+        """Return the first replica. It reviews all pods without the label `REPLICA`."""
         return self.replicas[0]
 
     @contextmanager
     def team(self, entry: Json) -> Iterator[str]:
-        """Add a quota entry, create its namespace, and delete the namespace after the ``with`` statement."""
+        """Add a quota entry, and create its namespace. After the ``with`` statement, delete the namespace."""
         name = f"e2e-{secrets.token_hex(4)}"
         self.quota.limit(**{name: entry})
         with self.cluster.fresh_namespace({SERVED_BY: self.label}, name):
             yield name
 
     def free_team(self) -> AbstractContextManager[str]:
-        """Create a namespace without a quota entry, and delete it after the ``with`` statement."""
+        """Create a namespace without a quota entry. After the ``with`` statement, delete the namespace."""
         return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
@@ -94,11 +99,11 @@ class Installation:
         return charged(self.ledger(namespace))
 
     def mutating(self) -> list[Json]:
-        """Return the webhooks for /mutate, one for each replica."""
+        """Return the items of the mutating webhook configuration: a webhook for /mutate of each replica."""
         return self._ask_about_pods("mutate", "Ignore", {SERVED_BY: self.label})
 
     def validating(self) -> list[Json]:
-        """Return the webhooks for /validate, one for each replica."""
+        """Return the items of the validating webhook configuration: a webhook for /validate of each replica."""
         return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label})
 
     def checking_quota(self) -> Json:
@@ -141,7 +146,7 @@ def ledger_path(namespace: str) -> str:
 
 @contextmanager
 def installed(cluster: Cluster, directory: Path, **fields: Any) -> Iterator[Installation]:
-    """Run an installation like `running`, and register all its webhooks."""
+    """Run the webhook replicas of an installation, and register all their webhooks."""
     with running(cluster, directory, **fields) as installation:
         await_ready(installation)
         with registered(installation):
@@ -159,7 +164,7 @@ def running(
     patience: int = 10,
     flags: Sequence[Flag] = (),
 ) -> Iterator[Installation]:
-    """Run replicas of the webhook without registering them. They listen, but may not be ready yet.
+    """Run replicas of the webhook without registering their webhooks. They listen, but may not be ready yet.
 
     ``directory``: a new directory for their certificates.
     ``kubeconfig``: their kubeconfig, by default that of the admin.
@@ -182,9 +187,9 @@ def running(
 
 @contextmanager
 def started_again(installation: Installation) -> Iterator[Installation]:
-    """Start a new replica at the address of the first replica, which must have ended.
+    """Start a new replica at the address of the first replica. The caller must ensure that the first replica has ended.
 
-    Yield the installation with only the new replica, when that replica is ready.
+    Yield the installation with only the new replica, as soon as that replica is ready.
     """
     address = urlsplit(installation.replica.url).netloc
     with serving(*installation.flags, "--bind", address, ca=installation.ca) as replica:
@@ -203,10 +208,10 @@ CLIENT, CLIENT_NAME = "client", "vcuda-scheduler"
 
 
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
-    """Write a CA and a certificate for 127.0.0.1, as `vcuda-certs issue` does. They are issued now, or ``at`` another
-    time.
+    """Write a CA and a certificate for 127.0.0.1, as `vcuda-certs issue` does.
 
-    A client certificate of the same CA is written to another directory.
+    Also write a client certificate of the same CA to another directory. The certificates begin now, or at the time
+    ``at``.
     """
     at = at or datetime.now(UTC)
     authority = make_authority(at)
@@ -223,11 +228,11 @@ def create_system_namespace(cluster: Cluster) -> None:
 
 
 POLICIES = ("exempt.quota.vcuda.io", "in-effect.quota.vcuda.io")
-"""The ValidatingAdmissionPolicies of manifests/base that every installation needs."""
+"""The names of the ValidatingAdmissionPolicies of manifests/base that every installation needs."""
 
 
 def policies(*names: str) -> list[Json]:
-    """Return the ValidatingAdmissionPolicies of manifests/base with these names, and their bindings."""
+    """Return those ValidatingAdmissionPolicies of manifests/base that have these names, and their bindings."""
     found = yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text())
     return [each for each in found if each["metadata"]["name"] in names]
 
@@ -238,7 +243,10 @@ def await_ready(installation: Installation) -> None:
 
 
 def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
-    """Return when every replica knows nodes with these models and pools. Until then /quota warns."""
+    """Return when every replica knows nodes with these models and pools.
+
+    Before that, /quota would warn that no node has the models of an edited quota.
+    """
     entry = {"quota": {labels[MODEL]: 1 for labels in nodes}, "pool": sorted({labels[POOL] for labels in nodes})}
     manifest = installation.quota.manifest(json.dumps({"anybody": entry}))
 
@@ -255,7 +263,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 @contextmanager
 def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
-    """Yield a client with this ServiceAccount. Apply the rights in the manifest before, and remove them afterwards."""
+    """Yield a client with this ServiceAccount. The rights in its manifest are applied first, and removed afterwards."""
     path = str(MANIFESTS / manifest)
     for each in (namespace, LEDGER_NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
@@ -267,7 +275,7 @@ def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYST
 
 @contextmanager
 def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
-    """Yield a client whose user only has ClusterRole `edit` in this namespace."""
+    """Yield a client whose user has ClusterRole `edit` in this namespace, and no other right."""
     about = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"}
     subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "tenant"}
@@ -281,7 +289,10 @@ def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
 
 
 def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
-    """Return whether the account has this right. ``resource``: RESOURCE.GROUP/NAME. Group and name are optional."""
+    """Return whether the account of this client has the right.
+
+    ``resource``: RESOURCE.GROUP/NAME. Group and name are optional.
+    """
     answer = account.kubectl("auth", "can-i", verb, resource, "-n", namespace, check=False).stdout.strip()
     if answer not in ("yes", "no"):
         raise RuntimeError(f"kubectl auth can-i {verb} {resource}: {answer!r}")
@@ -293,14 +304,14 @@ LEASE = "vcuda-controller"
 USAGE = "gpu-quota-usage"
 
 STORABLE = 3
-"""The flag --storable-seconds in these tests: an admitted pod is stored within so many seconds, or never."""
+"""The flag --storable-seconds in these tests: an admitted pod is stored within this many seconds, or never."""
 
 PROMPTLY = 2.0
-"""Maximum seconds until a charge is released, and until a waiting claim is admitted after that."""
+"""Maximum seconds until the controller releases a charge, and until a claim that waits for this release is admitted."""
 
 
 def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
-    """Return the flags of a controller that uses the installation's quota. By default it has the rights of the admin.
+    """Return the flags of a controller that uses the installation's quota and, by default, the rights of the admin.
 
     ``more``: further flags, which may override the others.
     """
@@ -315,14 +326,17 @@ def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = 
 
 
 def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
-    """Return a controller, which becomes the leader or a standby. It is stopped after its ``with`` statement."""
+    """Run a controller during the ``with`` statement. It becomes the leader, or a standby if another
+    controller leads.
+    """
     return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 
 @contextmanager
 def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> Iterator[ControllerProcess]:
-    """Run a controller, and wait until it is the leader and has listed all objects. A Lease of an earlier one is
-    deleted.
+    """Run a controller, and wait until it is the leader and has listed all objects.
+
+    If an earlier controller left a Lease, delete the Lease first.
     """
     drop_lease(installation.cluster)
     with candidate(installation, *more, kubeconfig=kubeconfig) as process:
@@ -332,7 +346,10 @@ def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None
 
 @contextmanager
 def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
-    """Run a leader with the identity `first`, and a standby `second`. ``seconds``: the duration of the Lease."""
+    """Run two controllers: a leader with the identity `first`, and a standby with the identity `second`.
+
+    ``seconds``: the duration of the Lease.
+    """
     flags = ("--lease-seconds", str(seconds), "--identity")
     with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
         yield first, second
@@ -340,7 +357,9 @@ def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[C
 
 
 def drop_lease(cluster: Cluster) -> None:
-    """Delete the Lease that a killed controller may have left."""
+    """Delete the Lease that a killed controller may have left, so that the next controller need not wait
+    for its end.
+    """
     cluster.delete(f"{LEASES}/{LEASE}")
 
 
@@ -350,7 +369,9 @@ def lease_spec(cluster: Cluster) -> Json:
 
 @contextmanager
 def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
-    """Create a namespace with this quota entry. Afterwards remove the entry, and then delete the namespace."""
+    """Create a namespace with this quota entry. After the ``with`` statement, remove the entry, and then delete the
+    namespace.
+    """
     with installation.team(entry) as namespace:
         try:
             yield namespace
@@ -359,7 +380,7 @@ def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
 
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
-    """Return when the controller has labelled the namespace as enforced, or if not ``enforced``, as exempt."""
+    """Return when the controller has labelled the namespace as enforced, or with ``enforced`` False, as exempt."""
 
     def is_labelled(found: Json) -> bool:
         return bool(found["metadata"].get("labels", {}).get(ENFORCED) == (None if enforced else "false"))
@@ -390,7 +411,7 @@ def await_committed(installation: Installation, namespace: str, timeout: float =
 
 
 def charged(ledger: Ledger) -> dict[str, int]:
-    """Return all charged cores by model. Reserved cores are included."""
+    """Return all cores that the ledger charges, by model. Reserved cores are included."""
     return {model: usage.used.cores for model, usage in ledger.usages().items()}
 
 
@@ -413,14 +434,14 @@ def await_unpublished(cluster: Cluster, namespace: str) -> None:
 def pass_by(cluster: Cluster, namespace: str) -> None:
     """Create and delete a pod without a GPU.
 
-    Its events follow those of all earlier changes in the controller's watch.
+    When the controller's watch has delivered the events of this pod, it has also delivered all earlier changes.
     """
     cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
     cluster.delete_pod(namespace, "passer-by")
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Return when the ledger is deleted, and the ConfigMap that marks it as opened."""
+    """Return when two ConfigMaps are deleted: the ledger, and the mark that the namespace has had a ledger."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     for each in (name, f"gpu-ledger-opened.{namespace}"):
         cluster.await_gone(collection, each)

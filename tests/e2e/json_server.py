@@ -1,4 +1,6 @@
-"""A server that answers each POST of JSON with JSON. Tests use it as a webhook or an extender of another project."""
+"""A server that answers each POST of JSON with JSON. Tests use it in place of other projects' webhooks and
+extenders.
+"""
 
 import base64
 import json
@@ -12,17 +14,19 @@ from pathlib import Path
 from tests.e2e.cluster import Json, webhook
 
 Answer = Callable[[str, Json], Json]
-"""A function (path, body) that returns the answer. It is called in the thread of the connection."""
+"""A function that takes the path and body of a request, and returns the answer. It is called in the connection's
+thread.
+"""
 
 
 class Server(ThreadingHTTPServer):
-    """A server that ignores broken connections, because tests also kill the API server."""
+    """A server that ignores the errors of broken connections, which occur because tests also kill the API server."""
 
     daemon_threads = True
     block_on_close = False
 
     def handle_error(self, *_: object) -> None:
-        """Ignore the error of a broken connection."""
+        """Ignore the error of a broken connection instead of printing it."""
 
 
 @contextmanager
@@ -44,7 +48,7 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Log nothing, because tests do not check these requests by the log."""
+            """Log nothing, because no test reads this server's log."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
@@ -79,7 +83,9 @@ def ca_bundle(certificates: Path) -> str:
 
 
 def asks_about_pods(name: str, url: str, certificates: Path, label: str, **fields: object) -> Json:
-    """Return a webhook, as an item of a configuration, for new pods with ``label``. A failed call rejects the pod.
+    """Return a webhook that is called for new pods with ``label``, as an item of a webhook configuration.
+
+    If the call fails, the API server rejects the pod.
 
     ``certificates``: a directory with the ca.crt that the API server trusts.
     """

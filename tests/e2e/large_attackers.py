@@ -1,4 +1,4 @@
-"""Attacks by a tenant with objects of the maximum size in etcd, and with reviews of the maximum size."""
+"""A tenant attacks with objects of the maximum size that etcd stores, and with reviews of the maximum size."""
 
 import random
 import threading
@@ -21,10 +21,10 @@ from tests.integration.reviews import card_pod, gpu_pod
 from vcuda.quota.model import OVER_QUOTA as SAID
 
 KEPT = 60
-"""The number of objects of 1.2 MB that one attacker stores at a time."""
+"""The maximum number of objects of 1.2 MB that one attacker keeps stored."""
 
 PAUSE = 1.5
-"""Average seconds between two creates of one attacker. The rate is limited because etcd keeps deleted objects for a
+"""Average seconds between two creates of one attacker. The rate is limited, because etcd keeps deleted objects for a
 while.
 """
 
@@ -43,7 +43,10 @@ NAMED = "large-0"
 
 TOO_LARGE = "too large to be reviewed"
 GIVEN_UP = frozenset({API_AWAY, WEBHOOK_AWAY, NOT_PINNED, BUSY})
-"""The permitted answers if the caller waits for only one second, or if too many large reviews wait."""
+"""The permitted answers to requests that end early.
+
+The caller waits for only one second, or the webhook is busy because too many large reviews wait.
+"""
 
 ATTACKS: Mapping[str, frozenset[str]] = {
     "large pods without GPUs": frozenset({STORED}),
@@ -52,7 +55,7 @@ ATTACKS: Mapping[str, frozenset[str]] = {
     "dry runs of heavy pods": GIVEN_UP | {STORED, OVER_QUOTA},
     "pods that become larger when encoded": GIVEN_UP | {TOO_LARGE},
 }
-"""The answers that are permitted, by the name of the attack."""
+"""The permitted outcomes of each attack with large objects, by the name of the attack."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "large templates": frozenset({STORED}),
@@ -63,13 +66,13 @@ CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class LargeSiege:
-    """Attacks by a tenant who may edit two namespaces.
+    """Attacks with large objects by a tenant who may edit two namespaces.
 
     ``tenant``: a client with the rights of the tenant.
     ``limited``: the namespace with a quota.
     ``unlimited``: the namespace without a quota.
     ``claims``: True if the API server serves ResourceClaims.
-    ``counts``: the number of answers by attack and answer.
+    ``counts``: the number of answers by attack and outcome.
     """
 
     tenant: Rest
@@ -79,7 +82,9 @@ class LargeSiege:
     counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return the functions that attack until they are stopped, for `in_threads`."""
+        """Return the functions that attack until a stop event is set. `in_threads` runs each function in its own
+        thread.
+        """
         creates: dict[str, Callable[[int], Json]] = {
             "large pods without GPUs": partial(large_pod, self.limited),
             "GPU pods meanwhile": lambda number: card_pod(f"card-{number}", self.limited),
@@ -101,7 +106,7 @@ class LargeSiege:
         ]
 
     def _store(self, name: str, make: Callable[[int], Json], kept: int, stop: threading.Event) -> None:
-        """Create objects until ``stop`` is set. If more than ``kept`` are stored, delete the oldest."""
+        """Create large objects until ``stop`` is set. When more than ``kept`` objects are stored, delete the oldest."""
         stored: deque[str] = deque()
         for number in count():
             if stop.wait(random.uniform(0, 2 * PAUSE)):  # noqa: S311  # random load
@@ -116,7 +121,7 @@ class LargeSiege:
                     self.tenant.send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
 
     def _try(self, name: str, make: Callable[[int], Json], stop: threading.Event) -> None:
-        """Create objects in dry runs until ``stop`` is set. Each request has a timeout of one second."""
+        """Create large objects in dry runs until ``stop`` is set. Each request has a timeout of one second."""
         for number in count():
             if stop.wait(random.uniform(0, PAUSE / 2)):  # noqa: S311  # random load
                 return
@@ -148,7 +153,7 @@ class LargeSiege:
 
 
 def large_pod(namespace: str, number: int) -> Json:
-    """Return a pod without GPUs, with a scheduling gate so that no node gets it."""
+    """Return a large pod without GPUs. Its scheduling gate prevents that the scheduler binds it to a node."""
     pod = gpu_pod(f"large-{number}", namespace, {"cpu": "1"})
     pod["spec"]["containers"][0] |= LARGE
     pod["spec"] |= GATED
@@ -156,7 +161,7 @@ def large_pod(namespace: str, number: int) -> Json:
 
 
 def large_claim(namespace: str, number: int) -> Json:
-    """Return a large claim. Its digest (the parts that the quota depends on) differs from those of all other claims."""
+    """Return a large claim. Its digest (the fields that decide the charge) differs from those of all other claims."""
     return claim(namespace, f"large-{number}", *requests(f"gpu-{number}"))
 
 
@@ -169,7 +174,7 @@ def large_template(namespace: str, number: int) -> Json:
 
 
 def large_event(namespace: str, number: int) -> Json:
-    """Return a large Event. The controller reads such Events to find rejected workloads when quota is released."""
+    """Return a large Event. When quota is released, the controller reads Events to find rejected workloads."""
     about = {"kind": "ReplicaSet", "name": f"train-{number}", "namespace": namespace, "uid": f"u-{number}"}
     return {
         "apiVersion": "v1",
@@ -183,7 +188,7 @@ def large_event(namespace: str, number: int) -> Json:
 
 
 def addressed(made: Json) -> tuple[str, Json]:
-    """Return the path of the collection for an object, and the object."""
+    """Return an object with the path of its collection."""
     namespace = made["metadata"]["namespace"]
     match made["kind"]:
         case "Event":

@@ -1,4 +1,4 @@
-"""A proxy between a client and the real API server. It drops the replies that a test chooses."""
+"""A proxy between a client and the real API server. It drops the replies to the requests that a test chooses."""
 
 import http.server
 import random
@@ -21,10 +21,10 @@ CHUNK = 65536
 
 @dataclass
 class Losses:
-    """The replies that the proxy drops, in this order.
+    """The replies that the proxy drops, in the order of ``wanted``.
 
-    ``wanted``: pairs (method, part of the path). The reply to the first matching request is dropped, and its pair is
-    removed.
+    ``wanted``: pairs (method, part of the path). The reply to the first request that matches the first pair is dropped,
+    and the pair is removed.
     ``lost``: pairs (method, path) of the dropped replies.
     """
 
@@ -40,7 +40,7 @@ class Losses:
             return hit
 
     def delays(self, method: str, path: str) -> tuple[float, float]:  # noqa: ARG002  # subclasses use the arguments
-        """Return the seconds by which to delay the request, and those by which to delay its reply."""
+        """Return two numbers of seconds: the delay of the request, and the delay of its reply."""
         return 0, 0
 
 
@@ -51,7 +51,8 @@ LOST_PART, LATE_PART, LATEST = 0.15, 0.1, 8.0
 class RandomLosses(Losses):
     """Drops some replies to ledger writes at random, and delays some requests and replies.
 
-    A delay is at most ``LATEST`` seconds. By then the client has given up the call, and has sent other requests.
+    A delay is at most ``LATEST`` seconds. That is long enough that the client gives up the call and sends other
+    requests.
 
     ``late``: the number of delays.
     """
@@ -79,7 +80,7 @@ class LossyProxy:
     """A running proxy.
 
     ``kubeconfig``: a kubeconfig whose requests go through the proxy.
-    ``losses``: the replies to drop. A test adds replies.
+    ``losses``: the replies to drop. A test adds replies while the proxy runs.
     """
 
     kubeconfig: Path
@@ -88,7 +89,10 @@ class LossyProxy:
 
 @contextmanager
 def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None) -> Iterator[LossyProxy]:
-    """Run a proxy to the API server of ``cluster``, for its user. ``directory``: a new directory for certificates."""
+    """Run a proxy to the API server of ``cluster``, with the rights of the cluster's user.
+
+    ``directory``: a new directory for certificates.
+    """
     losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
@@ -108,7 +112,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """A server that ends the watches that it relays when it is closed."""
+    """The server of the proxy. When it is closed, it ends the watches that it relays."""
 
     block_on_close = True
     daemon_threads = False
@@ -127,13 +131,16 @@ class Server(http.server.ThreadingHTTPServer):
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Handles one connection of the client."""
+    """Handles one connection of the client to the proxy."""
 
     protocol_version = "HTTP/1.1"
     server: Server
 
     def relay(self) -> None:
-        """Relay one request and its reply. To drop a reply, close the connection after the API server has answered."""
+        """Relay one request to the API server, and its reply to the client.
+
+        To drop a reply, close the client's connection after the API server has answered.
+        """
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         held, held_back = self.server.losses.delays(self.command, self.path)
         self.server.closing.wait(held)
@@ -164,7 +171,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             reply.release_conn()
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
-        """Relay the reply in chunks as they arrive, because a watch does not end by itself."""
+        """Relay the reply in chunks as they arrive. The whole reply cannot be awaited, because a watch does not end by
+        itself.
+        """
         # `send_response` would write the proxy's time in the header Date. But replicas measure the leases of their
         # reservations by the API server's Date.
         self.send_response_only(reply.status)
@@ -180,4 +189,4 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = relay  # noqa: N815  # http.server requires the names
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server chose this name
-        """Log nothing, because tests only check the logs of the webhook."""
+        """Log nothing, because the tests only read the logs of the webhook."""

@@ -26,11 +26,13 @@ LOOK_PAUSE = 0.1
 WATCH_SECONDS = 5.0
 MOST_KEPT = 10_000
 AWAY = (ApiException, HTTPError, json.JSONDecodeError)
-"""The errors of the client if the API server is down, or stops in the middle of an answer."""
+"""The errors that the client raises if the API server is down, or stops in the middle of an answer."""
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """Return the cores of each model that these pods and claims use. The function shares no code with the webhook."""
+    """Return the cores of each model that these pods and claims use. To be an independent check, this uses no code of
+    the webhook.
+    """
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -70,13 +72,13 @@ def model_of(pod: Json) -> str:
 
 
 def model_in(selector: str) -> str:
-    """Return the only model whose products a selector names."""
+    """Return the only model whose product names are in the selector of a claim."""
     [model] = [model for model in PRODUCTS if model.casefold() in selector.casefold()]
     return model
 
 
 class Ghosts:
-    """Bound pods that were deleted by force, so their containers may still run. They stay charged for ``seconds``
+    """Bound pods that were deleted by force. Their containers may still run, so each pod counts for ``seconds`` more
     seconds.
     """
 
@@ -85,14 +87,18 @@ class Ghosts:
         self._found: dict[str, tuple[float, str, str, int]] = {}
 
     def add(self, pod: Json, deleted: float) -> None:
-        """Add a pod. ``deleted``: a time at or before the request of its deletion."""
+        """Add a pod that is deleted by force.
+
+        ``deleted``: a time just before the request of its deletion, or the time of that request.
+        """
         [(model, cores)] = held([pod]).items()
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
     def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
-        """Yield namespace, model and cores of those pods that existed, are deleted, and may still run.
+        """Yield namespace, model and cores of those pods that were stored, are deleted by now, and may still run.
 
-        ``known``: the uids of all objects that ever existed. ``there``: the uids of the objects that exist now.
+        ``known``: the uids of all objects that ever existed.
+        ``there``: the uids of the objects that exist now.
         """
         for uid, (until, namespace, model, cores) in list(self._found.items()):
             if uid in known and uid not in there and now < until:
@@ -102,8 +108,8 @@ class Ghosts:
 class Change(NamedTuple):
     """An event of a watch.
 
-    ``version``: its resourceVersion.
-    ``heard``: the monotonic time at which it arrived.
+    ``version``: the resourceVersion of the event.
+    ``heard``: the monotonic time at which the event arrived.
     ``event``: the event itself.
     """
 
@@ -131,9 +137,10 @@ class Stored:
         return list(self._objects.values())
 
     def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
-        """Watch for ``seconds`` seconds. Then yield the objects after each change that all watches have covered.
+        """Watch all collections for ``seconds`` seconds. Then yield the objects after each change, in order.
 
-        If a watch failed, its error is raised after these states.
+        The last changes are left out if not every watch has covered them. If a watch failed, its error is raised after
+        these states.
         """
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
@@ -165,7 +172,7 @@ class Stored:
 
 @dataclass
 class Observer:
-    """Observes some namespaces, and keeps the maxima.
+    """Observes the pods and claims of some namespaces, and keeps the maxima of their use.
 
     ``most``: the maximum cores of each model, by namespace.
     ``ghosts``: pods that were deleted by force and still count.
@@ -186,7 +193,10 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Record the cores that these objects of one moment use. Pods deleted by force before are included."""
+        """Record the cores in use at one moment. The objects exist at that moment.
+
+        Pods that were deleted by force before it are included.
+        """
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
@@ -202,7 +212,9 @@ class Observer:
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
-        """Return the cores of one object. Results are cached, because each change is an observation of all objects."""
+        """Return the cores that one object uses. Results are cached, because every object is counted again after each
+        change.
+        """
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
             if len(self._held) >= MOST_KEPT:
@@ -211,7 +223,7 @@ class Observer:
         return self._held[version]
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
-        """Observe by repeated LISTs until ``stop`` is set."""
+        """Observe the collections by repeated LISTs until ``stop`` is set."""
         while not stop.wait(LOOK_PAUSE):
             try:
                 self.see(Stored(rest, self.paths).objects(), time.monotonic())
@@ -219,7 +231,9 @@ class Observer:
                 self.lost += 1
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """Observe by watches, after every single change, until ``stop`` is set. After an error, LIST again."""
+        """Observe the collections by watches, after every single change, until ``stop`` is set. After an error, list
+        them again.
+        """
         start = partial(Stored, rest, self.paths)
         stored: Stored | None = None
         with ThreadPoolExecutor(len(self.paths)) as threads:

@@ -1,4 +1,6 @@
-"""The quota ConfigMap of a test. Each edit waits until every replica uses the new quota."""
+"""The quota ConfigMap of a test. Its methods edit the quota, and wait until every webhook replica uses the
+new quota.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from tests.processes import WebhookProcess
 
 KEY = "gpu_quota"
 CONFIG = {"quota.vcuda.io/config": "true"}
-"""The label of ConfigMaps for whose edits the API server calls /quota."""
+"""The label of the quota ConfigMaps whose edits the API server sends to /quota for a check."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class QuotaConfigMap:
     """A quota ConfigMap in a cluster.
 
     ``namespace``, ``name``, ``labels``: its metadata.
-    ``readers``: the replicas that use it.
+    ``readers``: the webhook replicas that use it.
     ``further``: further keys of the ConfigMap, with their texts.
     """
 
@@ -40,7 +42,7 @@ class QuotaConfigMap:
         return f"{self.collection}/{self.name}"
 
     def document(self) -> Json:
-        """Return the stored quota entries by namespace. Empty if the ConfigMap does not exist."""
+        """Return the stored quota entries by namespace; empty if the ConfigMap does not exist."""
         found = self.rest.send("GET", self.path)
         if found.status == HTTPStatus.NOT_FOUND:
             return {}
@@ -48,20 +50,22 @@ class QuotaConfigMap:
         return document
 
     def limit(self, **entries: Json) -> None:
-        """Add these entries, or replace existing entries. Return when every replica uses them."""
+        """Add these quota entries, or replace existing entries of the same namespaces. Return when every replica uses
+        them.
+        """
         self.limit_anew(**{**self.document(), **entries})
 
     def limit_anew(self, **entries: Json) -> None:
-        """Replace the whole document by these entries. Return when every replica uses it."""
+        """Replace the whole quota document by these entries. Return when every replica uses it."""
         self.await_read(self.write(json.dumps(entries)).ok()["metadata"]["resourceVersion"])
 
     def lift(self, *namespaces: str) -> None:
-        """Remove the entries of these namespaces. Return when no replica uses them."""
+        """Remove the quota entries of these namespaces. Return when no replica uses them any more."""
         self.limit_anew(**{name: entry for name, entry in self.document().items() if name not in namespaces})
 
     @contextmanager
     def limited(self, **entries: Json) -> Iterator[None]:
-        """Add the entries, and remove them after the ``with`` statement."""
+        """Add these quota entries, and remove them after the ``with`` statement."""
         self.limit(**entries)
         try:
             yield
@@ -69,7 +73,9 @@ class QuotaConfigMap:
             self.lift(*entries)
 
     def write(self, text: str) -> Answer:
-        """Store ``text``, which may be malformed, as the document. Return the answer without waiting for replicas."""
+        """Store ``text`` as the quota document, even if it is malformed. Return the answer without waiting for
+        replicas.
+        """
         answer = self.rest.send("POST", self.collection, self.manifest(text))
         replacing = answer.status == HTTPStatus.CONFLICT
         return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer
@@ -86,7 +92,9 @@ class QuotaConfigMap:
 
 
 def named_quota(cluster: Cluster) -> QuotaConfigMap:
-    """Write the quota ConfigMap that the manifests name, without entries. The webhook does not check edits of it."""
+    """Create the quota ConfigMap with the name in the manifests, without entries. The webhook does not check edits of
+    it.
+    """
     quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
     quota.write("{}").ok()
     return quota

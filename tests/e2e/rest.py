@@ -51,7 +51,7 @@ class Answer:
     def is_over_quota(self) -> bool:
         """Return whether the request was rejected because it exceeds the quota.
 
-        The status is 403, or 429 if pending charges use up the quota.
+        The status is 403 if stored objects use up the quota, or 429 if pending charges do.
         """
         return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and OVER_QUOTA in self.message
 
@@ -71,14 +71,16 @@ def warning_text(header: str) -> str:
 
 @dataclass(frozen=True)
 class Rest:
-    """Sends JSON requests with the connections and the user of ``api``."""
+    """Sends JSON requests over the connections of the client ``api``, and with its user."""
 
     api: ApiClient
 
     def send(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
     ) -> Answer:
-        """Send one request, and return the answer with any status. Raises urllib3's HTTPError if no answer arrives."""
+        """Send one request, and return the answer whatever its status is. Raises urllib3's HTTPError if no answer
+        arrives.
+        """
         headers = {**self.api.default_headers, "Content-Type": content_type}
         url = self._url(path, query)
         response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
@@ -110,7 +112,7 @@ class Rest:
 def states(rest: Rest, path: str, deadline: float, selectors: dict[str, str]) -> Generator[list[Json]]:
     """Yield all objects of the collection after each change, until ``deadline`` of the monotonic clock.
 
-    A watch that ends is restarted.
+    If a watch ends before that, it is restarted.
     """
     while (left := deadline - time.monotonic()) > 0:
         listing = rest.get(path, **selectors)

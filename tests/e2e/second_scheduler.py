@@ -1,4 +1,6 @@
-"""Runs a second kube-scheduler. It is that of the manifests, or one whose extender acts like gpu-admission."""
+"""Runs a second kube-scheduler. It is the scheduler of the manifests, or a scheduler whose extender acts like
+gpu-admission.
+"""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +20,7 @@ from vcuda.tls import LEAF_CERTIFICATE, LEAF_KEY
 
 NAME = "vcuda-scheduler"
 PREDICATING = "predicating"
-"""The schedulerName of the pods of the scheduler whose extender acts like gpu-admission."""
+"""The schedulerName of pods that the scheduler with an extender like gpu-admission places."""
 
 REFUSAL = "had been predicated!"
 MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")
@@ -34,17 +36,16 @@ class Credentials(NamedTuple):
 
     @classmethod
     def beside(cls, ca: Path) -> Self:
-        """Return the files that `make_certificates` wrote."""
+        """Return the credentials among the files that `make_certificates` wrote."""
         return cls(ca, *(ca.parent / CLIENT / name for name in (LEAF_CERTIFICATE, LEAF_KEY)))
 
 
 def config_file(
     control_plane: ControlPlane, url: str, credentials: Credentials, directory: Path, **fields: object
 ) -> Path:
-    """Write the manifest's KubeSchedulerConfiguration with the API server and the extender of this test. Return its
-    path.
+    """Write the KubeSchedulerConfiguration of the manifest with the API server and the extender of this test.
 
-    ``fields``: fields to add to the extender.
+    Return the path of the written file. ``fields``: fields to add to the extender's entry.
     """
     config: Json = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())
     [extender] = config["extenders"]
@@ -57,7 +58,7 @@ def config_file(
 
 
 def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
-    """Write a scheduler configuration with the API server of this test, and return its path."""
+    """Write a scheduler configuration with the API server of this test, and return the path of the file."""
     own = {"clientConnection": {"kubeconfig": str(control_plane.kubeconfig)}, "leaderElection": {"leaderElect": False}}
     kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     path = directory / "scheduler-config.json"
@@ -80,9 +81,9 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
 
 
 def decide(pod: Json, nodes: Json) -> Json:
-    """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) like gpu-admission.
+    """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) as gpu-admission does.
 
-    A pod that already has gpu-admission's annotations gets no node. Any other pod gets the first of its nodes.
+    A pod that already has gpu-admission's annotations gets no node. Any other pod gets the first of the offered nodes.
     """
     if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
         return {"Error": f"pod {pod['metadata']['name']} {REFUSAL}"}
@@ -91,7 +92,10 @@ def decide(pod: Json, nodes: Json) -> Json:
 
 @contextmanager
 def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
-    """Run a second scheduler for the pods that name it. ``directory``: a new directory for its files."""
+    """Run a second scheduler, with an extender like gpu-admission, for the pods that name this scheduler.
+
+    ``directory``: a new directory for its files.
+    """
     with answering(lambda _, asked: decide(asked["Pod"], asked["Nodes"])) as url:
         extenders = [{"urlPrefix": url, "filterVerb": "filter"}]
         profile = {"profiles": [{"schedulerName": PREDICATING}], "extenders": extenders}

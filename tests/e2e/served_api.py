@@ -1,4 +1,4 @@
-"""A real API server behind the interface of the tests' API double.
+"""A real API server with the same interface as the API double of the tests.
 
 A test decides when the calls of its simulated processes arrive, are answered, or are lost.
 """
@@ -20,7 +20,7 @@ AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 
 
 class ServedApi(Handle):
-    """Implements `tests.api_double.Api` with a real API server.
+    """Implements the interface `tests.api_double.Api` by a real API server.
 
     ``date`` replaces the dates of the server, because simulated hours pass in the tests. The server gives every object
     a new uid, but the tests use an object's name as its uid. So lists have the name in place of the uid.
@@ -89,7 +89,7 @@ class ServedApi(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield all objects as one page."""
+        """Yield all objects of the list as one page."""
         versions: list[str] = []
 
         def effect() -> bytes:
@@ -109,7 +109,7 @@ class ServedApi(Handle):
 
 
 class Objects(Mapping[str, Mapping[str, Any]]):
-    """The stored objects by path. The mapping caches objects until the next write. It cannot be iterated."""
+    """The stored objects by path. Read objects are cached until the next write. The mapping cannot be iterated."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

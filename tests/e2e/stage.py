@@ -1,6 +1,7 @@
 """Runs the webhook as in a real installation.
 
-The API server calls it through its Service, the certificate is a mounted Secret, and a failed call rejects the pod.
+The API server calls the webhook through its Service, and a failed call rejects the pod. The certificate is a mounted
+Secret.
 """
 
 import base64
@@ -50,7 +51,7 @@ PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOU
 class Stage:
     """A webhook that is installed as in a cluster.
 
-    ``label``: the label value of the namespaces that it serves.
+    ``label``: the label value of the namespaces that the webhook serves.
     ``host``: the IP address of the replicas.
     ``flags``: flags for each `vcuda-certs rotate`.
     ``kubeconfig``: the kubeconfig of `vcuda-certs`.
@@ -65,7 +66,7 @@ class Stage:
     replicas: Sequence[WebhookProcess] = ()
 
     def command(self, *arguments: str, kubeconfig: Path | None = None) -> list[str]:
-        """Return a command line of `vcuda-certs`, with the flags of this stage after the name of the command."""
+        """Return a command line of `vcuda-certs`. The flags of this stage follow the name of the command."""
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
@@ -82,7 +83,7 @@ class Stage:
         return [urlsplit(replica.url).netloc for replica in self.replicas]
 
     def set_endpoints(self, *, ready: bool = True) -> None:
-        """Set all replicas' pods to ready, or to not ready. Return when the Service's EndpointSlices have followed.
+        """Set all replicas' pods to ready, or all to not ready. Return when the Service's EndpointSlices show that.
 
         The Service's selector matches these pods, and the controller manager writes the endpoints as in a real cluster.
         The API server of 1.30 uses the Endpoints of a Service, and that of 1.36 uses its EndpointSlices.
@@ -99,10 +100,10 @@ class Stage:
         self.cluster.await_collection(SLICES, are_told, labelSelector=OF_THE_SERVICE)
 
     def await_answered(self, namespace: str) -> None:
-        """Return when a pod can be created in ``namespace``. The API server then knows endpoints and trusts their
-        certificate.
+        """Return when a pod can be created in ``namespace``.
 
-        This polls, because the API server does not report what its own watches have delivered.
+        By then the API server knows the endpoints of the webhook and trusts their certificate. This polls, because the
+        API server does not report what its own watches have delivered.
         """
 
         def refusal() -> str:
@@ -115,7 +116,7 @@ class Stage:
         return [hook["clientConfig"].get("caBundle", "") for hook in found if "service" in hook["clientConfig"]]
 
     def register(self) -> None:
-        """Store both configurations without caBundles. Return when they are in effect."""
+        """Store both webhook configurations without caBundles. Return when they are in effect."""
         for kind, name in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):
             guard = f"{self.label}-{name}-{secrets.token_hex(3)}"
             metadata = {"name": CONFIGURATION, "labels": LABELS}
@@ -138,7 +139,9 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """Yield a new namespace with a large quota when its pods are reviewed. Delete it afterwards."""
+        """Yield a new namespace with a large quota as soon as the webhook reviews its pods. Delete it after the
+        ``with`` statement.
+        """
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
@@ -153,9 +156,9 @@ class Stage:
 def staged(
     cluster: Cluster, directory: Path, delays: Sequence[Delay], kubeconfig: Path, *flags: str
 ) -> Iterator[tuple[Stage, QuotaConfigMap]]:
-    """Run a stage with one replica for each of ``delays``, and register its webhooks.
+    """Run a stage with one webhook replica for each of ``delays``, and register its webhooks.
 
-    ``delays``: functions that return the seconds after which a replica's volume follows a change of the Secret.
+    ``delays``: functions that return the seconds after which a replica's mounted files follow a change of the Secret.
     ``kubeconfig``: the kubeconfig of the rotation of certificates.
     """
     stage = Stage(cluster, f"e2e-{secrets.token_hex(4)}", own_address(), flags, kubeconfig)
@@ -183,9 +186,9 @@ def staged(
 
 @contextmanager
 def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
-    """Create pods in ``namespace`` and open connections continuously during the ``with`` statement.
+    """Create pods in ``namespace`` and open connections to the webhook continuously during the ``with`` statement.
 
-    Afterwards assert that no create and no connection has failed.
+    After the statement, assert that no create and no connection has failed.
     """
     path = PATHS["ValidatingWebhookConfiguration"]
     connects = connecting(stage.cluster, path, stage.addresses, SERVER_NAME)
@@ -196,7 +199,7 @@ def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
 
 @contextmanager
 def replica(stage: Stage, directory: Path, delay: Delay, quota: QuotaConfigMap) -> Iterator[WebhookProcess]:
-    """Run one replica. Its certificate directory follows the serving Secret like a mounted volume."""
+    """Run one webhook replica. Its certificate directory follows the serving Secret like a mounted volume."""
     directory.mkdir(parents=True)
     flags = (
         *("--cert-dir", directory, "--kubeconfig", stage.cluster.kubeconfig, "--bind", f"{stage.host}:0"),
@@ -214,7 +217,7 @@ def service() -> Json:
 
 
 def node() -> Json:
-    """Return the node of the replicas' pods. The scheduler places no other pods on this node."""
+    """Create the node of the webhook replicas' pods. The scheduler places no other pods on this node."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
 
 
@@ -226,7 +229,7 @@ def pod_of(number: int, address: str) -> Json:
 
 
 def clear(stage: Stage) -> None:
-    """Delete the objects of a stage whose names are those of a real installation.
+    """Delete the objects of a stage, whose names are the names of a real installation.
 
     Kubernetes deletes the Service's endpoints together with the Service.
     """
@@ -264,7 +267,7 @@ def own_address() -> str:
 
 
 def utc_now() -> str:
-    """Return the present time in the format of --issued-before."""
+    """Return the present time in the format of the flag --issued-before."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
@@ -273,10 +276,10 @@ MODES = {"tls.key": 0o600}
 
 
 class Volume:
-    """A directory with the files of the Secret at ``path``, as kubelet would mount it.
+    """A directory with the files of the Secret at ``path``, as the kubelet would mount it.
 
-    A change of the Secret reaches the files after ``delay()`` seconds. Like kubelet, this replaces all files in one
-    step, and keeps the files after the Secret is deleted.
+    A change of the Secret reaches the files after ``delay()`` seconds. As with the kubelet, all files change in one
+    step, and they stay after the Secret is deleted.
     """
 
     def __init__(self, rest: Rest, path: str, directory: Path, delay: Delay) -> None:
@@ -291,7 +294,9 @@ class Volume:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Write the present Secret to the directory, and then each change of it during the ``with`` statement."""
+        """Write the present Secret to the directory, and during the ``with`` statement also write each change of the
+        Secret.
+        """
         self._read(0)
         self._swap()
         self._thread.start()

@@ -11,12 +11,12 @@ from vcuda.requests.schemes import Scheme, is_named
 
 REASON = "StaleAllocationRemoved"
 BY_HAND = "by-hand"
-"""The schedulerName of pods that no scheduler places."""
+"""The schedulerName of pods that no scheduler places. The tests bind these pods themselves."""
 
 
 @dataclass(frozen=True)
 class Allocated:
-    """A pod with a new allocation.
+    """A pod with a new allocation, for the garbage collection of allocations.
 
     ``scheme``: the vendor's annotations, labels and resources.
     ``node``: the node of the allocation; None if it names no node.
@@ -63,6 +63,6 @@ def await_freed(cluster: Cluster, namespace: str, pod: Allocated) -> Json:
 
 
 def await_removal_event(cluster: Cluster, namespace: str, name: str) -> Json:
-    """Return the only Event that reports a removal from the object with this name."""
+    """Return the only Event that reports the removal of an allocation or lock from the object with this name."""
     [event] = cluster.await_events(namespace, f"involvedObject.name={name},reason={REASON}")
     return event

@@ -1,4 +1,4 @@
-"""Creates pods and opens connections continuously, for tests in which none of them may fail."""
+"""Creates pods and opens connections to the webhook continuously, for tests in which none of them may fail."""
 
 import base64
 import socket
@@ -16,7 +16,7 @@ from tests.integration.reviews import card_pod
 
 PODS_PER_SECOND = 20
 CARDS_EVERY = 20
-"""One of every `CARDS_EVERY` pods requests a card and is charged. The webhook is called for the other pods too.
+"""One of every `CARDS_EVERY` pods requests a card and is charged. The webhook is also called for the other pods.
 
 No controller settles the charges. A namespace may have 512 pending charges, which is enough for eight minutes.
 """
@@ -24,7 +24,7 @@ No controller settles the charges. A namespace may have 512 pending charges, whi
 
 @dataclass
 class Creates:
-    """The outcomes of creates.
+    """The outcomes of the creates so far.
 
     ``created``: number of created pods.
     ``failures``: the error of each failed create.
@@ -40,7 +40,7 @@ def creating(
 ) -> Iterator[Creates]:
     """Create ``pace`` pods per second in ``namespace`` during the ``with`` statement. No create is retried.
 
-    At most four creates run concurrently, even if the machine is too slow for the pace.
+    At most four creates run concurrently. So a slow machine may create fewer pods per second.
 
     ``make``: returns the pod with a number.
     """
@@ -78,7 +78,7 @@ def plain(number: int, namespace: str) -> Json:
 
 @dataclass
 class Handshakes:
-    """The outcomes of connections.
+    """The outcomes of the connections so far.
 
     ``made``: number of successful TLS handshakes.
     ``failures``: the error of each failed handshake.
@@ -113,13 +113,16 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
 
 
 def ours(configuration: Json, name: str) -> list[Json]:
-    """Return the webhooks that call the Service with this DNS name, NAME.NAMESPACE.svc."""
+    """Return the webhooks of a configuration that call the Service with this DNS name, NAME.NAMESPACE.svc."""
     services = [(hook, hook["clientConfig"].get("service", {})) for hook in configuration["webhooks"]]
     return [hook for hook, service in services if f"{service.get('name')}.{service.get('namespace')}.svc" == name]
 
 
 def shake(address: str, bundle: bytes, name: str) -> bytes:
-    """Return the leaf certificate (DER) of the server at ``address``. Raises OSError if ``bundle`` rejects it."""
+    """Connect to the server at ``address`` by TLS, and return its leaf certificate (DER).
+
+    Raises OSError if the CAs in ``bundle`` did not issue the certificate.
+    """
     context = ssl.create_default_context(cadata=bundle.decode())
     host, _, port = address.rpartition(":")
     with (
@@ -131,7 +134,9 @@ def shake(address: str, bundle: bytes, name: str) -> bytes:
 
 @contextmanager
 def in_threads(works: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """Run each function in its own thread during the ``with`` statement. Then stop them, and raise their errors."""
+    """Run each function in its own thread during the ``with`` statement. Then set the stop event, and raise their
+    errors.
+    """
     stop = threading.Event()
     with ThreadPoolExecutor(len(works)) as threads:
         running = [threads.submit(work, stop) for work in works]

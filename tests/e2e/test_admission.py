@@ -1,6 +1,6 @@
 """Users create pods with kubectl, on a real API server and scheduler.
 
-The pods are pinned, rejected, or left unchanged.
+The webhook pins, rejects, or does not change these pods.
 """
 
 import json
@@ -22,7 +22,7 @@ NODES = {
     "gpu-p100": {MODEL: "P100", POOL: "public"},
     "gpu-mixed": {MODEL: "M40", POOL: "mixed"},
 }
-"""The labels of the nodes, by name. The third node is in a pool that most teams may not use."""
+"""The labels of the nodes, by name of the node. The third node is in a pool that most teams may not use."""
 
 SHARES = {
     scheme.name: {
@@ -32,7 +32,7 @@ SHARES = {
     }
     for scheme in SCHEMES
 }
-"""Limits of half a card with 4 GiB of memory, in the resources of each scheme (the resource names of one vendor)."""
+"""A container's limits for half a card with 4 GiB of memory, in each scheme (the resource names of one vendor)."""
 
 M40 = "exceeded GPU quota: M40 in namespace {}"
 NO_MODEL = "this pod may use no GPU model in namespace {}: M40 is excluded by"
@@ -74,9 +74,10 @@ def with_spec(pod: Json, **fields: object) -> Json:
 def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
     cluster: Cluster, team: Team, limits: Json
 ) -> None:
-    """One team may use M40 in the public pool, one P100 in the public pool, and one M40 in the mixed pool.
+    """Three teams create pods of every scheme (the resource names of one vendor).
 
-    Each team's pod must be bound to the only node with that model and pool.
+    One team may use M40 in the public pool, one P100 in the public pool, and one M40 in the mixed pool. Each team's pod
+    must be bound to the only node with that model and pool.
     """
     targets = {team({"pool": [labels[POOL]], "quota": {labels[MODEL]: 1}}): node for node, labels in NODES.items()}
     created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
@@ -137,7 +138,10 @@ def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
 
 
 def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """/mutate must remove a forged predicate-time, because gpu-admission never schedules a pod that already has one."""
+    """A user creates a pod with a forged allocation and with annotations of the user's own, which /mutate keeps.
+
+    /mutate removes the forged allocation. It includes a predicate-time, with which gpu-admission never schedules a pod.
+    """
     namespace = team({"quota": {"M40": 1}})
     pod = card_pod("train", namespace)
     pod["metadata"] |= {
@@ -193,9 +197,10 @@ def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_wit
 def test_a_manifest_copied_from_a_running_pod_is_admitted_charged_and_scheduled(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
-    """A user runs `kubectl get -o json` for a running pod, edits the name, and applies the manifest.
+    """A user runs `kubectl get -o json` for a running pod, changes the name, and applies the manifest.
 
-    The manifest still has the nodeName, the uid and the allocation of the first pod.
+    The manifest still has the nodeName, the uid and the allocation of the first pod. The new pod is admitted, charged
+    and scheduled all the same.
     """
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))

@@ -38,7 +38,10 @@ STALE = [
     ),
     *(Allocated(f"{scheme.name}.allocating", scheme, NODE, "allocating") for scheme in (HAMI, VGPU_MANAGER)),
 ]
-"""A pod for every rule by which an allocation is stale, for every scheme. The name of the pod contains the rule."""
+"""A pod for every rule by which an allocation is stale, and for every scheme (the resource names of one vendor).
+
+The name of the pod contains the scheme and the rule.
+"""
 
 ALIVE = [
     *(Allocated(f"{scheme.name}.running", scheme, NODE, "done", bound=NODE, status="Running") for scheme in RECORDED),
@@ -64,7 +67,7 @@ def nodes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def collector(installation: Installation, nodes: None) -> Iterator[ControllerProcess]:
-    """A leader that treats the allocation of an unbound pod as stale after some seconds."""
+    """A leading controller that treats the allocation of an unbound pod as stale after some seconds."""
     assert nodes is None
     with controlling(installation, "--allocation-timeout", str(TIMEOUT)) as running:
         yield running
@@ -72,7 +75,9 @@ def collector(installation: Installation, nodes: None) -> Iterator[ControllerPro
 
 @pytest.fixture(scope="module")
 def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[str, list[Json]]]:
-    """A namespace with the pods of `STALE` and `ALIVE`, and the stored pods of `ALIVE`."""
+    """A namespace with the pods of `STALE` and `ALIVE`. The fixture also returns the pods of `ALIVE` as they are
+    stored.
+    """
     assert collector.process.poll() is None
     namespace = cluster.create_namespace()
     alive = [pod.create(cluster, namespace) for pod in ALIVE]
@@ -105,7 +110,7 @@ def test_pods_with_a_valid_allocation_are_not_written(cluster: Cluster, littered
 
 
 def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
-    """Return the present metadata of these pods. An unchanged resourceVersion proves that a pod was not written."""
+    """Return the present metadata of these pods. If a resourceVersion is unchanged, nobody has written the pod."""
     stored = {found["metadata"]["name"]: found["metadata"] for found in cluster.pods(namespace)}
     return [stored[pod["metadata"]["name"]] for pod in pods]
 
@@ -114,9 +119,10 @@ def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
 def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """gpu-admission has written annotations but not bound the pod. It then rejects the pod with "had been predicated!".
+    """gpu-admission has written annotations but not bound the pod. It then always rejects the pod ("had been
+    predicated!").
 
-    The controller removes the annotations, so the pod is scheduled.
+    The controller removes the annotations, so gpu-admission accepts the pod, and the pod is scheduled.
     """
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with predicating_scheduler(control_plane, tmp_path):

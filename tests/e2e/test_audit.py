@@ -1,4 +1,4 @@
-"""The controller reports stored pods that are beyond the quota, and evicts them if that is enabled."""
+"""The controller reports stored pods that are beyond the quota, and evicts them if eviction is enabled."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ NODE = "audit-m40"
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, which also has the rights of the component enforce-audit."""
+    """A client with the controller's account. The account also has the rights of the component enforce-audit."""
     cluster.kubectl("apply", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
@@ -40,14 +40,14 @@ def node(cluster: Cluster) -> Iterator[str]:
 
 
 def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
-    """Create three running pods with a card each, and wait until they are counted."""
+    """Create three running pods with a card each in a new namespace, and wait until the ledger counts them."""
     for name in ("a-oldest", "b-middle", "c-newest"):
         start(cluster, namespace, name)
     await_committed(own, namespace, M40=300)
 
 
 def start(cluster: Cluster, namespace: str, name: str) -> None:
-    """Create a running pod with one card. Pods that are created in the same second are ordered by name."""
+    """Create a running pod with one card. The controller orders pods of the same second by name."""
     pod = card_pod(name, namespace)
     pod["metadata"]["labels"] = {"app": name}
     cluster.bind(pod, NODE)
@@ -55,14 +55,14 @@ def start(cluster: Cluster, namespace: str, name: str) -> None:
 
 
 def await_events(cluster: Cluster, namespace: str, reason: str, *names: str) -> list[Json]:
-    """Return the Events of this reason as soon as each of these pods has one."""
+    """Return the Events of this reason as soon as each of these pods has such an Event."""
     return cluster.await_events(
         namespace, f"reason={reason}", lambda events: {event["involvedObject"]["name"] for event in events} >= {*names}
     )
 
 
 def going(cluster: Cluster, namespace: str) -> set[str]:
-    """Return the names of the terminating pods. No kubelet runs here, so these pods stay and use their cards."""
+    """Return the names of the terminating pods. No kubelet runs here, so these pods stay and still use their cards."""
     return {pod["metadata"]["name"] for pod in cluster.pods(namespace) if "deletionTimestamp" in pod["metadata"]}
 
 
@@ -102,8 +102,9 @@ class TestByDefault:
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """Two pods are not pinned. The waiting pod is reported. The running pod is charged to its node's model, and
-        fits.
+        """A running pod and a waiting pod were never pinned. Only the waiting pod is reported.
+
+        The running pod is charged to its node's model, and fits.
         """
         with own.free_team() as namespace:
             waiting = card_pod("waiting", namespace)
@@ -147,7 +148,11 @@ class TestEnforced:
     def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """The newest pod has a PodDisruptionBudget, so it stays. The second newest pod is evicted instead."""
+        """The newest pod beyond the quota has a PodDisruptionBudget, so it stays. The second newest pod is evicted
+        instead.
+
+        When the budget permits it, the eviction of the newest pod is retried.
+        """
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
             team_of_three(cluster, own, namespace)
             budget = budget_of(namespace, "c-newest")
@@ -196,7 +201,10 @@ def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
 
 
 def test_an_eviction_has_the_uid_of_the_pod_that_was_checked(cluster: Cluster, namespace: str) -> None:
-    """If another pod has the name by now, its uid differs, so the API server rejects the eviction."""
+    """The controller checks a pod, and meanwhile a new pod replaces it under the same name.
+
+    The eviction has the uid of the checked pod. So the API server rejects the eviction, and the new pod stays.
+    """
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())

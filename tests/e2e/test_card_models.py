@@ -1,4 +1,4 @@
-"""Models that the key `gpu_models` of the quota ConfigMap defines by their products.
+"""Tests of models that the key `gpu_models` of the quota ConfigMap defines by the names of GPU products.
 
 A device of a shared model is charged as a part of a card. A claim for such a model is pinned even before a node has the
 model.
@@ -35,7 +35,7 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose quota ConfigMap has `gpu_models`, with a controller."""
+    """A running installation (webhook and controller) whose quota ConfigMap has the key `gpu_models`."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as found:
         installation = worth(found, "0.25")
         with controlling(installation):
@@ -43,16 +43,18 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def worth(installation: Installation, cards: str) -> Installation:
-    """Return the installation with another value, in cards, of a shared device. The next edit of its quota writes the
-    value.
+    """Return the installation with another value, in cards, of a shared device.
+
+    The next edit of its quota writes this value to the ConfigMap.
     """
     return replace(installation, quota=replace(installation.quota, further={"gpu_models": ROWS % cards}))
 
 
 @pytest.fixture
 def shared_node(create_node: Callable[..., str]) -> str:
-    """A node with one card, which NVIDIA's device plugin offers as four by time slicing. Its label is the card's
-    product.
+    """A node with one card, which NVIDIA's device plugin offers as four devices by time slicing.
+
+    The model label of the node is the product name of the card.
     """
     return create_node("shared", labels={MODEL: SHARED}, capacity={GPU: "4"})
 
@@ -64,9 +66,10 @@ def asking(namespace: str, name: str, devices: int = 1) -> Json:
 def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     cluster: Cluster, own: Installation, shared_node: str
 ) -> None:
-    """The pods are pinned to the product in the node's label.
+    """A shared card is split into four devices. As many pods are admitted, and they are pinned to the product in the
+    node's label.
 
-    After the value is edited, stored pods are charged by it.
+    After an edit of the device's value, stored pods are charged by the new value.
     """
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
@@ -86,7 +89,10 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
 def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
     cluster: Cluster, own: Installation
 ) -> None:
-    """While a DeviceClass has the same resource name, each device is charged as a whole card, also for stored pods."""
+    """A resource name of a shared device is also the extended resource of a DeviceClass.
+
+    While the DeviceClass exists, each device is charged as a whole card, also for stored pods.
+    """
     require_feature(cluster, EXTENDED_RESOURCE)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
@@ -103,9 +109,9 @@ def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
 def test_a_claim_for_a_model_without_a_node_is_charged_and_allocated_when_a_node_joins(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """No node has published a product of the model.
+    """A claim is created for a model of which no node has published a product yet. It is charged.
 
-    So the claim is pinned by the product patterns in the model's row.
+    It is pinned by the product patterns in the model's row, so it is allocated when a node with such a product joins.
     """
     require_dra(cluster)
     nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}

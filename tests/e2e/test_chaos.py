@@ -1,4 +1,6 @@
-"""The quota stays exact under full load, while parts crash, stop or are slow, calls are lost, and tenants attack."""
+"""The quota stays exact under full load. Meanwhile parts crash, stop or are slow, calls are lost, and
+tenants attack.
+"""
 
 import gc
 import logging
@@ -61,58 +63,58 @@ from tools.control_plane import ControlPlane, Settings, running_control_plane, s
 LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)
-"""The test ends when SECONDS have passed and CREATES creates were sent."""
+"""The minimum number of creates in the test. The test ends when SECONDS have passed and CREATES creates were sent."""
 
 MIN_RATE = 20
-"""The minimum expected number of creates per second, for the timeout of the test."""
+"""The minimum expected number of creates per second. The timeout of the test is computed from it."""
 
 CALLERS = 64
 REPLICAS, KILLED = 5, 3
-"""The number of replicas, and the number of replicas that are killed. The other replicas are suspended and resumed."""
+"""The number of webhook replicas, and the number of those that the test kills. It suspends and resumes the others."""
 
 FILLERS = 4
 
 REQUEST_TIMEOUT = 12
 WEBHOOK_TIMEOUT = 5
 STORABLE = 20
-"""The flag --storable-seconds: an admitted pod is stored within so many seconds, or never.
+"""The flag --storable-seconds: an admitted pod is stored within this many seconds, or never.
 
 The API server ends a request, with its calls of webhooks, after REQUEST_TIMEOUT. A request to etcd may last 7 s longer.
 """
 
 MAX_TERMINATING = 5
-"""The flag --max-terminating-seconds: a bound pod that was deleted by force stays charged for so many seconds."""
+"""The flag --max-terminating-seconds: a bound pod that was deleted by force stays charged for this many seconds."""
 
 ROOMY: Mapping[str, float] = {"P100": 1200}
 """The limit of the roomy namespace in cards.
 
-The callers do not use it up during most of a cycle, so the replicas hold reservations there. No node has the model, so
+The callers do not use it up during most of a cycle, so the replicas hold reservations there. No node has the model. So
 no pod is bound, and the charge of a deleted pod is released at once.
 """
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""The limits in cards of the other namespaces of a group. The last one is the namespace that is attacked."""
+"""The limits in cards of the other namespaces of a group. The last of these namespaces is attacked."""
 
 MOST_MEMORY = 200
-"""Maximum memory of a webhook replica in MiB, added up over its processes."""
+"""Maximum memory of all processes of one webhook replica together, in MiB."""
 
 STAYS = 6
 STAY = CYCLE * TICK / STAYS
 """Seconds for which the callers use a group of namespaces. Only the roomy namespace is used for a whole cycle.
 
-If a pod is created and deleted while no controller is the leader, the next leader cannot know of it. Such a charge is
+If a pod is created and deleted while no controller is the leader, the next leader cannot know of it. Its charge is
 released when no such pod can be stored any more, but few leaders in this test run that long. So the usable quota of a
-namespace becomes smaller with each such pod, and other namespaces must be used.
+namespace shrinks with each such pod, and the callers must change to other namespaces.
 """
 
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
-"""The number of cycles that have their own namespaces. Later cycles use the same namespaces again."""
+"""The number of cycles whose namespaces are new. Later cycles use the same namespaces again."""
 
 GRANTED_PART = 0.1
-"""Minimum fraction of the stored objects that replicas must admit from reservations."""
+"""The minimum fraction of the stored objects that replicas must have admitted from reservations."""
 
 HALF = {"tencent.com/vcuda-core": 50, "tencent.com/vcuda-memory": 16}
-"""A share of half a card."""
+"""The limits of a container that requests half a card."""
 
 CARDS = 8
 SLICES = [
@@ -123,7 +125,7 @@ SLICES = [
         Published(HAMI, f"dra-{model.lower()}", [shared_card(number, model, "hami-gpu") for number in range(CARDS)]),
     )
 ]
-"""The devices that are published if the API server serves claims."""
+"""The devices that DRA drivers publish in the test if the API server serves ResourceClaims."""
 
 
 @pytest.fixture(scope="module")
@@ -150,9 +152,10 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 ) -> None:
     """64 callers and 14 attackers act concurrently, while a fault occurs about every second. No quota is ever exceeded.
 
-    Then all objects are deleted, and new pods use up exactly the quota. The callers create pods, claims and pods with a
-    claim template, as far as the API server serves claims. In the roomy namespace the replicas admit from reservations,
-    and in the others they write each charge.
+    At the end all objects are deleted, and new pods use up exactly the quota.
+
+    The callers create pods, and also claims and pods with a claim template if the API server serves claims. In the
+    roomy namespace the replicas admit from reservations, and in the others they write each charge.
     """
     claiming = served(own_cluster)
     caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 must not log each of them
@@ -214,7 +217,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 
 @dataclass(frozen=True)
 class Stage:
-    """The running system.
+    """The running system of the chaos test.
 
     ``planes``: two API servers with one etcd.
     ``rests``: a client for each API server.
@@ -236,13 +239,13 @@ class Stage:
     losses: RandomLosses
 
     def tenant(self) -> Cluster:
-        """Return a client with the user of the tenant."""
+        """Return a client with the user and the rights of the tenant."""
         return Cluster(self.planes[0], self.planes[0].tokens["tenant"])
 
 
 @contextmanager
 def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Run the whole system. Our webhooks and a slow webhook are in effect at both API servers."""
+    """Run the whole system of the chaos test. Our webhooks and a slow webhook are in effect at both API servers."""
     claiming = served(cluster)
     with ExitStack() as stack:
         if claiming:
@@ -285,9 +288,9 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
-    """Create the namespaces of one cycle, and yield their groups.
+    """Create the namespaces of one cycle, and yield them in groups.
 
-    The first namespace of all groups is the roomy one.
+    The first namespace of every group is the same: the roomy namespace.
     """
     roomy = stack.enter_context(own.team({"quota": ROOMY}))
     for _ in range(STAYS):
@@ -295,13 +298,13 @@ def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
 
 
 def maker(installation: Installation, kubeconfig: Path) -> Make:
-    """Return a function that starts a replica with this kubeconfig."""
+    """Return a function that starts a webhook replica with this kubeconfig."""
     flags = (*installation.flags, "--kubeconfig", kubeconfig)
     return lambda *more: WebhookProcess((*flags, *more), installation.ca, {})
 
 
 def suspended(installation: Installation, file: Path, *more: Flag) -> WebhookProcess:
-    """Start a replica whose clock a test can stop by this file."""
+    """Start a webhook replica whose clock a test can stop by creating this file."""
     return SuspendedWebhook((*installation.flags, *more), installation.ca, file)
 
 
@@ -330,7 +333,7 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
 
 
 def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
-    """Delete all objects in the namespaces, and return when no ledger has a charge or a reservation."""
+    """Delete all objects in the namespaces, and wait until no ledger has a charge or a reservation."""
 
     def all_released() -> bool:
         managers.mend()
@@ -347,7 +350,7 @@ def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, 
 def released(own: Installation, namespace: str) -> bool:
     """Delete all objects in the namespace, and return whether its ledger is empty.
 
-    If the ledger is missing, create a pod instead, so that a replica recreates the ledger.
+    If the ledger is missing, return False, and create a pod so that a replica recreates the ledger.
     """
     rest = own.cluster.rest
     if rest.send("GET", ledger_path(namespace)).status == HTTPStatus.NOT_FOUND:
@@ -362,7 +365,9 @@ def released(own: Installation, namespace: str) -> bool:
 
 
 def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[str]:
-    """Create pods, from large to small, and small claims, until none fits. Return the used cores by model."""
+    """Create pods and small claims, from large to small, until none fits into the quota. Return the used cores by
+    model.
+    """
     claiming = served(cluster)
     for cores in (800, 100, 50):
         limits = {"tencent.com/vcuda-core": cores} if cores >= 100 else HALF
@@ -379,9 +384,9 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
 
 
 def decided(cluster: Cluster, made: Json) -> Answer | None:
-    """Create the object, and return the answer.
+    """Create the object, and return the answer if it is final: stored, or rejected because of the quota.
 
-    None if the answer is a 429, for example because of other reservations.
+    Return None after any other answer, for example a 429 because other replicas hold reservations.
     """
     answer = cluster.try_create(made)
     return answer if reason(answer) in (STORED, OVER_QUOTA) and answer.status != HTTPStatus.TOO_MANY_REQUESTS else None
@@ -390,7 +395,7 @@ def decided(cluster: Cluster, made: Json) -> Answer | None:
 def report(
     callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], teams: Mapping[str, dict[str, int]]
 ) -> None:
-    """Print the counts. pytest shows them with `-s`, or in the report of a failure."""
+    """Print the counts of the test. pytest shows them with `-s`, or in the report of a failure."""
     print(f"\n{callers.creates} creations by {CALLERS} callers:")
     for name, count in callers.counts.most_common():
         print(f"  {count:6d} {name}")
@@ -406,7 +411,7 @@ def report(
 
 
 def tell_attacks(siege: Siege, figures: Figures, losses: RandomLosses) -> None:
-    """Print the answers to the attacks, and the webhook's figures over the whole run."""
+    """Print the answers to the attacks, and the webhook's metrics over the whole run."""
     for name, counts in siege.counts.items():
         print(f"{name}: {', '.join(f'{count} {told}' for told, count in counts.most_common())}")
     print(f"webhook, {figures.samples} samples: worker at most {figures.worker} MiB, a replica {figures.replica} MiB")

@@ -61,13 +61,13 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def controller(installation: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """A controller with the rights of the manifests."""
+    """A running controller with the rights of the manifests."""
     with controlling(installation, "--audit-period", "2", kubeconfig=account.kubeconfig) as found:
         yield found
 
 
 def of(model: str, **fields: str) -> Json:
-    """Return a request whose selector matches only cards of this model, as a user would write it."""
+    """Return a claim's request for cards of this model. Its selector is as a user would write it."""
     expression = f'device.attributes["{NVIDIA}"].productName == "{PRODUCTS[model]}"'
     found = request(NVIDIA, selectors=[{"cel": {"expression": expression}}])
     return {**found, "exactly": {**found["exactly"], **fields}}
@@ -103,7 +103,11 @@ def test_a_claim_that_bypassed_the_webhook_is_reported_and_charged_when_it_is_al
 def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exceed_the_quota(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The claims bypassed the webhook, so each claim is charged the devices that the scheduler has allocated to it."""
+    """Two claims bypassed the webhook: one of a template for another model, and one for all devices.
+
+    Each claim is charged the devices that the scheduler has allocated to it. Both exceed the quota, which Events
+    report.
+    """
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         cluster.create(template(team, "gpu", of("H100")))
         cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
@@ -120,7 +124,7 @@ def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exce
 def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """After the claim was allocated, the driver publishes another model for the allocated card. Both models are
+    """The driver publishes another model for a card after a claim got this card. This is reported, and both models are
     charged.
     """
     with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
@@ -142,7 +146,7 @@ def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
 
 
 def called(product: str, device: Json) -> Json:
-    """Return the device with another product name. Its other attributes do not change."""
+    """Return the device as it is published with another product name. Its other attributes do not change."""
     return {**device, "attributes": {**device["attributes"], "productName": {"string": product}}}
 
 

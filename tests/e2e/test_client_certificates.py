@@ -44,7 +44,7 @@ CLIENT_CAS = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps/vcuda-client-ca"
 REFUSED = (ssl.SSLError, ConnectionResetError)
 EXPIRED = re.compile("TLS handshake with .* failed: .* certificate has expired")
 REREAD_SECONDS = 400
-"""Maximum seconds until the API server reads the certificate again. It does so every five minutes."""
+"""Maximum seconds until the API server reads its client certificate again. It does so every five minutes."""
 
 
 class Requiring(Server):
@@ -52,8 +52,8 @@ class Requiring(Server):
 
     It reads the ConfigMap for each connection.
 
-    ``presented``: the certificate of each call.
-    ``connections``: the certificate of each connection, by the client's address.
+    ``presented``: the client certificate of each call.
+    ``connections``: the client certificate of each connection, by the client's address.
     ``hung_up``: set when a connection has ended.
     """
 
@@ -74,7 +74,7 @@ class Requiring(Server):
 
 
 class Allowing(BaseHTTPRequestHandler):
-    """Allows each review, and records the client certificate of its connection."""
+    """A request handler that allows each review, and records the client certificate of its connection."""
 
     server: Requiring
 
@@ -94,7 +94,7 @@ class Allowing(BaseHTTPRequestHandler):
 
 
 class Keeping(Allowing):
-    """Like `Allowing`, but keeps each connection open for the next call, as our webhook does."""
+    """A request handler like `Allowing` that keeps each connection open for the next call, as our webhook does."""
 
     protocol_version = "HTTP/1.1"
 
@@ -109,7 +109,7 @@ def published(cluster: Cluster) -> str:
 
 
 class Presenting:
-    """A cluster whose API server presents the certificate in ``directory`` to webhooks at ``port``."""
+    """A cluster whose API server presents the client certificate in ``directory`` to webhooks at ``port``."""
 
     def __init__(self, cluster: Cluster, account: Cluster, directory: Path, port: int) -> None:
         self.cluster = cluster
@@ -126,11 +126,11 @@ class Presenting:
         return certs(self.account, "rotate", "--overlap", "1s", "--retention", "1s", "--timeout", "30s", *arguments)
 
     def install(self) -> None:
-        """Copy the certificate to the directory from which the API server reads it."""
+        """Copy the client certificate to the directory from which the API server reads it."""
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
 
     def install_expired(self) -> None:
-        """Install a certificate of the CA that expired some minutes ago."""
+        """Install a client certificate of the CA that expired some minutes ago, so that the API server presents it."""
         secret = self.cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-client-ca")["data"]
         certificate, key = (base64.b64decode(secret[key]) for key in ("ca.crt", "ca.key"))
         authority = read_authority(certificate, key, "the CA")
@@ -141,7 +141,7 @@ class Presenting:
 
     @contextmanager
     def asking(self, path: str) -> Iterator[None]:
-        """Register a webhook at this path for the pods of the namespace during the ``with`` statement."""
+        """Register the webhook at this path for the pods of the namespace, during the ``with`` statement."""
         ca = base64.b64encode((self.certificates / "ca.crt").read_bytes()).decode()
         selected = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
         hook = webhook("requiring.e2e.vcuda.io", f"https://{self.address}{path}", ca, **selected)
@@ -149,12 +149,13 @@ class Presenting:
             yield
 
     def copy(self, name: str) -> Path:
-        """Copy the installed certificate, and return the directory of the copy."""
+        """Copy the installed client certificate, and return the directory of the copy."""
         return Path(shutil.copytree(self.directory, self.directory.with_name(name)))
 
     def shake(self, pair: Path | None) -> None:
-        """Call the webhook with this client certificate, or without one if ``pair`` is None. Raises OSError if it is
-        rejected.
+        """Call the webhook with this client certificate, or without one if ``pair`` is None.
+
+        Raises OSError if the webhook rejects the connection.
         """
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         if pair:
@@ -181,7 +182,9 @@ class Presenting:
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 
     def presented(self) -> x509.Certificate:
-        """Create a pod, which must be admitted. Return the client certificate of the call that reviewed it."""
+        """Create a pod, which must be admitted. Return the client certificate that the API server presented for its
+        review.
+        """
         assert self.refusal() == ""
         return self.server.presented[-1]
 
@@ -198,7 +201,7 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """A cluster with the first client certificate, installed as in docs/operations.md.
+    """A cluster whose API server presents the first client certificate, installed as in docs/operations.md.
 
     The account that rotates certificates has the rights of the manifests.
     """
@@ -224,7 +227,7 @@ def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def required(presenting: Presenting) -> Iterator[Presenting]:
-    """Run a webhook that requires the client certificate, and register it for pods."""
+    """Run a webhook that requires the client certificate of the API server, and register it for pods."""
     with (
         Requiring(presenting.cluster, presenting.certificates, presenting.port) as server,
         in_threads([lambda _stop: server.serve_forever()]),
@@ -236,8 +239,9 @@ def required(presenting: Presenting) -> Iterator[Presenting]:
 
 
 def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenting, tmp_path: Path) -> None:
-    """The webhook accepts the API server's certificate. It rejects clients without a certificate or with one of another
-    CA.
+    """The webhook requires a client certificate, and accepts the API server's.
+
+    It rejects clients without a certificate, and clients with a certificate of another CA.
     """
     assert common_name(required.presented()) == "vcuda-quota-apiserver"
     assert required.server.presented[-1] == required.installed()
@@ -249,7 +253,10 @@ def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenti
 
 
 def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(required: Presenting) -> None:
-    """Calls succeed with the old and with the new certificate. After `--installed`, the old certificate is rejected."""
+    """The client certificate of the API server and its CA are replaced. No call of the webhook is rejected meanwhile.
+
+    Calls succeed with the old and with the new certificate. After `--installed`, the old certificate is rejected.
+    """
     old, [ca] = required.presented(), required.authorities()
     time.sleep(1.1)  # certificates have times in whole seconds, so wait for a later second
     assert "has not been given the new pair" in required.rotate("--issued-before", utc_now())
@@ -269,10 +276,11 @@ def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replace
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
 def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Presenting) -> None:
-    """Every five minutes the API server reads its certificate, and closes connections that use an older certificate.
+    """A new client certificate is installed. The API server reads it by itself, after at most five minutes.
 
-    Only a call in progress may fail then. For a new connection, the API server reads the files at once. So this test
-    uses one connection all the time, and the new certificate is used only after the end of that connection.
+    The API server then closes connections that use an older certificate. Only a call in progress may fail. For a new
+    connection, the API server reads the files at once. So this test uses one connection all the time, and the new
+    certificate is used only after the end of that connection.
     """
     server = required.server
     server.RequestHandlerClass = Keeping
@@ -296,7 +304,7 @@ def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Prese
 
 @pytest.fixture
 def guarded(presenting: Presenting, tmp_path: Path) -> Iterator[WebhookProcess]:
-    """Run our webhook, and register it for pods. It accepts only the API server's certificate."""
+    """Run our webhook, and register it for pods. It only accepts callers with the API server's client certificate."""
     (tmp_path / "ca.crt").write_text(published(presenting.cluster))
     ours = ("--cert-dir", presenting.certificates, "--kubeconfig", presenting.cluster.kubeconfig)
     theirs = ("--client-ca", tmp_path / "ca.crt", "--client-name", "vcuda-quota-apiserver")
@@ -317,7 +325,11 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """Nobody copied the renewed certificate to the API server's machine. The certificate in the Secret is valid."""
+    """The client certificate on an API server's machine has expired, because nobody copied the renewed one to the
+    machine.
+
+    The command of docs/operations.md replaces it by the valid certificate in the Secret. Then calls succeed again.
+    """
     presenting.install_expired()
     presenting.restart()
     assert "failed calling webhook" in presenting.refusal()

@@ -1,4 +1,4 @@
-"""A review that is too large is denied with the reason."""
+"""The webhook denies a review that is too large. The answer gives the reason."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -12,7 +12,10 @@ from tests.integration.reviews import card_pod
 def test_a_pod_whose_review_is_too_large_after_encoding_is_denied_with_the_reason(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """The API server accepts a pod with 600 KB of `&`. Go encodes each `&` in six bytes, so the review has 3.6 MB."""
+    """The API server accepts a pod with 600 KB of `&`. Go encodes each `&` in six bytes, so its review has 3.6 MB.
+
+    The webhook denies this pod, with the reason that the review is too large.
+    """
     namespace = team({"quota": {"M40": 50}})
     pod = card_pod("escaped", namespace)
     pod["spec"]["containers"][0] |= ESCAPED

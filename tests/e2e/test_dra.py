@@ -1,4 +1,4 @@
-"""GPUs by ResourceClaims, with the real scheduler and claim controller.
+"""Tests of GPUs by ResourceClaims, with the real scheduler and claim controller.
 
 Allocated devices are charged, and never exceed the quota.
 """
@@ -101,16 +101,20 @@ PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
         f"{VGPU_MANAGER}/vgpu-1/gpu-0",
     ),
 }
-"""Functions that return manifests, and the name of the device that their pod gets without our webhook."""
+"""Cases of pods without our webhook.
+
+Each case has a function that returns the manifests, and the name of the device that the pod must get.
+"""
 
 
 @pytest.mark.parametrize(("manifests", "device"), PLAIN.values(), ids=PLAIN.keys())
 def test_kubernetes_without_our_webhook_allocates_the_devices_that_the_drivers_publish(
     cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
 ) -> None:
-    """The real claim controller and scheduler work with the ResourceSlices of this file.
+    """No webhook of ours is registered. The scheduler allocates the devices that the ResourceSlices of this file
+    publish.
 
-    The other tests rely on this.
+    The other tests rely on this. The claim controller and the scheduler are the real ones.
     """
     if manifests is by_extended_resource:
         require_feature(cluster, EXTENDED_RESOURCE)
@@ -170,7 +174,8 @@ def given(found: list[Json]) -> dict[str, int]:
 def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """200 users create claims and pods through three replicas. A watch of the claims checks every state.
+    """200 users create claims and pods at once, through three webhook replicas. A watch of the claims checks every
+    state.
 
     The quota is never exceeded, and is used up in the end.
     """
@@ -205,8 +210,10 @@ def tries(told: list[Json]) -> int:
 def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The back-off of Kubernetes' claim controller has become long. When quota is released, our controller makes it
-    retry.
+    """A Deployment uses a claim template, and the quota is used up. Kubernetes' claim controller now waits long between
+    retries.
+
+    When quota is released, our controller makes the claim controller retry, and the Deployment starts.
     """
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):

@@ -1,4 +1,6 @@
-"""The extender with a real kube-scheduler: every pod that fits is bound, and no card is allocated twice."""
+"""Tests of the scheduler extender with a real kube-scheduler. Every pod that fits is bound, and no card is allocated
+twice.
+"""
 
 import json
 import random
@@ -39,13 +41,13 @@ from tools.ports import free_ports
 NODES, CARDS, CARD_MEMORY = 5, 8, 64
 PODS = 200
 PATIENCE = 150.0
-"""Seconds to wait for the scheduler. It retries a pod after an error within 90 seconds."""
+"""Maximum seconds to wait for the scheduler. It retries a pod after an error within 90 seconds."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mark.timeout(400)]
 
 
 class Site(NamedTuple):
-    """How the extender of a test is served and called.
+    """The way in which the extender of a test is served and called.
 
     ``url``: its address.
     ``flags``: the flags of a controller that serves it.
@@ -67,7 +69,7 @@ def site(installation: Installation) -> Site:
 
 @pytest.fixture
 def gpu_nodes(create_node: Callable[..., str]) -> list[str]:
-    """Create the nodes. Each node has eight cards of 16 GiB."""
+    """Create the nodes of a test. Each node has eight cards of 16 GiB."""
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     return [create_node(f"cards-{number}", capacity=capacity) for number in range(NODES)]
 
@@ -138,13 +140,13 @@ def bound_with_cards(stored: list[Json]) -> list[Json]:
 
 
 def why_not(stored: Json) -> str:
-    """Return the reason in the pod's status why it is not scheduled, or an empty text if the status has no reason."""
+    """Return the reason in the pod's status for which the pod is not scheduled; empty if the status has no reason."""
     conditions = stored["status"].get("conditions", [])
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
 
 
 def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
-    """Return the status message of each unbound pod that would fit on a node, or whose status has no reason."""
+    """Return the status message of each unbound pod for which a node has room, or whose status has no reason."""
     used = taken(stored, CARD_MEMORY)
     return {
         each["metadata"]["name"]: why_not(each)
@@ -155,9 +157,9 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
 
 
 def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
-    """Return the pods when each pod is bound, or has a reason why it is not.
+    """Return the pods as soon as each pod is bound, or has a reason for which it is not.
 
-    Asserts that no card is over-allocated in any state meanwhile.
+    Until then, assert in every state that no card is over-allocated.
     """
     left: dict[str, str] = {}
 
@@ -186,9 +188,9 @@ MIXED, SHARES = mixed(7, PODS), [share(20, 12, f"share-{each}") for each in rang
 def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     cluster: Cluster, serving: ControllerProcess, gpu_nodes: list[str], namespace: str, manifests: list[Json]
 ) -> None:
-    """In one case the pods are mixed and do not all fit.
+    """200 pods are created at once. Each pod that fits is bound, and the status of every other pod shows the reason.
 
-    In the other case they are equal shares that fill every card.
+    In one case the pods are mixed and do not all fit. In the other case they are equal shares that fill every card.
     """
     create_all(cluster, namespace, manifests)
     stored = settle(cluster, namespace, gpu_nodes, PODS)
@@ -253,7 +255,7 @@ def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """The API server rejects a binding for an older version of the pod, or for another pod of that name.
+    """The API server rejects a binding for an older version of a pod, or for another pod of the same name.
 
     It stores the annotations of a binding, which name the cards, together with the binding. The extender relies on
     both.
@@ -287,7 +289,7 @@ def test_annotations_by_tenants_neither_free_nor_block_a_card(
 ) -> None:
     """A tenant forges annotations of small pods to block cards, and edits those of a running pod to free its card.
 
-    In an earlier version both attacks succeeded.
+    No card is blocked, and none is freed. In an earlier version both attacks succeeded.
     """
     node = create_node("tenant-0", capacity={CORES: "800", MEMORY: "512"})
     pods, index = f"/api/v1/namespaces/{namespace}/pods", f"{INDEX}0"
@@ -334,7 +336,11 @@ def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
 def test_the_rights_of_the_manifests_suffice_to_place_pods_serve_and_publish(
     cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
 ) -> None:
-    """The controller also publishes which cards are free, for example in the ConfigMap gpu-cards."""
+    """A controller with only the rights of the manifests serves the extender. Pods are placed and bound.
+
+    The controller also publishes the free cards in the ConfigMap gpu-cards, and its address in the Service's
+    EndpointSlice.
+    """
     node = create_node("rights-0", {MODEL: "M40", POOL: "public"}, {CORES: "200", MEMORY: "128"})
     quota = ("--quota-configmap", "kube-system/gpuquota", "--extender-advertise", "10.1.2.3:10443")
     with (
@@ -377,7 +383,7 @@ def test_the_scheduler_uses_the_bind_timeout_for_volumes_in_the_manifest(
 
 @pytest.fixture
 def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """Run a scheduler that sends whole node objects to the extender, instead of only their names."""
+    """Run a scheduler that sends whole node objects to the extender. Usually it sends only their names."""
     config = config_file(control_plane, site.url, site.credentials, tmp_path, nodeCacheCapable=False)
     with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler

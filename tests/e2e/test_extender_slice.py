@@ -1,4 +1,4 @@
-"""The EndpointSlice of the extender's Service, which routes to the leader, on a real API server."""
+"""Tests of the EndpointSlice by which the extender's Service routes to the leader, on a real API server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,7 +19,7 @@ Lead = Callable[[str], Advertiser]
 
 @pytest.fixture
 def lead(cluster: Cluster) -> Iterator[Lead]:
-    """Return a function that acts like a new leader: it writes this IP address into the EndpointSlice."""
+    """A function that acts like a new leader: it writes this IP address into the EndpointSlice."""
     create_system_namespace(cluster)
     kube = Kube.connect(cluster.kubeconfig)
 
@@ -42,9 +42,9 @@ def led_to(cluster: Cluster) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("later", "family"), [("10.1.2.4", "IPv4"), ("fd00::4", "IPv6")])
 def test_the_slice_routes_only_to_the_newest_leader(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
-    """The new leader corrects a late write of an earlier leader.
+    """A new leader writes the EndpointSlice, and an earlier leader writes it late. The new leader corrects it.
 
-    For another address family the slice is created again.
+    If the new leader has an address of another family, the EndpointSlice is created again.
     """
     first, second = lead("10.1.2.3"), lead(later)
     for _ in range(2):
@@ -56,7 +56,10 @@ def test_the_slice_routes_only_to_the_newest_leader(cluster: Cluster, lead: Lead
 
 @pytest.mark.parametrize("ip", ["10.1.2.3", "fd00::3"])
 def test_a_slice_that_already_routes_to_this_leader_is_not_written_again(cluster: Cluster, lead: Lead, ip: str) -> None:
-    """The API server has added fields to the stored slice, so it differs from the written slice."""
+    """The stored EndpointSlice already routes to this leader. The leader does not write it again.
+
+    The API server has added fields, so the stored EndpointSlice differs from the one that was written.
+    """
     advertiser = lead(ip)
     before = cluster.rest.get(f"{SLICES}/{SERVICE}")
     advertiser.advertise()

@@ -1,4 +1,4 @@
-"""A failure never leads to the admission of a pod beyond the quota, and the system recovers by itself."""
+"""Tests of failures. No failure leads to the admission of a pod beyond the quota, and the system recovers by itself."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -27,7 +27,11 @@ Team = Callable[[Json], str]
 def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The API server ignores a failure of /mutate. /validate decides by the stored fields of the pod."""
+    """/mutate is not registered, as if it had failed. /validate admits a pod only if its user pinned it to an allowed
+    model.
+
+    The API server ignores a failure of /mutate. /validate decides by the fields that the pod would be stored with.
+    """
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
@@ -40,7 +44,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
 
 
 def forged(namespace: str, **fields: Json) -> Json:
-    """Return a pod that its user has pinned to a model, with further fields that /mutate would remove."""
+    """Return a pod that its user has pinned to a model. It has further fields, which /mutate would remove."""
     pod = pinned(card_pod("forged", namespace))
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
 
@@ -53,8 +57,10 @@ def told_why(events: list[Json]) -> bool:
 def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The failurePolicy of /mutate is Ignore, and a tenant can cause its timeout. /validate rejects such pods, which
-    bypassed /mutate.
+    """/mutate is down. /validate rejects pods that lack the changes of /mutate. Workloads get their pods when it is up
+    again.
+
+    The failurePolicy of /mutate is Ignore, and a tenant can cause its timeout.
     """
     with (
         running(cluster, tmp_path) as own,
@@ -130,8 +136,11 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
 def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(
     cluster: Cluster, proxy: LossyProxy, tmp_path: Path
 ) -> None:
-    """The pod is not stored, but its charge may be stored. A ledger may count too much for a while, but never too
-    little.
+    """The write of a charge gets no answer. The pod is rejected with 429 and Retry-After, and a second attempt is
+    admitted.
+
+    After the first attempt the charge may be stored without its pod. A ledger may count too much for a while, but never
+    too little.
     """
     with (
         running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,

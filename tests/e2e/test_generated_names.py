@@ -1,6 +1,6 @@
-"""Creates with generateName.
+"""Tests of creates with generateName.
 
-If a generated name is already in use, the charge of that attempt stays until the controller releases it.
+A generated name may already be in use. Then the charge of that attempt stays until the controller releases it.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,9 +25,10 @@ Each attempt has a new name and uid.
 def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_it(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """Until a controller runs, the charges stay.
+    """Some generated names are in use, so pods are charged that are never stored. Their charges stay while no
+    controller runs.
 
-    The message of a rejection then contains the number of pending cards.
+    A rejection then contains the number of pending cards. When a controller runs, it releases the charges.
     """
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
@@ -56,14 +57,14 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
 
 
 LABEL = "e2e.vcuda.io/squatted"
-"""The label of the pods that the squatter reviews."""
+"""The label of the pods that the squatter reviews (the webhook that takes their names)."""
 
 
 @dataclass
 class Squatter:
     """A webhook that creates other pods with the names of the first ``limit`` pods that it reviews.
 
-    So these names are in use when the API server wants to store the reviewed pods.
+    So these names are already in use when the API server wants to store the reviewed pods.
 
     ``uids``: the uids of all reviewed pods, in order.
     """
@@ -82,7 +83,7 @@ class Squatter:
 
 @contextmanager
 def squatting(cluster: Cluster, certificates: Path, limit: int) -> Iterator[Squatter]:
-    """Run a squatter that reviews pods with the label.
+    """Run a squatter, which takes the names of the pods that it reviews. It reviews pods with the label.
 
     ``certificates``: the directory of ca.crt, tls.crt and tls.key.
     """

@@ -1,4 +1,4 @@
-"""A grant (additional quota for a limited time) on a real cluster.
+"""Tests of a grant (additional quota for a limited time) on a real cluster.
 
 When the grant begins, a rejected workload runs. When the grant ends, no further pod is admitted.
 """
@@ -28,7 +28,7 @@ BEGINS_AFTER, LASTS = 12, 20
 
 
 def local_time(moment: float) -> str:
-    """Return a moment as a time in `ZONE`, nine hours ahead of UTC."""
+    """Return a moment as local time in `ZONE`, which is nine hours ahead of UTC."""
     clock = datetime.datetime.fromtimestamp(moment, datetime.timezone(datetime.timedelta(hours=9)))
     return clock.replace(tzinfo=None).isoformat(timespec="seconds")
 
@@ -40,7 +40,7 @@ def dated(begin: float) -> Json:
 
 
 def await_usage(cluster: Cluster, namespace: str, limit: float) -> Json:
-    """Return the published usage of M40 when its limit is ``limit``."""
+    """Return the published usage of M40 as soon as its published limit is ``limit``."""
 
     def m40_of(found: Json) -> Json:
         [m40] = [model for model in json.loads(found["data"]["usage.json"])["models"] if model["model"] == "M40"]

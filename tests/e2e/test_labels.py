@@ -1,4 +1,4 @@
-"""The API server calls the webhook for all namespaces except exempt ones.
+"""Tests of the labels by which the API server calls the webhook for all namespaces except exempt ones.
 
 The controller labels the namespaces without a limit as exempt.
 """
@@ -46,7 +46,9 @@ def labelling(value: str | None) -> Json:
 
 
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
-    """Return when all namespaces except ``limited`` are labelled as exempt. Terminating namespaces are ignored."""
+    """Return when the controller has labelled all namespaces except ``limited`` as exempt. Terminating namespaces are
+    ignored.
+    """
 
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
@@ -61,7 +63,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
     cluster: Cluster, installation: Installation, led: bool
 ) -> None:
-    """A thousand new namespaces are used immediately. By the entry for "*", each has a quota of one card.
+    """A thousand new namespaces are used immediately. By the quota's entry for "*", each has a quota of one card.
 
     In each namespace the first pod is admitted and charged, and the second pod is rejected.
     """
@@ -73,7 +75,9 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
         return first.status, second.is_over_quota, installation.charged(name)
 
     def clear(number: int) -> None:
-        """Delete the namespace, its ledger and its usage. A controller of another test need not process them then."""
+        """Delete the namespace, its ledger and its usage report, so that the controllers of other tests need not
+        process them.
+        """
         name = f"{own}-{number}"
         cluster.delete_namespace(name)
         cluster.rest.send("PATCH", ledger_path(name), {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
@@ -92,7 +96,7 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
 
 @pytest.mark.usefixtures("controller")
 class TestLabelled:
-    """A controller is the leader, and labels namespaces."""
+    """Tests with a leading controller, which labels namespaces."""
 
     def test_exactly_the_namespaces_without_a_limit_are_labelled_exempt(
         self, cluster: Cluster, installation: Installation
@@ -129,7 +133,11 @@ class TestLabelled:
     def test_usage_shows_a_quota_in_effect_only_after_the_label_is_set(
         self, cluster: Cluster, installation: Installation
     ) -> None:
-        """Our policies are not in effect yet, so the controller must wait before it writes the label."""
+        """A quota is added while our policies are not in effect. The published usage says that the quota is still
+        taking effect.
+
+        It says that the quota is in effect only after the controller has labelled the namespace.
+        """
         [policy, binding] = policies("in-effect.quota.vcuda.io")
         with installation.free_team() as namespace, limited_team(installation, CARD) as asked, ExitStack() as stack:
             await_enforced(cluster, namespace, enforced=False)
@@ -150,14 +158,14 @@ class TestLabelled:
 
 @pytest.fixture
 def namespace(installation: Installation) -> Iterator[str]:
-    """A namespace with a limit. No controller labels it as exempt."""
+    """A namespace with a limit. No controller runs that could label it as exempt."""
     with limited_team(installation, CARD) as limited:
         yield limited
 
 
 @pytest.fixture
 def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
-    """A client of a tenant who may edit the object of its namespace, and may create other namespaces."""
+    """A client of a tenant who may edit the Namespace object of its own namespace, and may create other namespaces."""
     named = f"owner-of-{namespace}"
     verbs = "--verb=get,create,update,patch"
     cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")
@@ -171,8 +179,9 @@ def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) ->
 def test_only_the_controller_and_editors_of_webhooks_can_exempt_a_namespace(
     cluster: Cluster, namespace: str, owner: Cluster, account: Cluster
 ) -> None:
-    """A user who may edit the namespace cannot label it as exempt. The user may remove the label, and change other
-    labels.
+    """A user who may edit a namespace cannot label it as exempt. The controller and an editor of webhooks can.
+
+    The user may remove the label, and change other labels.
     """
     path = f"{NAMESPACES}/{namespace}"
 

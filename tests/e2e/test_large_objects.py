@@ -32,7 +32,8 @@ from tests.processes import ControllerProcess, eventually
 from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
-"""Maximum memory in these tests in MiB: for a replica half of its limit, and for a controller a quarter of its limit.
+"""Maximum memory in MiB: for a webhook replica half of its memory limit, and for a controller a quarter of
+its limit.
 """
 
 GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
@@ -59,13 +60,13 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """A new replica for each test, so that its peak memory was reached in this test."""
+    """A new webhook replica for each test, so that its peak memory was reached in this test."""
     with installed(cluster, tmp_path) as running:
         yield running
 
 
 def memory(pid: int, field: str = "VmHWM") -> int:
-    """Return a figure of /proc/PID/status in MiB, by default the peak memory of the process."""
+    """Return a memory figure of /proc/PID/status in MiB. By default it is the peak memory of the process."""
     return kernel_says(pid, "status", field)
 
 
@@ -78,9 +79,11 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Before it admits the first GPU pod, the replica lists all pods of the namespace, which are large.
+    """A namespace has hundreds of large pods without GPUs when its first GPU pod is created. The replica stays within
+    its memory.
 
-    Meanwhile pods of another namespace are created.
+    Before it admits that pod, the replica lists all pods of the namespace. Meanwhile pods of another namespace are
+    created.
     """
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:
@@ -111,7 +114,11 @@ def await_created(tenant: Cluster, pod: Json) -> Json:
 def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Each claim template has 1.2 MB of CEL. In dry runs, small pods name one template a hundred times."""
+    """Small pods name a claim template of 1.2 MB of CEL a hundred times, in dry runs. The replicas stay within their
+    memory.
+
+    The pods of other tenants are admitted meanwhile.
+    """
     require_dra(cluster)
     entry = {"quota": {"A100": 8}}
     before = memory(installation.replica.worker(), "VmRSS")
@@ -149,7 +156,7 @@ def test_a_template_that_is_too_large_to_be_read_is_rejected_with_the_bound(
     with installation.team({"quota": {"A100": 8}}) as namespace, tenant_of(cluster, namespace) as tenant:
         answer = tenant.try_create(template(namespace, "wide", *wide))
         assert answer.status == HTTPStatus.UNPROCESSABLE_ENTITY
-        assert "must not have more than 64 entries of `exactly` and `firstAvailable` in all requests together" in answer.message
+        assert "must not have more than 64 entries of `exactly` and `firstAvailable` in all requests" in answer.message
 
 
 @pytest.fixture
@@ -161,7 +168,10 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 def test_large_claims_and_events_keep_the_controller_within_its_memory(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The controller reads Events to find rejected workloads whenever quota is released."""
+    """A namespace has large claims and Events, and quota is released. The controller stays within its memory.
+
+    Whenever quota is released, the controller reads Events to find rejected workloads.
+    """
     with limited_team(installation, {"quota": {"A100": 4 * CLAIMS + 8}}) as namespace:
         with tenant_of(cluster, namespace) as tenant:
             if served(cluster):

@@ -1,4 +1,4 @@
-"""A tenant creates pods with node selections of the maximum size. The webhook decides them without delay for other
+"""A tenant creates pods with node selections of the maximum size. The webhook decides them without a delay of other
 tenants.
 """
 
@@ -12,7 +12,7 @@ from tests.e2e.installation import Installation, await_ledger, charged, tenant_o
 from tests.integration.reviews import card_pod
 
 BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))
-"""A node selection that no node can match. In an earlier version the webhook needed minutes to prove that."""
+"""A node selection that matches no node. In an earlier version the webhook needed minutes to prove that."""
 SELECTOR = {f"key-{n}": "v" for n in range(40_000)}
 TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(50)))
 MANY_TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(5000)))

@@ -47,12 +47,12 @@ Pair = tuple[ControllerProcess, ControllerProcess]
 ENTRY = {"quota": {"M40": 4}}
 LEASE_SECONDS = 8
 AWAY = 10.0
-"""Seconds for which the API server is down in the test of an outage."""
+"""Seconds for which the API server is down in the test of its outage."""
 
 
 @pytest.fixture
 def pair(installation: Installation) -> Iterator[Pair]:
-    """A leader and a standby. The lease is as short as a busy machine permits."""
+    """A leading controller and a standby. The duration of the Lease is as short as a busy machine permits."""
     with two_candidates(installation, LEASE_SECONDS) as both:
         yield both
 
@@ -96,7 +96,10 @@ def test_the_standby_becomes_leader_when_the_lease_of_a_killed_leader_expires(
 
 
 def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, installation: Installation) -> None:
-    """The Lease would expire after ten minutes. The standby reads it every two seconds."""
+    """The Lease of a leader would expire after ten minutes. The leader stops, and the standby leads within seconds.
+
+    The leader releases the Lease when it stops. The standby reads it every two seconds.
+    """
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
@@ -138,7 +141,11 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The ledger, the label and the usage are deleted. A ConfigMap of another owner with the same name stays."""
+    """A limit is removed, and another controller becomes the leader. It deletes the ledger, the label and the usage
+    report.
+
+    A ConfigMap of another owner with the same name stays.
+    """
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
@@ -156,7 +163,7 @@ class StaleKube(Kube):
     version: str = field(default="", kw_only=True)
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
-        """For the first page of pods, request the old resourceVersion."""
+        """Get an object or a page. The first page of a LIST of pods is requested at the old resourceVersion."""
         if path == "/api/v1/pods" and "continue" not in (params or {}):
             params = {**(params or {}), "resourceVersion": self.version, "resourceVersionMatch": "Exact"}
         return super().get(path, params, timeout, most)
@@ -164,7 +171,7 @@ class StaleKube(Kube):
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Stream:
-        """Raise an error for a watch of pods, and for a streamed list of pods."""
+        """Raise an error for a watch of pods, and for a streamed list of pods. Open any other stream."""
         if path == "/api/v1/pods" and "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "this server streams no lists")
         if path == "/api/v1/pods":
@@ -174,7 +181,7 @@ class StaleKube(Kube):
 
 @contextmanager
 def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
-    """Run a leader in this process that knows only the pods of ``version``."""
+    """Run a leading controller in this process that knows only the pods of the resourceVersion ``version``."""
     connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
     kube = StaleKube(connected.sender, version=version)
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)
@@ -196,9 +203,9 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
 def test_a_leader_with_an_outdated_list_of_pods_keeps_the_charges_of_all_stored_pods(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The leader lists pods at an old resourceVersion, at which only one of the four present pods existed.
+    """A leader lists pods at an old resourceVersion, at which only one of the four present pods existed.
 
-    It must not release the charges of the other pods. It still releases the charge of a pod that was never stored.
+    It does not release the charges of the other pods. It still releases the charge of a pod that was never stored.
     """
     with installation.team({"quota": {"M40": 5}}) as namespace:
         with controlling(installation):

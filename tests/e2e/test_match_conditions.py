@@ -1,8 +1,8 @@
-"""The matchConditions of the webhooks on a real API server: which pods the webhook is called for, and failing
-conditions.
+"""Tests of the webhooks' matchConditions on a real API server. They decide for which pods the webhook is called.
 
-The tests register the webhooks of manifests/base, as `kubectl kustomize` renders them, with two changes: their URL is
-that of a server that records each call, and their namespace selector selects the namespace of the test.
+The tests register the webhooks of manifests/base, as `kubectl kustomize` renders them, with two changes. Their URL is
+that of a server that records each call, and their namespace selector selects the namespace of the test. Some tests use
+failing conditions.
 """
 
 import base64
@@ -43,12 +43,12 @@ class Recorder:
     _asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def take(self) -> list[tuple[str, Json]]:
-        """Return the path and the request of each review since the last call of this method."""
+        """Return the path and the request of each review that was recorded since the last call of this method."""
         asked, self._asked = self._asked, []
         return asked
 
     def answer(self, path: str, review: Json) -> Json:
-        """Record a review at ``path``, and allow it."""
+        """Record a review at ``path``, and allow it with the patch of this path."""
         self._asked.append((path, review["request"]))
         if path not in self.patches:
             return reviewed(review)
@@ -58,7 +58,7 @@ class Recorder:
 
 @contextmanager
 def recording(certificates: Path) -> Iterator[Recorder]:
-    """Run a recorder with the certificates in this directory."""
+    """Run a webhook that records each review, with the certificates in this directory."""
     recorder = Recorder(ca_bundle(certificates))
     with answering(recorder.answer, certificates) as recorder.url:
         yield recorder
@@ -74,14 +74,16 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 
 @pytest.fixture
 def asked(recorder: Recorder) -> Recorder:
-    """The recorder, after the reviews and patches of earlier tests were removed."""
+    """The webhook that records each review, without the reviews and patches of earlier tests."""
     recorder.take()
     recorder.patches.clear()
     return recorder
 
 
 def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
-    """Return a webhook of manifests/base, changed so that the recorder is called for namespaces with this label."""
+    """Return a webhook of manifests/base with two changes: it calls the recorder, and only for namespaces with this
+    label.
+    """
     found = webhooks(rendered(BASE))[f"{name}.quota.vcuda.io"]
     return {
         **found,
@@ -147,8 +149,10 @@ def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Rec
 def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
-    """If the API server does not serve claims, it drops the claims of a pod before /validate. So /validate is not
-    called.
+    """A pod that may request a GPU is created. The API server calls /mutate once, and /validate once.
+
+    If the API server does not serve claims, it drops the claims of a pod before /validate. Then it does not call
+    /validate for these pods.
     """
     stored = cluster.create(in_namespace(manifest, watched))
     dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
@@ -156,7 +160,10 @@ def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
 
 
 def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """A claim that cannot be for a GPU causes no call, for example one that is stored with `requests: null`."""
+    """Claims are created. The API server calls the webhook only for a claim that may be for a GPU.
+
+    Other claims cause no call, for example a claim that is stored with `requests: null`.
+    """
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
@@ -192,9 +199,10 @@ def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
 def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """When the API server evaluates the condition of /mutate, the pod does not request a GPU yet.
+    """A later webhook adds a GPU request to a pod. The API server calls /validate for this pod, and not /mutate.
 
-    /validate is called after all changes. It rejects a pod that is not pinned, so no pod is admitted without a charge.
+    It evaluates the condition of /mutate before that change, and the condition of /validate after all changes.
+    /validate rejects a pod that is not pinned, so no pod is admitted without a charge.
     """
     asked.patches["/vendor"] = [
         {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
@@ -215,23 +223,28 @@ def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
 
 
 VARIABLES = [{"name": "NVIDIA_MI_CUDA_VISIBLE_DEVICE", "value": ""}] * 300
-"""Variables whose name has the prefix of a name that the condition searches for, so that the whole name is compared."""
+"""Environment variables whose names begin like a name that the matchCondition searches for. So it compares each whole
+name.
+"""
 
 LARGEST = pod(
     *[container(name=f"c{n}", env=VARIABLES) for n in range(50)],
     init=[container(name=f"i{n}", env=VARIABLES) for n in range(50)],
     annotations={f"{n:0>250}/{n:0>63}": "" for n in range(200)},
 )
-"""The pod that is most expensive to evaluate. Each of its lists has the maximum length that the condition searches."""
+"""The pod whose matchCondition is the most expensive to evaluate.
+
+Each of its lists has the maximum length that the condition searches.
+"""
 
 
 @pytest.mark.usefixtures("registered")
 def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
     cluster: Cluster, asked: Recorder, watched: str
 ) -> None:
-    """If an evaluation exceeds the cost budget, it fails.
+    """The matchCondition is evaluated for the largest pod that it searches. The cost is within the API server's budget.
 
-    Then the pod is rejected by the failurePolicy of /validate.
+    If an evaluation exceeds the budget, it fails. Then the pod is rejected by the failurePolicy of /validate.
     """
     created = cluster.try_create(in_namespace(LARGEST, watched), dryRun="All")
     assert created.status == HTTPStatus.CREATED, created.message
@@ -259,7 +272,7 @@ def test_the_webhook_is_called_for_every_pod_that_is_too_large_to_be_searched(
 
 
 def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractContextManager[None]:
-    """Register both webhooks during the ``with`` statement. The matchCondition of webhook ``name`` fails."""
+    """Register both webhooks during the ``with`` statement. The matchCondition of the webhook ``name`` always fails."""
     hooks = {each: hook(recorder, each, APART) for each in ("mutate", "validate")}
     hooks[name]["matchConditions"] = [{"name": "failing", "expression": FAILING}]
     return cluster.register_webhooks(mutating=[hooks["mutate"]], validating=[hooks["validate"]])
@@ -268,8 +281,9 @@ def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractCon
 def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """The failurePolicy of /mutate is Ignore, so it is not called. /validate is called, and would reject an unpinned
-    pod.
+    """The matchCondition of /mutate fails. /mutate is not called, because its failurePolicy is Ignore.
+
+    /validate is called, and would reject an unpinned pod.
     """
     with with_failing(cluster, asked, "mutate"):
         cluster.create(in_namespace(ASKING["a container"], apart))
@@ -277,9 +291,9 @@ def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
 
 
 def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """The failurePolicy of /validate is Fail.
+    """The matchCondition of /validate fails. The API server rejects every pod, because the failurePolicy is Fail.
 
-    The API server rejects the pod with the expression, and calls no webhook.
+    The message contains the expression, and no webhook is called.
     """
     with with_failing(cluster, asked, "validate"):
         refused = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))

@@ -1,9 +1,9 @@
 """HAMi runs on some nodes, and NVIDIA's device plugin on the others. Each pod is bound to a node that its scheduler
 serves.
 
-Here a kube-scheduler with an extender replaces HAMi's scheduler. Like HAMi's scheduler it skips every node without
-HAMi's annotation, the register of the node's cards (HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node
-unregistered"). It also counts nvidia.com/gpu itself.
+Here a kube-scheduler with an extender replaces HAMi's scheduler. It also counts nvidia.com/gpu itself. Like HAMi's
+scheduler it skips every node without HAMi's register, the annotation that lists the node's cards (HAMi 2.10
+pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered").
 """
 
 import json
@@ -38,10 +38,9 @@ MIG = {"nvidia.com/mig-1g.10gb": "1"}
 IGNORED = {"hami.io/webhook": "ignore"}
 
 NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S"}
-"""The model of each node. HAMi runs on h1 and h2, and NVIDIA's device plugin on the others. So H100 has nodes of both
-kinds.
+"""The model of each node. HAMi runs on h1 and h2, and NVIDIA's device plugin on the others.
 
-HAMi ran earlier on the node ``left``, which still has its annotations.
+So H100 has nodes of both kinds. On the node ``left``, HAMi ran earlier, and its annotations are still there.
 """
 
 pytestmark = pytest.mark.usefixtures("scheduler")
@@ -162,7 +161,7 @@ def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(
 
 
 def typed(cluster: Cluster, script: str, directory: Path) -> str:
-    """Run these commands in this directory as the administrator, and return their output."""
+    """Run the commands of a page in this directory as the administrator, and return their output."""
     path = f"{SCRIPTS}{os.pathsep}{cluster.control_plane.assets}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The webhook chooses a pod's GPU model in the order that the quota or the pod states. The scheduler is a real one."""
+"""Tests with a real scheduler. The webhook chooses a pod's GPU model in the order that the quota or the pod states."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ WISH = "quota.vcuda.io/models"
 
 @pytest.fixture
 def nodes(create_node: Callable[..., str]) -> dict[str, str]:
-    """Create a node of each model. Return the models by the names of the nodes."""
+    """Create one node of each model. Return the models by the names of their nodes."""
     capacity = {"tencent.com/vcuda-core": "1600"}
     return {create_node(f"gpu-{model}".lower(), {MODEL: model}, capacity): model for model in ("H100", "A100", "T4")}
 

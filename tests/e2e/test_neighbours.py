@@ -1,4 +1,4 @@
-"""Checks on a real control plane what the docs say about other projects: Kueue, autoscalers and kinds with pod
+"""Tests of what the docs say about other projects, on a real control plane: Kueue, autoscalers and kinds with pod
 templates.
 """
 
@@ -31,7 +31,7 @@ CRDS = {
     "sigs.k8s.io/karpenter@v1.14.0": "pkg/apis/crds",
     "sigs.k8s.io/kueue@v0.17.0": "config/components/crd/bases",
 }
-"""The directories with CustomResourceDefinitions, by Go module."""
+"""The directories with CustomResourceDefinitions of other projects, by Go module."""
 WITHOUT_SCHEMA = {"Kustomization", "HelmRelease", "Notebook"}
 """The kinds in the docs for which no Go module has a CustomResourceDefinition."""
 
@@ -45,7 +45,7 @@ def team(led_team: Callable[[Json], str]) -> str:
 def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Kueue suspends waiting Jobs. Their quota stays free for other pods."""
+    """Kueue suspends a waiting Job. The Job is not charged until it resumes, so its quota is free for other pods."""
     waiting = workload("Job", team, "waiting")
     waiting["spec"]["suspend"] = True
     cluster.create(waiting)
@@ -66,7 +66,10 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
 def test_a_pod_that_kueue_gates_takes_quota_and_the_removal_of_the_gate_is_admitted(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """When Kueue removes the scheduling gate, it adds the label of the chosen flavor to the pod's node selector."""
+    """A pod with Kueue's scheduling gate is charged. Then Kueue removes the gate, which is admitted.
+
+    In the same update, Kueue adds the label of the chosen flavor to the pod's node selector.
+    """
     gated = card_pod("gated", team)
     gated["spec"]["schedulingGates"] = [KUEUE]
     cluster.create(gated)
@@ -105,7 +108,7 @@ def failure_of(deployment: Json) -> Json | None:
 
 @pytest.fixture(scope="module")
 def schemas() -> list[Json]:
-    """The CustomResourceDefinitions of the kinds in the docs, from the Go modules of their projects."""
+    """The CustomResourceDefinitions of the kinds in the docs. They come from the Go modules of the projects."""
     program = shutil.which("go")
     if program is None:
         pytest.skip("no go on PATH, which downloads the schemas")
@@ -148,7 +151,10 @@ def served(cluster: Cluster, schemas: list[Json]) -> Iterator[set[str]]:
 def test_every_documented_manifest_is_valid_for_the_schema_of_its_project(
     cluster: Cluster, installation: Installation, served: set[str]
 ) -> None:
-    """The API server rejects unknown fields here."""
+    """The API server serves the kinds of other projects with their schemas. It accepts every manifest of the docs.
+
+    It would reject an unknown field.
+    """
     kinds = {each["kind"] for each in documented_objects()}
     assert kinds - served == WITHOUT_SCHEMA
     with limited_team(installation, {"quota": {"A100": 8}}) as team:

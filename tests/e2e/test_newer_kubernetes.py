@@ -1,4 +1,7 @@
-"""Pods that use newer features of Kubernetes are charged correctly: sidecars, resize, scheduling gates and others."""
+"""Pods that use newer features of Kubernetes are charged correctly.
+
+The features are sidecars, resize, scheduling gates and others.
+"""
 
 import json
 import os
@@ -56,7 +59,10 @@ INIT_CONTAINERS = {
         5,
     ),
 }
-"""Init containers that are added to a pod whose container requests one card, and the cards that this pod is charged."""
+"""Cases of init containers that are added to a pod whose container requests one card.
+
+Each case has the number of cards that the pod is charged.
+"""
 
 
 @pytest.mark.usefixtures("controller_manager")
@@ -64,7 +70,9 @@ INIT_CONTAINERS = {
 def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_them(
     cluster: Cluster, installation: Installation, team: str, init: list[Json], taken: int
 ) -> None:
-    """The charge must equal the use that a ResourceQuota in the same namespace reports."""
+    """A pod with sidecars and init containers is charged. The charge equals the use in a ResourceQuota of the same
+    namespace.
+    """
     resource = f"requests.{CARD}"
     judge = {"metadata": {"name": "judge", "namespace": team}, "spec": {"hard": {resource: "10k"}}}
     cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", **judge})
@@ -78,7 +86,10 @@ def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_the
 def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_can_be_added(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The API server rejects the additional card itself. It calls no webhook for a resize."""
+    """A running pod's CPU and memory are resized in place. Its charge and its pin do not change.
+
+    The API server itself rejects a resize that adds a card. It calls no webhook for a resize.
+    """
     since(cluster, 33, "pods/resize")
     cluster.create(gpu_pod("train", team, {CARD: "100", "cpu": "1", "memory": "1Gi"}))
     ledger = await_committed(installation, team, M40=100)
@@ -109,8 +120,9 @@ def test_pod_level_resources_do_not_change_the_charge(cluster: Cluster, installa
 
 
 def test_pod_level_resources_cannot_request_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
-    """Kubernetes before 1.34 drops the field `spec.resources`, so the pod gets no card. Later versions reject cards in
-    it.
+    """A pod requests a card in `spec.resources`, the resources of the whole pod. It gets no card in this way.
+
+    Kubernetes before 1.34 drops the field. Later versions reject cards in it.
     """
     asking = gpu_pod("train", team, {"cpu": "1"})
     asking["spec"]["resources"] = {"limits": {CARD: "100"}, "requests": {CARD: "100"}}
@@ -170,7 +182,10 @@ WIDER = {
 def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     cluster: Cluster, installation: Installation, team: str, affinity: Json | None
 ) -> None:
-    """The API server rejects a change of a gated pod's node selection if the new selection allows further nodes."""
+    """A pod with scheduling gates is pinned. Its owner can narrow its node selection, and cannot widen it.
+
+    The API server rejects a change of a gated pod's node selection if the new selection allows further nodes.
+    """
     gated = card_pod("train", team)
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
@@ -185,7 +200,10 @@ def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
 
 
 def test_kubectl_of_this_version_finds_the_plugin(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin is on PATH, as in an installation. test_usage.py tests its output with the same kubectl."""
+    """The plugin is on PATH, as in an installation. kubectl of the tested version finds it.
+
+    test_usage.py tests its output with the same kubectl.
+    """
     scripts = sysconfig.get_path("scripts")
     monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
     versions = json.loads(cluster.kubectl("version", "-o", "json").stdout)

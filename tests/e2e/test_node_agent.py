@@ -1,4 +1,4 @@
-"""The node agent, which removes the directories of deleted pods, with a real API server.
+"""Tests of the node agent, which removes the directories of deleted pods, with a real API server.
 
 The agent removes nothing while its list of pods may be outdated. No kubelet runs here. The tests create the directories
 of the kubelet, and set the status of pods.
@@ -29,7 +29,9 @@ PERIOD, GRACE = 0.5, 2.0
 
 
 def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> NodeProcess:
-    """Run an agent with the rights of ``cluster``'s user. ``more``: further flags, which override the usual ones."""
+    """Run a node agent with the rights of ``cluster``'s user. ``more``: further flags, which override the
+    usual flags.
+    """
     return NodeProcess(
         *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
         *("--status-address", "127.0.0.1:0", "--period", str(PERIOD), "--grace", str(GRACE)),
@@ -39,7 +41,7 @@ def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> Node
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """The disk of a node. At the end, the files outside of the agent's directory must be unchanged."""
+    """The disk of a node. At the end of the test, the files outside of the agent's directory must be unchanged."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -131,7 +133,8 @@ def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, ag
 def test_a_static_pods_directories_stay_under_both_its_uids(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A static pod has one uid on the node, and its mirror pod in the API has another uid.
+    """A static pod has one uid on the node, and its mirror pod in the API has another. The directories of both uids
+    stay.
 
     The mirror pod may be replaced while the static pod runs.
     """
@@ -160,9 +163,10 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A tenant's pod has kubelet's annotation for mirror pods, with the uid of a static pod that no longer exists.
+    """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a static pod that no longer exists.
 
-    The annotation does not keep the directory. The agent removes it after kubelet has removed its own directory.
+    The annotation does not keep the directory of that uid. The agent removes it after the kubelet has removed its own
+    directory.
     """
     for name in (own, pods.make(STATIC)):
         (pods.kubelet / name).mkdir()
@@ -189,9 +193,10 @@ def test_the_end_of_a_pod_triggers_a_sweep_before_the_period_is_over(
 def test_nothing_is_removed_while_the_api_server_is_down_and_a_starting_agent_waits(
     control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
 ) -> None:
-    """The API server is stopped.
+    """The API server is stopped while two node agents run: one with a recent list of pods, and one that has just
+    started.
 
-    An agent with a recent list of pods and an agent that has just started remove nothing.
+    Both agents remove nothing.
     """
     alive, gone = pods.start("alive"), pods.make(uid(1))
     with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
@@ -222,7 +227,7 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the agent's ServiceAccount and the rights of the manifest."""
+    """A client with the node agent's ServiceAccount and the rights of its manifest."""
     with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 

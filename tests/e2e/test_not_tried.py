@@ -1,4 +1,4 @@
-"""Attempts to bypass the quota by a user with ClusterRole `edit`. These attempts need a whole control plane."""
+"""A user with ClusterRole `edit` attempts to bypass the quota. These attempts need a whole control plane."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -46,7 +46,8 @@ def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection
 ) -> None:
     """Pods with scheduling gates exist before their namespace gets a quota. Then the gates are removed.
 
-    No webhook is called for such an update. Every pod that runs is counted all the same, and new pods are rejected.
+    No webhook is called for such an update. Every pod that runs is counted all the same, by its node selection or its
+    node. New pods are rejected.
     """
     with installation.free_team() as team, tenant_of(cluster, team) as tenant:
         await_enforced(cluster, team, enforced=False)
@@ -69,7 +70,11 @@ def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection
 def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """The API server rejects any change of a gated pod's node selection that allows further nodes."""
+    """A pod with scheduling gates was charged for one model. Its owner cannot change its node selection to another
+    model.
+
+    The API server rejects any change of a gated pod's node selection that allows further nodes.
+    """
     namespace = team({"quota": {"M40": 1}})
     with tenant_of(cluster, namespace) as tenant:
         tenant.create(gated("train", namespace))
@@ -82,7 +87,10 @@ def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
 def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
 ) -> None:
-    """Only the kubelet reports the end of a pod. A pod that is deleted with a grace period of a year stays charged."""
+    """A pod has a deadline of its own, or is deleted with a grace period of a year. It stays charged while it runs.
+
+    Only the kubelet reports the end of a pod.
+    """
     namespace = led_team({"quota": {"M40": 1}})
     cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
     with tenant_of(cluster, namespace) as tenant:

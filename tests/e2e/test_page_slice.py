@@ -1,5 +1,6 @@
-"""The component "page" on a real API server: the Service of the usage page routes to the leader, and viewers read all
-usage.
+"""Tests of the component "page" on a real API server.
+
+The Service of the usage page routes to the leader, and viewers can read all usage.
 """
 
 import http.client
@@ -37,7 +38,7 @@ ENTRY = {"quota": {"M40": 4}}
 
 @pytest.fixture(scope="module")
 def with_page(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, which also has the rights of the component."""
+    """A client with the controller's account. The account also has the rights of the component "page"."""
     cluster.kubectl("apply", "-f", str(RBAC))
     yield account
     cluster.kubectl("delete", "-f", str(RBAC))
@@ -46,7 +47,7 @@ def with_page(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
 
 
 def flags_of(identity: str, address: str) -> tuple[str, ...]:
-    """Return the flags of a controller replica that serves the page at this address."""
+    """Return the flags of a controller replica that serves the usage page at this address."""
     own = ("--identity", identity, "--lease-seconds", str(LEASE_SECONDS))
     return (*own, "--ui-address", address, "--ui-advertise", address)
 
@@ -100,7 +101,10 @@ def test_the_service_of_the_page_routes_to_the_next_leader_after_the_end_of_the_
 def test_a_viewer_sees_the_usage_of_every_namespace_and_no_other_configmap(
     cluster: Cluster, own: Installation, with_page: Cluster
 ) -> None:
-    """The viewer is a ServiceAccount to which an administrator has bound the role. It runs `kubectl gpuquota -A`."""
+    """A ServiceAccount has the role of viewers. `kubectl gpuquota -A` shows it the usage of every namespace.
+
+    The account cannot read any other ConfigMap.
+    """
     with controlling(own, kubeconfig=with_page.kubeconfig), limited_team(own, ENTRY) as team:
         await_published(cluster, team)
         cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": team, "name": "viewer"}})

@@ -1,4 +1,4 @@
-"""If the API server's own validation accepts a pod, it also accepts the pod with the patch of /mutate.
+"""Tests that the API server accepts each pod with the patch of /mutate, if it accepts the pod without the patch.
 
 All requests are dry runs, so nothing is stored. No webhook is registered for these pods. The tests apply the patches.
 """
@@ -31,7 +31,7 @@ ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, po
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 REFUSED_AS_SENT = {"escaped-keys"}
-"""The cases whose pod the API server rejects even without the patch, because of `~` in keys.
+"""The cases whose pod the API server rejects even without the patch of /mutate, because of `~` in keys.
 
 These cases are kept for `vcuda-webhook check`, and for later versions of Kubernetes that may accept such keys.
 """
@@ -43,7 +43,9 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
-    """Return the pod with the patch that /mutate returns if every model has room. None if the pod gets no model."""
+    """Return the pod after the patch that /mutate returns if every model has room. Return None if the pod gets no
+    model.
+    """
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":
@@ -71,7 +73,7 @@ def test_a_generated_pod_that_is_accepted_is_also_accepted_when_patched(cluster:
 
 
 def judge(cluster: Cluster, pod: Manifest, namespace: str) -> str:
-    """Return the outcome for a pod. Raises AssertionError if only the unpatched pod is accepted."""
+    """Return the outcome for a pod. Raise AssertionError if the API server accepts the pod only without the patch."""
     as_sent = dry_run(cluster, pod, namespace)
     if as_sent.status != HTTPStatus.CREATED:
         return "refused as sent"

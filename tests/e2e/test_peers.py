@@ -1,4 +1,4 @@
-"""This system in one cluster with HAMi or vgpu-manager.
+"""Tests of this system together with HAMi or vgpu-manager in one cluster.
 
 The recorded patches of their webhooks are applied before and after our patch. Our webhook also reads their registers,
 which are annotations of nodes that list the cards.
@@ -26,7 +26,7 @@ RECORDED = {
     row["name"]: row for row in json.loads((Path(__file__).parents[1] / "data" / "peers" / "webhooks.json").read_text())
 }
 LABEL = "e2e.vcuda.io/peer"
-"""The label of the pods that the other webhook reviews. The label's value names the recorded patch to apply."""
+"""The label of the pods that another project's webhook reviews. The label's value names the recorded patch to apply."""
 USE, NOT_USE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 REGISTER = [
     {"id": "GPU-a10", "count": 10, "devmem": 23028, "devcore": 100, "type": "NVIDIA A10", "mode": "hami-core"},
@@ -36,7 +36,9 @@ REGISTER = [
 
 @pytest.fixture(scope="module")
 def unasked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A running webhook that is ready but not registered. The test registers it in different orders."""
+    """A running webhook replica that is ready but not registered. The tests register it before or after
+    other webhooks.
+    """
     with running(cluster, tmp_path_factory.mktemp("peers")) as own:
         await_ready(own)
         yield own
@@ -73,10 +75,10 @@ def test_a_pod_is_charged_the_same_in_either_order_of_the_webhooks(
 def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_reported(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The node has cards of two models, and its label names one of these models.
+    """A node has cards of two models, and its label names one of them. Then HAMi's register, the list of its cards, is
+    written.
 
-    After HAMi's register is written, a pod may only use cards of the labelled model. An Event reports a pod on another
-    card.
+    After that, a pod may only use cards of the labelled model. An Event reports a pod on another card.
     """
     node = "peers-a10"
     share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}

@@ -1,4 +1,4 @@
-"""Runs the playground on this machine, runs the commands that it prints, and stops it in every way.
+"""Tests of the playground, which runs on this machine. Its printed commands are run, and it is stopped in every way.
 
 After its end neither files nor processes may remain.
 """
@@ -25,7 +25,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.timeout(400
 
 
 class PlaygroundProcess(OwnProcess):
-    """A playground, started until it has printed a line that begins with ``until``. Its files are in ``scratch``."""
+    """A running playground that has printed a line that begins with ``until``. Its files are in the directory
+    ``scratch``.
+    """
 
     def __init__(self, scratch: Path, until: str, *flags: str, **env: str) -> None:
         self._until = until
@@ -64,7 +66,7 @@ def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Return the command lines of all processes whose command line names a file below the directory."""
+    """Return the command line of each process that names a file below the directory in its command line."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:

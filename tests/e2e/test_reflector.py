@@ -1,4 +1,4 @@
-"""The reflector, a cache of objects that is kept current by a watch, with a real API server.
+"""Tests of the reflector, a cache of objects that a watch keeps current, with a real API server.
 
 After any disturbance the cache equals the stored objects.
 """
@@ -51,9 +51,9 @@ def manifest(name: str, value: str) -> bytes:
 
 @contextmanager
 def following(kube: Kube, path: str, **settings: Any) -> Iterator[tuple[Reflector[Item], queue.SimpleQueue[Seen]]]:
-    """Yield a synced reflector and the queue of its events. Stop the reflector after the ``with`` statement.
+    """Yield a synced reflector (a cache that a watch keeps current) and the queue of its events.
 
-    Without the stop, an idle watch would last for minutes.
+    Stop the reflector after the ``with`` statement. Otherwise an idle watch would last for minutes.
     """
     seen: queue.SimpleQueue[Seen] = queue.SimpleQueue()
     settings = {"params": OURS, **settings}
@@ -78,7 +78,9 @@ class Writer:
     written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def life(self, number: int) -> None:
-        """Create the object with this number. Every second object is then changed, and every third is deleted."""
+        """Create the object with this number. Then change it if the number is odd, and delete it if it is a multiple of
+        three.
+        """
         name = f"cm-{number:04}"
         one = f"{self.path}/{name}"
         self._insist(lambda: self.kube.post(self.path, manifest(name, "first")), Conflict)
@@ -89,7 +91,10 @@ class Writer:
             self._insist(lambda: self.kube.delete(one), NotFound)
 
     def _insist(self, write: Callable[[], object], landed: type[ApiError]) -> None:
-        """Repeat the write until the API server answers. ``landed``: the error if an earlier attempt has succeeded."""
+        """Repeat the write until the API server answers.
+
+        ``landed``: the error that the API server returns if an earlier attempt of the write has succeeded.
+        """
         for _ in range(ATTEMPTS):
             assert self.up.wait(TIMEOUT)
             with suppress(Unavailable):
@@ -103,9 +108,11 @@ class Writer:
 def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """The reflector's events, applied one after another, also lead to the stored objects.
+    """A thousand objects are created, and the API server restarts twice. The reflector's cache equals the stored
+    objects.
 
-    The old object of each event must be the new object of the previous event with the same name.
+    The reflector's events, applied one after another, also lead to the stored objects. The old object of each event
+    must be the new object of the previous event with the same name.
     """
     writer = Writer(kube, path)
     writer.up.set()
@@ -133,7 +140,11 @@ def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
 def test_a_list_is_streamed_if_the_api_server_supports_it_and_continues_as_a_watch(
     kube: Kube, namespace: str, collection: str
 ) -> None:
-    """The API server has no watch cache for Events. It streams a list of Events from etcd."""
+    """A reflector requests a list. The API server streams the list if it supports that, and the stream continues as a
+    watch.
+
+    For Events the API server has no watch cache. It streams a list of Events from etcd.
+    """
     path = f"/api/v1/namespaces/{namespace}/{collection}"
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
@@ -158,9 +169,10 @@ def named(raw: bytes) -> str:
 
 
 def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """The API server streams a list from its watch cache, but the list must be as new as a quorum read.
+    """A streamed list contains every object whose creation was confirmed before the list was requested.
 
-    A hundred objects are created, because an outdated list would be rare.
+    The API server streams a list from its watch cache, but the list must be as new as a quorum read. A hundred objects
+    are created, because an outdated list would be rare.
     """
     if not streams_lists(kube):
         pytest.skip("the API server does not stream lists")
@@ -174,7 +186,7 @@ def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_befo
 
 
 class InPages(Kube):
-    """A client whose lists are not streamed, but read in pages."""
+    """An API client whose lists are not streamed, but read in pages."""
 
     def stream(
         self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
@@ -208,9 +220,9 @@ def test_a_paged_list_whose_token_expires_restarts_and_shows_no_partial_result(
 
 
 def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
-    """Return the objects after all events up to the creation of ``until``.
+    """Apply the reflector's events up to the creation of ``until``, and return the objects.
 
-    Asserts that the old object of each event is the new object of the previous event with the same name.
+    Assert that the old object of each event is the new object of the previous event with the same name.
     """
     state: dict[str, Item] = {}
     while until not in state:
@@ -225,7 +237,11 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
 def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """A restarted API server has an empty watch cache. It answers 410 to a watch from an earlier version."""
+    """Objects change while the API server is down. The reflector reports these changes after the restart.
+
+    A restarted API server has an empty watch cache. It answers 410 to a watch from an earlier version, so the reflector
+    lists the objects again.
+    """
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
     pause = Gate()
@@ -249,7 +265,7 @@ def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
 
 
 class Gate:
-    """A wait between two attempts of the reflector. The wait lasts until the test sets ``open``."""
+    """Replaces the wait between two attempts of the reflector. The wait lasts until the test sets ``open``."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -261,7 +277,11 @@ class Gate:
 
 
 def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path: str) -> None:
-    """The webhook watches the quota ConfigMap in this way: by its name, even before it exists."""
+    """A reflector watches an object that it selects by name, and that does not exist yet. It reports the object's
+    creation.
+
+    The webhook watches the quota ConfigMap like this.
+    """
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))

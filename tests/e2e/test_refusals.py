@@ -1,4 +1,4 @@
-"""The answer is 403 only if the stored objects use up the quota.
+"""Tests of refusals. The answer is 403 only if the stored objects use up the quota.
 
 If the ledger still counts deleted pods, the answer is 429, and the room is released soon.
 """

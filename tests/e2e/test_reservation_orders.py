@@ -1,6 +1,6 @@
 """Runs random orders of calls against reservations (quota that a replica holds in advance).
 
-tests/unit does the same with a test double. Here the API server and etcd are real.
+Here the API server and etcd are real. tests/unit does the same with a test double.
 """
 
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(120 + 30 * EXAMPLES)
 
 @pytest.fixture(scope="module")
 def make_world(cluster: Cluster) -> Iterator[Callable[[], ReservationWorld]]:
-    """Return a function that deletes all objects, and returns a new `ReservationWorld`."""
+    """A function that deletes all objects, and returns a new `ReservationWorld`."""
     claims = served(cluster)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEDGERS}})
     collections = [f"/api/v1/namespaces/{TEAM}/pods", f"/api/v1/namespaces/{LEDGERS}/configmaps"]

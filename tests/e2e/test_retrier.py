@@ -1,4 +1,8 @@
-"""The controller patches a rejected workload when quota is released, so its pods need not wait for the back-off."""
+"""Tests of the controller's retry. When quota is released, it patches a rejected workload, so that its pods need not
+wait.
+
+Otherwise the workload would retry only when its back-off ends.
+"""
 
 import datetime
 import json
@@ -24,10 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
 NODE = "retry-m40"
 ONE = {"quota": {"M40": 1}}
 WITHIN = 14.0
-"""Maximum seconds from the release of quota to the stored pod. The owner itself would retry later than that."""
+"""Maximum seconds from the release of quota until the pod is stored. The pod's owner itself would retry later."""
 
 CASES = {"Job": 5, "Deployment": 13, "Deployment, limit raised": 13, "StatefulSet": 13, "DaemonSet": 13}
-"""The number of rejections after which quota is released, by case, in the order in which the cases reach that number.
+"""The number of rejections after which quota is released, by case. The cases reach their numbers in this order.
 
 The owner's own next retry is then 20 s away, because its back-off doubles from 5 ms. For a Job it is 16 s away, because
 the back-off doubles from 1 s.
@@ -54,7 +58,7 @@ class Waiting:
 def waiting(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
 ) -> Iterator[dict[str, Waiting]]:
-    """A rejected workload for every case. Quota is released when the workload's back-off has become long."""
+    """A rejected workload for every case in `CASES`. Quota is released when the workload's back-off has become long."""
     require(control_plane, "kube-controller-manager")
     assert controller.port
     with ExitStack() as stack:
@@ -70,7 +74,7 @@ def waiting(
 
 
 def free(installation: Installation, case: str, namespace: str) -> Waiting:
-    """Wait until the workload was rejected as often as its case requires. Then release a card."""
+    """Wait until the workload was rejected as often as its case requires. Then release quota for one card."""
     await_refusals(installation.replica, namespace, CASES[case])
     installation.cluster.await_events(namespace, "reason=FailedCreate")
     freed = time.time()
@@ -98,7 +102,10 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
 def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
     cluster: Cluster, waiting: dict[str, Waiting], case: str
 ) -> None:
-    """The pod is stored before its owner would retry. Some owners report a rejection only by Events."""
+    """Quota is released for a rejected workload. Its pod is stored before its owner would retry.
+
+    Some owners report a rejection only by Events.
+    """
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]
@@ -115,7 +122,9 @@ def is_own(pod: Json) -> bool:
 
 @pytest.fixture
 def hasty(control_plane: ControlPlane) -> Iterator[Component]:
-    """A controller manager without its limit of 20 requests per second, which would delay so many Deployments."""
+    """A controller manager without its limit of 20 requests per second. The limit would delay hundreds of
+    Deployments.
+    """
     usual = control_plane.controller_manager
     assert usual is not None
     hasty = replace(usual, command=(*usual.command, "--kube-api-qps=1000", "--kube-api-burst=2000"))
@@ -129,7 +138,10 @@ def hasty(control_plane: ControlPlane) -> Iterator[Component]:
 def test_rejected_deployments_do_not_retry_all_at_once(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, hasty: Component
 ) -> None:
-    """Quota for three pods is released. The controller makes only three of the 500 rejected owners retry."""
+    """500 Deployments were rejected, and quota for three pods is released.
+
+    The controller makes only three of the owners retry, because no more pods would fit.
+    """
     with limited_team(installation, {"quota": {"M40": FREED}}) as namespace:
         replica_sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
         for number in range(FREED):

@@ -1,4 +1,4 @@
-"""Certificates are rotated under load, with the rights of the manifests, and no call fails."""
+"""Tests of the rotation of certificates under load, with the rights of the manifests. No call of the webhook fails."""
 
 import base64
 import random
@@ -24,7 +24,7 @@ SHORT = ("--overlap", "3s", "--retention", "3s", "--timeout", "200s")
 
 @pytest.fixture(scope="module")
 def rotator(cluster: Cluster) -> Iterator[Path]:
-    """A kubeconfig of the account that rotates certificates, with the rights of the manifest."""
+    """A kubeconfig of the account that rotates certificates. The account has the rights of the manifest."""
     with account_of(cluster, "certs-rbac.yaml", "vcuda-certs") as account:
         yield account.kubeconfig
 
@@ -33,8 +33,10 @@ def rotator(cluster: Cluster) -> Iterator[Path]:
 def test_no_create_fails_in_a_rotation_whose_secrets_arrive_up_to_90_s_late(
     cluster: Cluster, rotator: Path, tmp_path: Path
 ) -> None:
-    """The replicas get new Secrets with different delays. After the rotation, no caBundle has the old CA, no replica
-    serves the old leaf certificate, and OpenSSL accepts the chain.
+    """Certificates are rotated, and the replicas get the new Secrets with delays of up to 90 s. No create fails.
+
+    After the rotation, no caBundle has the old CA, no replica serves the old leaf certificate, and OpenSSL accepts the
+    chain.
     """
     delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # a delay is no secret
     with staged(cluster, tmp_path, delays, rotator, *SHORT) as (stage, quota), stage.team(quota) as namespace:
@@ -67,7 +69,9 @@ def verified_by_openssl(leaf: bytes, bundle: str, directory: Path) -> bool:
 
 
 def answered(stage: Stage, bundle: str) -> float:
-    """Return the number of calls that all replicas together have answered. A create makes one call to each webhook."""
+    """Return the number of calls that all replicas together have answered. One create causes one call of
+    each webhook.
+    """
     for replica in stage.replicas:
         replica.tls = ssl.create_default_context(cadata=base64.b64decode(bundle).decode())
     return sum(replica.metric("vcuda_admissions_total") for replica in stage.replicas)

@@ -29,9 +29,7 @@ Damage = Callable[[Stage], None]
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, str]]:
-    """Running replicas with their certificates, which all tests of this file damage, and a namespace whose pods are
-    reviewed.
-    """
+    """Running replicas whose certificates all tests of this file damage, and a namespace whose pods are reviewed."""
     directory = tmp_path_factory.mktemp("damage")
     with (
         staged(cluster, directory, [lambda: 0.0], cluster.kubeconfig, *SHORT) as (stage, quota),
@@ -74,7 +72,9 @@ def age(stage: Stage, *, authority_life: timedelta) -> None:
 
 
 def await_served(stage: Stage, leaf: Signed) -> None:
-    """Return when all replicas present ``leaf``, even if nobody trusts it. They read their files every few seconds."""
+    """Return when all webhook replicas present ``leaf``, even if nobody trusts it. They read their files every few
+    seconds.
+    """
     wanted = leaf.certificate.public_bytes(Encoding.DER)
     eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
 
@@ -145,7 +145,11 @@ def test_a_secret_that_must_not_be_written_is_unchanged(stage: Stage, change: Js
 
 
 def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage: Stage, namespace: str) -> None:
-    """vcuda-certs does not change the CA until a person has restored the label."""
+    """A webhook configuration lost its label. The rotation reports it and changes nothing, and the webhook keeps
+    working.
+
+    vcuda-certs does not change the CA until a person has restored the label by the reported command.
+    """
     path = PATHS["ValidatingWebhookConfiguration"]
     stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
     before = stage.cluster.rest.get(path)
@@ -190,7 +194,7 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def later() -> str:
-    """Return a time after the start of all certificates. These times have whole seconds, so this waits for a second."""
+    """Return the time after a wait of one second. All present certificates started before it, in whole seconds."""
     time.sleep(1.1)
     return utc_now()
 
@@ -201,9 +205,10 @@ def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
 
 
 def assert_at_rest(stage: Stage, namespace: str) -> None:
-    """Assert that pods are reviewed, that all caBundles have the same single CA, and that it issued every served leaf.
+    """Assert that pods are reviewed, and that all caBundles have the same single CA, which issued every served leaf
+    certificate.
 
-    `vcuda-certs status` must find no fault.
+    Assert that `vcuda-certs status` finds no fault.
     """
     stage.await_answered(namespace)
     assert len(set(stage.bundles())) == 1

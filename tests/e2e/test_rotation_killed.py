@@ -1,4 +1,7 @@
-"""A rotation of certificates that is killed repeatedly ends like an undisturbed rotation. It exposes no private key."""
+"""Tests of a rotation of certificates that is killed repeatedly. It ends like an undisturbed rotation.
+
+It exposes no private key.
+"""
 
 import base64
 import json
@@ -21,7 +24,10 @@ from tests.e2e.stage import CA_SECRET, SERVING_SECRET, staged, unnoticed, utc_no
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 READS_BEFORE_A_WRITE = 5
-"""A run reads both Secrets, both kinds of webhook configuration, and the EndpointSlices before each write."""
+"""The number of reads of a rotation before each write.
+
+A run reads both Secrets, both kinds of webhook configuration, and the EndpointSlices.
+"""
 
 SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 
@@ -56,11 +62,16 @@ class Fatal(Losses):
     reads: int = 0
 
     def aim(self, read: int) -> None:
-        """Reset the counter for a new process. The caller must set ``victim`` when the process has started."""
+        """Reset the counter of reads for a new process.
+
+        ``read``: the number of its fatal read. The caller must set ``victim`` when the process has started.
+        """
         self.victim, self.read, self.reads = 0, read, 0
 
     def takes(self, method: str, path: str) -> bool:
-        """Kill the process at the fatal answer, and return True. The API server has already stored a write by then."""
+        """If this is the fatal request, kill the process and return True. A write is then already stored by the API
+        server.
+        """
         with self._lock:
             self.reads += method in READS
             if (self.reads != self.read) if self.read else (method in READS):
@@ -74,7 +85,8 @@ class Fatal(Losses):
 def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_create(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Each run is killed at another request, until a run ends by itself. No create fails meanwhile.
+    """A rotation is killed repeatedly, each run at another request, until a run ends by itself. No create fails
+    meanwhile.
 
     No process exposes a private key in its output, command line, environment or files.
     """
@@ -108,7 +120,8 @@ def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_
 
 
 def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
-    """Yield runs until one ends by itself. Every run before is killed: in turn at a read, and at the first write.
+    """Yield runs of the rotation until a run ends by itself. The runs before are killed, in turn at a read and at the
+    first write.
 
     A read changes nothing, so it does not matter which read is fatal. The number of the fatal read changes from run to
     run.
@@ -124,7 +137,7 @@ def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
 
 
 def live(command: list[str], fatal: Fatal, home: Path) -> Life:
-    """Run the command with a small environment and an empty home directory, and return the ended run."""
+    """Run the rotation with a small environment and an empty home directory, and return the ended run."""
     own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     with subprocess.Popen(
         command, cwd=home, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -44,7 +44,7 @@ ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
 
 
 def test_a_ledger_has_no_managed_fields(cluster: Cluster, installation: Installation, team: str) -> None:
-    """Neither the webhook nor the controller leaves `metadata.managedFields` in a ledger that it writes."""
+    """The webhook and the controller write a ledger. The ledger has no `metadata.managedFields` afterwards."""
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
@@ -66,7 +66,8 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
 def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster: Cluster, installation: Installation, team: str, gpu_node: str
 ) -> None:
-    """The containers of a terminating pod may run for the whole grace period, and use their cards until then.
+    """A pod with a card is terminating. It is charged until it is deleted, because its containers may run for the grace
+    period.
 
     The test creates a second pod after the first pod began to terminate. A ledger that counts the second pod was
     counted after that time.
@@ -86,7 +87,7 @@ def test_a_terminating_pod_is_charged_until_it_is_deleted(
 
 
 def refused_by_another_webhook(cluster: Cluster, namespace: str) -> None:
-    """Charge a pod that another validating webhook then rejects."""
+    """Create a pod that our webhook charges, and that another validating webhook then rejects."""
     label = {"metadata": {"labels": {"e2e.vcuda.io/refused-later": namespace}}}
     cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}", label)
     later = webhook("later.example.com", namespaceSelector={"matchLabels": {"e2e.vcuda.io/refused-later": namespace}})
@@ -106,7 +107,10 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
     team: str,
     charge_in_vain: Callable[[Cluster, str], None],
 ) -> None:
-    """A pod is charged but never stored. Its charge is released, and the charge of the stored pod is kept."""
+    """A pod is charged but never stored. Its charge is released when the pod can no longer be stored.
+
+    The charge of a stored pod is kept.
+    """
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     charge_in_vain(cluster, team)
@@ -119,9 +123,9 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
 def test_the_first_quota_of_a_namespace_counts_the_running_pods(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
 ) -> None:
-    """The pods were created before the quota, so they are not pinned. Their nodes determine their models.
+    """A namespace has running pods before it gets its first quota. The first ledger counts these pods.
 
-    An ended pod is not counted.
+    They are not pinned, so their nodes determine their models. An ended pod is not counted.
     """
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
@@ -139,9 +143,10 @@ def test_the_first_quota_of_a_namespace_counts_the_running_pods(
 def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The webhook remembers the ledger that it wrote last.
+    """A quota is removed, so the ledger, the label and the usage report are deleted. Then the quota is restored, and
+    works again.
 
-    After the quota is restored, the webhook must read the ledger again.
+    The webhook remembers the ledger that it wrote last. After the quota is restored, it must read the ledger again.
     """
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
@@ -167,7 +172,8 @@ def test_a_deleted_ledger_is_removed_when_nothing_is_pending_and_then_recreated(
 ) -> None:
     """A ledger is deleted while a charge is pending, and once more after it was damaged.
 
-    Both times the ledger is created again when no pod that was charged in the old ledger can still be stored.
+    Each time it is removed when nothing is pending. It is created again when no pod that was charged in the old ledger
+    can still be stored.
     """
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)

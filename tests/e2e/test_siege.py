@@ -50,7 +50,9 @@ CREATE_PAUSE = 0.15
 
 @pytest.fixture(scope="module")
 def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A separate control plane, because this test fills it with objects. etcd compacts its history every minute."""
+    """A control plane that only this test uses, because the test fills it with objects. etcd compacts its history every
+    minute.
+    """
     settings = Settings(apiserver_flags=("--etcd-compaction-interval=1m",))
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("siege") / "control-plane", settings) as plane,
@@ -67,7 +69,7 @@ class Creates:
     """The creates of one of the other tenants.
 
     ``named``: the prefix of the names of the pods.
-    ``counts``: the number of answers by their reason.
+    ``counts``: the number of answers by their outcome.
     ``seconds``: the duration of each create.
     """
 
@@ -76,7 +78,7 @@ class Creates:
     seconds: list[float] = field(default_factory=list)
 
     def create(self, rest: Rest, namespace: str, stop: threading.Event) -> None:
-        """Create pods until ``stop`` is set. After every second create, the last two pods are deleted."""
+        """Create pods until ``stop`` is set. After every second create, delete the last two pods."""
         pods = f"/api/v1/namespaces/{namespace}/pods"
         for number in count():
             if stop.wait(CREATE_PAUSE):
@@ -96,7 +98,7 @@ class Creates:
 
 @dataclass(frozen=True)
 class Part:
-    """One of our programs, and the control group that limits its memory."""
+    """One of our programs, with the cgroup that limits its memory."""
 
     name: str
     process: OwnProcess
@@ -135,7 +137,7 @@ class Stage:
 
 @contextmanager
 def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Run two replicas and a controller, each with the memory limit of its manifest."""
+    """Run two webhook replicas and a controller, each with the memory limit of its manifest."""
     storable = ("--storable-seconds", str(STORABLE))
     with ExitStack() as stack:
         bare = stack.enter_context(running(cluster, directory / "certs", replicas=0, flags=storable))
@@ -173,7 +175,10 @@ def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
 def test_attacks_with_large_objects_affect_no_other_tenant_and_kill_no_program(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """All attackers act concurrently, while three other tenants create pods."""
+    """All attackers act concurrently, while three other tenants create pods.
+
+    The pods of the other tenants are admitted in time, and the kernel kills no program for its memory.
+    """
     claiming = served(own_cluster)
     plane = own_cluster.control_plane
     with staged(own_cluster, tmp_path) as stage, closing(Cluster(plane, plane.tokens["tenant"])) as tenant:
@@ -224,7 +229,7 @@ def create(
     attacks: Sequence[Attack],
     seconds: float,
 ) -> None:
-    """Run the other tenants' creates and these attacks concurrently for so many seconds."""
+    """Run the creates of the other tenants and these attacks concurrently for ``seconds`` seconds."""
     with closing(Cluster(cluster.control_plane)) as admin:
         works = [
             partial(each.create, admin.rest, namespace) for each, namespace in zip(creates, stage.others, strict=True)
@@ -234,7 +239,7 @@ def create(
 
 
 def tell(stage: Stage, observer: Observer, calm: Sequence[Creates], during: Sequence[Creates]) -> None:
-    """Print the figures. pytest shows them with `-s`, or in the report of a failure."""
+    """Print the figures of the test. pytest shows them with `-s`, or in the report of a failure."""
     print()
     for when, every in (("before the attacks", calm), ("during the attacks", during)):
         for namespace, creates in zip(stage.others, every, strict=True):

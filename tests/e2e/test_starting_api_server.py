@@ -1,6 +1,6 @@
-"""An API server that has just started rejects calls with 403, because it has not read the RBAC roles yet.
+"""An API server that has just started rejects permitted calls with 403, because it has not read the RBAC roles yet.
 
-Our programs treat such a 403 as temporary for a grace period.
+For some time after its first call, each of our programs treats such a 403 as temporary.
 """
 
 import json
@@ -25,20 +25,20 @@ pytestmark = pytest.mark.timeout(180)
 
 JUST_STARTED = "retry, because the API server may have just started"
 STARTS = 5
-"""The maximum number of starts of the API server. At least one start must lead to such a 403."""
+"""The maximum number of starts of the API server. At least one of them must lead to a 403 for a permitted call."""
 
 
 @pytest.fixture
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the webhook's account and the rights of the manifests."""
+    """A client with the webhook's ServiceAccount and the rights of the manifests."""
     with account_of(cluster, "webhook-rbac.yaml", "vcuda-webhook") as account:
         yield account
 
 
 @contextmanager
 def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
-    """Repeat the call in a thread during the ``with`` statement. Yield the list to which the thread appends the
-    results.
+    """Repeat the call in a thread during the ``with`` statement. Yield the list to which the thread appends each
+    result.
     """
     found: list[str] = []
     stop = threading.Event()
@@ -57,7 +57,7 @@ def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
 
 
 def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> None:
-    """Kill and start the API server repeatedly until a result contains the text ``wanted``."""
+    """Kill and start the API server repeatedly until one of the results contains the text ``wanted``."""
     for _ in range(STARTS):
         with control_plane.apiserver.away(control_plane.apiserver.kill):
             pass

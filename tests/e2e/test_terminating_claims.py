@@ -66,13 +66,13 @@ def team(installation: Installation) -> Iterator[str]:
 
 
 def training(team: str, name: str, grace: int = GRACE) -> Json:
-    """Return a pod with a claim from a template."""
+    """Return a pod with a claim from a ResourceClaimTemplate."""
     pod = claiming(team, name, resourceClaimTemplateName="gpu")
     return {**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": grace}}
 
 
 def start(cluster: Cluster, installation: Installation, pod: Json) -> None:
-    """Create a pod, and wait until a device is allocated to its claim, the pod is bound and the device is charged."""
+    """Create a pod. Wait until its claim has a device, the pod is bound, and the device is charged."""
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     cluster.create(pod)
     cluster.await_bound(namespace, name)
@@ -99,9 +99,10 @@ def held(ledger: Ledger) -> list[Terminating]:
 def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The card stays charged after the forced deletion, also when another controller becomes the leader.
+    """A tenant with a quota of one card deletes a running pod with a claim by force.
 
-    The flag --max-terminating-seconds of the leader limits how long the card stays charged.
+    The card stays charged, also when another controller becomes the leader. So the tenant gets no second card. The flag
+    --max-terminating-seconds of the leader limits how long the card stays charged.
     """
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
@@ -137,7 +138,10 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
 def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The claim of the pod is still pending in the ledger, and no LIST of the next leader contains the claim."""
+    """A pod with a claim is created, and deleted by force, while no controller is the leader. It stays charged.
+
+    The claim is still pending in the ledger then, and no LIST of the next leader contains the claim.
+    """
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         start_unseen(cluster, tenant, team)

@@ -1,4 +1,4 @@
-"""Opens the usage page of a real controller in a browser. The page shows changes of a real control plane."""
+"""Opens the usage page of a real controller in a browser. The page must show changes of a real control plane."""
 
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -21,7 +21,9 @@ ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 FAR = "9999-12-31T23:59:59Z"
 FLAGS = ("--ui-address", "127.0.0.1:0")
 SOON = 20000
-"""Milliseconds within which the page must show a change on a busy machine. Usually a change takes a second or two."""
+"""Milliseconds within which the usage page must show a change on a busy machine. Usually a change takes a second or
+two.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def leader(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """A controller that is the leader and serves the page, with the rights of the manifest."""
+    """A leading controller that serves the usage page, with the rights of the manifest."""
     with controlling(own, *FLAGS, kubeconfig=account.kubeconfig) as running:
         yield running
 
@@ -46,7 +48,7 @@ def team(own: Installation, leader: ControllerProcess) -> Iterator[str]:
 
 @pytest.fixture
 def opened(browser: Browser, team: str, leader: ControllerProcess) -> Iterator[Tab]:
-    """Open the leader's page in a tab, and wait until it shows the namespace."""
+    """Open the leader's usage page in a tab of the browser, and wait until it shows the namespace."""
     with tab(browser) as fresh:
         fresh.open(url_of(leader))
         expect(row_of(fresh.page, team)).to_be_visible(timeout=SOON)
@@ -100,10 +102,11 @@ def test_a_rejected_pod_without_an_owner_is_not_shown(cluster: Cluster, opened: 
 def test_events_by_a_tenant_do_not_displace_another_tenants_rejection(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
-    """A tenant writes more Events than the page lists, with dates in the future. The page still shows the other
+    """A tenant writes more Events than the page lists, with dates in the future. The page still shows another tenant's
     rejection.
 
-    The page keeps only a limited number of Events for each namespace.
+    The page keeps a limited number of Events for each namespace, so these Events displace only Events of their own
+    namespace.
     """
     with limited_team(own, ENTRY) as greedy, tenant_of(cluster, greedy) as tenant:
         for number in range(MAX_LISTED + 10):

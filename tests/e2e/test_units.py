@@ -1,4 +1,4 @@
-"""Every way to request a GPU is charged or rejected. A tenant with ClusterRole `edit` in its namespace tries all."""
+"""A tenant with ClusterRole `edit` in its namespace tries every way to request a GPU. Each is charged or rejected."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,9 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose quota ConfigMap has the `gpu_units` (values of GPU resources) of this module."""
+    """An installation whose quota ConfigMap has the key `gpu_units` (values of GPU resources) with the text in this
+    module.
+    """
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
         # A webhook may be ready before it has listed the RuntimeClasses, which these tests need.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
@@ -47,7 +49,7 @@ def runtime_classes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callable[..., tuple[str, Cluster]]]:
-    """Return a function that creates a namespace with a quota entry, and returns it with a client of its tenant."""
+    """A function that creates a namespace with a quota entry, and returns the namespace with a client of its tenant."""
     teams = []
 
     def enter(**entry: object) -> tuple[str, Cluster]:
@@ -63,7 +65,7 @@ def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callab
 
 
 def say_worth(own: Installation, cards: str) -> None:
-    """Set the value of one shared card, and return when every replica uses the value."""
+    """Set the value of one shared card in the quota ConfigMap, and return when every replica uses the value."""
     manifest = own.quota.manifest(json.dumps(own.quota.document()))
     manifest["data"]["gpu_units"] = UNITS % cards
     stored = own.cluster.rest.send("PUT", own.quota.path, manifest).ok()
@@ -88,7 +90,10 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
 def test_every_resource_of_the_tables_is_charged_and_pinned(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
 ) -> None:
-    """A pod is admitted, charged and pinned. Nine times the amount exceeds the limit, so that pod is rejected."""
+    """A pod requests an amount of one GPU resource. It is admitted, charged and pinned.
+
+    Another pod requests nine times the amount, which exceeds the limit. It is rejected.
+    """
     namespace, tenant = join()
     stored = tenant.create(named(vcuda_pod(limits), namespace))
     assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
@@ -225,8 +230,10 @@ def test_a_field_that_gives_no_more_than_is_charged_is_admitted(
 def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """A pod with a claim is admitted if the API server serves claims, because the claim itself is charged. An older API
-    server drops the field of the pod.
+    """A pod with a claim is created. If the API server serves claims, the pod is admitted, because the claim itself is
+    charged.
+
+    An older API server drops the field of the pod, or the webhook rejects the pod. The pod is never charged.
     """
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
@@ -239,8 +246,9 @@ def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
 def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """The replicas use the new value for the next pod. The controller counts the stored pods again even without a new
-    pod.
+    """The value of a unit is edited in the quota ConfigMap. The replicas charge the next pod by the new value.
+
+    The controller counts the stored pods by the new value, even if no new pod is created.
     """
     namespace, tenant = join()
     tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))

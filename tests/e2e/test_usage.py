@@ -1,4 +1,6 @@
-"""The reports of a namespace's usage: ConfigMap gpu-quota-usage, metrics, and `kubectl gpuquota` by a real kubectl."""
+"""The reports of a namespace's usage: ConfigMap gpu-quota-usage, metrics, and `kubectl gpuquota` with a
+real kubectl.
+"""
 
 import json
 import os
@@ -38,7 +40,7 @@ from vcuda.quota.terms import USAGE_LABELS
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
-"""Most of these tests create no node, so the report may have this warning."""
+"""A warning of the usage report. It may occur in most of these tests, because they create no node."""
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
@@ -53,7 +55,7 @@ Plugin = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """Return a function that runs `kubectl gpuquota …`. PATH has the plugin, and the kubeconfig's context has no
+    """A function that runs `kubectl gpuquota …`. The plugin is on PATH, and the kubeconfig's context names no
     namespace.
     """
     assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
@@ -80,7 +82,7 @@ def is_filled(report: Json) -> bool:
 
 
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
-    """Create three pods on M40 with half a card, two cards and one card. Wait until the pods are counted."""
+    """Create three pods on M40: with half a card, two cards and one card. Wait until the ledger counts them."""
     for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
         cluster.create(on_m40(pod))
     await_committed(installation, namespace, M40=350)
@@ -101,7 +103,10 @@ def test_the_usage_lists_every_model_with_its_pods_largest_first(
 def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
     cluster: Cluster, controller: ControllerProcess, led_team: Callable[[Json], str], gpuquota: Plugin
 ) -> None:
-    """In every published report, used, reserved and available cards add up to the limit."""
+    """A replica holds a reservation. In every published report, used, reserved and available cards add up to the limit.
+
+    After the replica has released the reservation, no card is reserved.
+    """
     crowded, seen = led_team({"quota": {"M40": 400}}), list[Json]()
 
     def is_reserved(report: Json) -> bool:
@@ -141,9 +146,10 @@ def test_nothing_is_reserved_when_only_three_pods_are_created(
 def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
-    """Two pods were created before the quota, and were not charged. One pod runs on a node, which determines its model.
+    """Two pods were created before the quota, and were not charged. Both are reported.
 
-    The other pod is not bound and has no model.
+    One pod runs on a node. It is charged as soon as the node has a model label. The other pod is not bound and has no
+    model.
     """
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
@@ -166,8 +172,9 @@ def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model
 def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
     cluster: Cluster, installation: Installation, create_node: Callable[..., str]
 ) -> None:
-    """The pod is charged when its node gets a model label. When that label changes, the charge changes to the new
-    model.
+    """A pod that is not pinned runs on a node. It is charged when its node gets a model label.
+
+    When that label changes, the charge changes to the new model.
     """
     node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
@@ -182,7 +189,7 @@ def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
 
 @pytest.fixture
 def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace in a cluster in which the policy that protects usage reports is in effect."""
+    """A namespace. The policy that protects usage reports is in effect in the cluster."""
     manifest = str(MANIFESTS / "usage-policy.yaml")
     cluster.kubectl("apply", "-f", manifest)
     probe = report_of(namespace, "")
@@ -193,7 +200,7 @@ def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
 
 
 def report_of(namespace: str, told: str) -> Json:
-    """Return a forged usage report of a tenant, with the labels that the controller sets."""
+    """Return a usage report that a tenant forges, with the labels that the controller sets."""
     metadata = {"namespace": namespace, "name": USAGE, "labels": USAGE_LABELS}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"usage.json": told}}
 
@@ -245,7 +252,8 @@ def test_the_plugin_shows_all_namespaces(
 def test_a_real_kubectl_runs_the_single_file_of_a_release(
     cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The single file of a release runs in a Python without other packages.
+    """The plugin of a release is a single file. It runs with a real kubectl, and with a Python that has no other
+    packages.
 
     kubectl finds the plugin on PATH, and the plugin calls the same kubectl.
     """
@@ -267,8 +275,8 @@ def test_a_real_kubectl_runs_the_single_file_of_a_release(
 
 @pytest.mark.usefixtures("controller_manager")
 def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
-    """`kubectl gpuquota why` prints the last rejection of a Deployment, the present decision, and the pod that must
-    end.
+    """A Deployment's pod was rejected. `kubectl gpuquota why` prints the last rejection, the present decision, and the
+    pod that must end.
 
     After that pod has ended, the command succeeds.
     """
@@ -312,7 +320,11 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
 def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Kubernetes before 1.34 does not serve claims. The command then reports each object as refused, and why."""
+    """`kubectl gpuquota explain` reports the decision for a claim, for a template, and for the claims that a pod would
+    get.
+
+    Kubernetes before 1.34 does not serve claims. There the command reports that each object is refused, and why.
+    """
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -347,7 +359,11 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
 def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """HAMi-DRA's webhook creates a claim even in a dry run. The name of the claim is made from the name of the pod."""
+    """Another webhook would create a claim for a pod. `kubectl gpuquota explain` does not send this pod to the API
+    server.
+
+    The reason is that HAMi-DRA's webhook creates a claim even in a dry run.
+    """
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:

@@ -15,11 +15,11 @@ HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"
 API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
 KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
-"""The kinds that can own a rejected pod. A pod of a Deployment is owned by a ReplicaSet."""
+"""The kinds of objects that can own a rejected pod. A pod of a Deployment is owned by a ReplicaSet."""
 
 
 def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 1, pod: Json | None = None) -> Json:
-    """Return a workload with ``replicas`` pods. By default each pod requests one card."""
+    """Return a workload (an object that owns pods) with ``replicas`` pods. By default each pod requests one card."""
     labels = {"app": name}
     template = {"metadata": {"labels": labels}, "spec": (pod or card_pod("", namespace))["spec"]}
     spec: Json = {"selector": {"matchLabels": labels}, "replicas": replicas, "template": template}
@@ -38,7 +38,7 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
 def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
     """Create pods on M40 during the ``with`` statement, at most twenty per second, each with a hundredth of a card.
 
-    A 429 does not count as a failure.
+    A create that is answered with 429 does not count as a failure.
     """
 
     def create(stop: threading.Event) -> None:
@@ -52,8 +52,9 @@ def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
 
 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
-    """Create a workload of every kind, and assert that it is rejected. Assert that it is retried after ``free``
-    releases quota.
+    """Create a workload of every kind in `KINDS`, and assert that its pods are rejected.
+
+    Then call ``free``, which releases quota, and assert that each workload gets its pods.
     """
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]

@@ -14,14 +14,15 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """An API server without objects, in this process."""
+    """A test double of the API server without objects, in the process of the test."""
     return ApiDouble()
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    """A running webhook to which tests send arbitrary input. The limit of open files of this process is raised, because
-    some tests open thousands of connections.
+    """A running webhook to which tests send arbitrary input.
+
+    The limit of open files of the test process is raised, because some tests open thousands of connections.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -32,20 +33,20 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture
 def script() -> Script:
-    """The list of answers that the scripted server gives. A test adds answers to it."""
+    """The answers that the scripted server gives to requests. A test adds answers to the script."""
     return Script()
 
 
 @pytest.fixture
 def server(script: Script) -> Iterator[str]:
-    """The URL of a server that gives the scripted answers."""
+    """The URL of the server that gives the answers of the fixture `script`."""
     with serving(script) as url:
         yield url
 
 
 @pytest.fixture
 def kube(server: str, tmp_path: Path) -> Iterator[Kube]:
-    """A client of the scripted server."""
+    """A client of the server that gives the answers of the fixture `script`."""
     kubeconfig = tmp_path / "kubeconfig"
     write_kubeconfig(kubeconfig, server, {"token": "letmein"})
     kube = Kube.connect(kubeconfig)

@@ -33,7 +33,7 @@ _TRACES = (b"Traceback", b'File "', b"<html")
 
 
 class Answer(NamedTuple):
-    """A parsed HTTP answer with a valid form."""
+    """A parsed HTTP answer, after the check that its form is valid."""
 
     status: int
     head: bytes
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 @dataclass
 class Target:
-    """The attacked server, and a client that keeps its connection open as the API server does."""
+    """The webhook under attack, and a client that keeps its connection open as the API server does."""
 
     server: WebhookProcess
     kept: HTTPSConnection
@@ -62,8 +62,9 @@ class Target:
                 connection.close()
 
     def assert_kept(self, used: socket.socket | None) -> None:
-        """Assert that the server has not closed the kept connection. http.client would silently open a new
-        connection.
+        """Assert that the server has not closed the connection that the client keeps open.
+
+        If the connection were closed, http.client would silently open a new one.
         """
         assert used is not None
         assert self.kept.sock is used
@@ -79,11 +80,11 @@ class Target:
         return raw
 
     def shake_hands(self, receive_buffer: int | None = None) -> ssl.SSLSocket:
-        """Return a new connection to the server after a TLS handshake."""
+        """Open a connection to the server, do the TLS handshake, and return the connection."""
         return self.server.tls.wrap_socket(self.open(receive_buffer), server_hostname="127.0.0.1")
 
     def note_memory(self, when: str) -> int:
-        """Print and return the resident memory of the webhook's worker process in MiB."""
+        """Print the resident memory of the webhook's worker process in MiB, and return it."""
         now = self.memory("VmRSS")
         print(f"resident memory {when}: {now} MiB")
         return now
@@ -115,7 +116,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
 
 
 def for_a_while(share: float, test: Callable[[], object]) -> int:
-    """Run a test repeatedly for a part of the fuzzing time, and at least once. Return the number of runs."""
+    """Run a test repeatedly for its part of the fuzzing time, and at least once. Return the number of runs."""
     end, times = time.monotonic() + share * SECONDS, 0
     while times == 0 or time.monotonic() < end:
         test()
@@ -124,13 +125,14 @@ def for_a_while(share: float, test: Callable[[], object]) -> int:
 
 
 def assert_harmless(reply_body: bytes) -> None:
-    """Assert that an answer exposes no internals of the server."""
+    """Assert that an answer shows no stack trace or other internals of the server."""
     assert not [trace for trace in _TRACES if trace in reply_body]
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return the received bytes, and True if the server has closed the connection or False if the server waits for
-    input.
+    """Return the received bytes, and whether the server has closed the connection.
+
+    False means that the server keeps it open and waits for more input.
     """
     data = b""
     try:

@@ -57,7 +57,7 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 
 def peak() -> int:
-    """Return the peak memory of this process in MiB."""
+    """Return the peak memory of this process so far, in MiB."""
     # A new program inherits the maximum of its parent process, which getrusage() would return. So this function reads
     # VmHWM.
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
@@ -66,7 +66,7 @@ def peak() -> int:
 
 
 def main() -> None:
-    """Read the LIST, and print the figures."""
+    """Read the LIST that the arguments name, and print the growth of the peak memory and the number of objects."""
     kube = Kube.connect(Path(sys.argv[1]))
     before = peak()
     read = READERS[sys.argv[2]](kube)

@@ -1,4 +1,4 @@
-"""Serving certificates of one CA, and two ways to replace the files of a certificate."""
+"""Serving certificates of one CA, and two functions that replace the files of a certificate in different ways."""
 
 import shutil
 import ssl
@@ -28,7 +28,7 @@ def write_plainly(directory: Path, leaf: Signed) -> None:
 
 
 def write_as_kubelet(directory: Path, leaf: Signed) -> None:
-    """Swap ``..data`` and remove its former directory, as kubelet's AtomicWriter does."""
+    """Replace the link ``..data`` in one step, and remove its former directory, as the kubelet's AtomicWriter does."""
     version = directory / f"..2026_11_21_08_00_00.{next(VERSIONS)}"
     version.mkdir(parents=True)
     write_plainly(version, leaf)

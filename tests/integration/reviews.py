@@ -27,12 +27,12 @@ def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json
 
 
 def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
-    """Return a pod that requests whole cards of gpu-manager."""
+    """Return a pod that requests whole cards by the resources of gpu-manager."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": 100 * cards})
 
 
 def on_m40(pod: Json) -> Json:
-    """Return the pod with a node selector for this model."""
+    """Return the pod with a node selector for the model M40."""
     return {**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}}
 
 
@@ -42,7 +42,9 @@ def pinned(pod: Json) -> Json:
 
 
 def review_of(manifest: object, **fields: object) -> Json:
-    """Return the AdmissionReview for the creation of ``manifest``. ``fields`` replace fields of its request."""
+    """Return the AdmissionReview for the creation of ``manifest``. ``fields`` replace fields of the
+    review's request.
+    """
     metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
     named = metadata if isinstance(metadata, dict) else {}
     request = {
@@ -61,8 +63,8 @@ def review_of(manifest: object, **fields: object) -> Json:
 
 
 def patched(pod: Json, response: Json) -> Json:
-    """Return the pod after the patch of the webhook's answer. A library that the webhook does not use applies the
-    patch.
+    """Return the pod after the JSON Patch in the webhook's answer. The patch is applied by a library that the webhook
+    does not use.
     """
     if "patch" not in response:
         return pod

@@ -1,4 +1,7 @@
-"""Runs a reflector (a LIST and watch of one kind of objects) for a number of attempts, instead of an endless thread."""
+"""Runs a reflector (a cache of one kind of objects, kept current by a watch) for a number of attempts.
+
+In our programs the reflector runs in an endless thread instead.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,13 +27,15 @@ class Thing(msgspec.Struct, frozen=True):
 
 
 def thing(raw: bytes) -> int | None:
-    """Decode an object to its value. The value 0 gives None, so that the reflector does not keep the object."""
+    """Decode an object to its integer value. The value 0 is decoded to None, so that the reflector does not keep the
+    object.
+    """
     return msgspec.json.decode(raw, type=Thing).value or None
 
 
 @dataclass
 class Rounds:
-    """Replaces the reflector's sleep. It records each delay, and ends the reflector after ``limit`` delays."""
+    """Replaces the sleep of the reflector. It records each delay, and ends the reflector after ``limit`` delays."""
 
     limit: int
     delays: list[float] = field(default_factory=list)
@@ -42,8 +47,9 @@ class Rounds:
 
 @dataclass
 class Run:
-    """The result of a test run: a reflector that has ended after ``rounds.limit`` attempts, and the events that it
-    reported.
+    """The result of a test run of a reflector.
+
+    The reflector has ended after ``rounds.limit`` attempts. The result also has the events that it reported.
     """
 
     reflector: Reflector[int]

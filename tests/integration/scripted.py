@@ -23,8 +23,8 @@ class Answer:
     headers: Mapping[str, str] | None = None
 
     def render(self) -> kmock.Payload:
-        """Return the answer as kmock's response. The status is always set, because otherwise kmock repeats the status
-        of the previous answer.
+        """Return the answer in kmock's form. The HTTP status is always set, because otherwise kmock repeats the
+        previous one.
         """
         response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock's __all__ lacks Response
             status=self.status, headers=self.headers, payload=self.payload
@@ -34,12 +34,14 @@ class Answer:
 
 @dataclass
 class Script:
-    """The answers of the server, in the order in which they are given. ``seen`` has all answered requests.
+    """The scripted answers of the server, in the order in which they are given.
 
-    ``watches`` are the answers to watch requests. When no such answer is left, a watch stays open and silent.
-    ``streams`` are the answers to watches that request initial events (streamed lists). When no such answer is left,
-    the watch is rejected, as by a server that does not stream lists, and ``refused_streams`` counts it. ``answers`` are
-    the answers to all other requests.
+    ``seen``: all answered requests.
+    ``watches``: the answers to watch requests. When no such answer is left, a watch stays open and silent.
+    ``streams``: the answers to watches that request initial events (streamed lists). When none is left, the server
+    rejects the watch, as a server without streamed lists does.
+    ``refused_streams``: the number of these rejections.
+    ``answers``: the answers to all other requests.
     """
 
     answers: deque[Answer] = field(default_factory=deque)
@@ -61,14 +63,14 @@ class Script:
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Return each request in a short form: ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch
+        """Return a short form of each request: ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch
         starts.
         """
         return [in_short(request) for request in self.seen]
 
 
 def in_short(request: kmock.Request) -> str:
-    """Return the short form of one request; see ``asked``."""
+    """Return the short form of one request, as in the result of ``asked``."""
     if "watch" not in request.params:
         return "LIST"
     return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
@@ -104,8 +106,9 @@ def serving(script: Script) -> Iterator[str]:
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
-    """Write a kubeconfig, as JSON, with one context. ``way`` has additional fields of the cluster, for example a
-    proxy.
+    """Write a kubeconfig, as JSON, with one context.
+
+    ``way``: additional fields of the cluster in it, for example a proxy.
     """
     document = {
         "apiVersion": "v1",
@@ -119,7 +122,7 @@ def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapp
 
 
 def status(code: int, message: str) -> Answer:
-    """Return an error answer with an object of kind Status, as the API server writes it."""
+    """Return an HTTP error answer whose body is an object of kind Status, as the API server writes it."""
     return Answer(status_object(code, message), status=code)
 
 
@@ -146,7 +149,7 @@ def item(name: str, version: int, uid: str = "", **fields: object) -> dict[str, 
 
 
 def event(kind: str, subject: Mapping[str, object]) -> bytes:
-    """Return one line of a watch."""
+    """Return one line of a watch, which has one event."""
     return json.dumps({"type": kind, "object": subject}).encode() + b"\n"
 
 
@@ -162,7 +165,7 @@ def initial_events_end(version: int) -> bytes:
 
 
 def tear(request: kmock.Request) -> None:
-    """Close the connection in the middle of an answer."""
+    """Close the client's connection in the middle of an answer."""
     raw = request._raw_request
     assert raw is not None
     assert raw.transport is not None
@@ -170,21 +173,21 @@ def tear(request: kmock.Request) -> None:
 
 
 def torn(*lines: bytes) -> Answer:
-    """Return an answer whose connection breaks after ``lines``."""
+    """Return an answer to a watch. Its connection breaks after these ``lines``."""
     return stream(*lines, tear)
 
 
 async def forever() -> None:
-    """Keep the answer open, and send nothing more until the client disconnects."""
+    """Keep the connection of an answer open, and send nothing more until the client disconnects."""
     await asyncio.Event().wait()
 
 
 SILENT: kmock.Payload = (b"\n", forever)
-"""An answer with headers and no body. Its connection stays open."""
+"""An answer that sends its headers and one empty line. Its connection stays open."""
 
 NOT_STREAMED = status(
     422,
     'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch '
     "unless the WatchList feature gate is enabled",
 )
-"""The answer of an API server whose feature gate WatchList is off, for example 1.30."""
+"""The answer to a streamed list of an API server whose feature gate WatchList is off, as in Kubernetes 1.30."""

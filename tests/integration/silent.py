@@ -1,4 +1,4 @@
-"""A test double of an API server that hangs: it answers the request for its version, and no other request."""
+"""A test double of an API server that hangs. It answers the request for its version, and no other request."""
 
 import socket
 import threading
@@ -49,13 +49,13 @@ class Silence:
                 raise TimeoutError(f"no request for {path}, only for {sorted(self._held)}")
 
     def hang_up(self, path: str) -> None:
-        """Close the connections of clients that have requested ``path``."""
+        """Close the connections of those clients that have requested ``path``."""
         with self._changed:
             for near in self._held.pop(path):
                 near.close()
 
     def close(self) -> None:
-        """Close all connections, and stop listening."""
+        """Close all connections of the server, and stop listening."""
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join()
         self._listener.close()

@@ -1,4 +1,5 @@
-"""Each alert of the component prometheus fires with the metrics of its situation, and is silent with similar metrics.
+"""Each alert of the component prometheus fires with the metrics of its situation. It is silent with similar metrics.
+
 promtool evaluates the rules.
 """
 
@@ -52,8 +53,9 @@ Series = Mapping[str, str]
 
 
 class Case(NamedTuple):
-    """The test cases of one alert. Each case is a set of metric series. The alert must fire with some of the sets, and
-    must be silent with the others.
+    """The test cases of one alert, each a set of metric series.
+
+    The alert must fire with some of the sets, and must be silent with the others.
     """
 
     firing: Sequence[Series]
@@ -156,7 +158,7 @@ def situations() -> list[object]:
 
 
 def promtool() -> str:
-    """Return the path of promtool. The test is skipped if promtool is not installed."""
+    """Return the path of promtool. If promtool is not installed, skip the test."""
     found = shutil.which("promtool")
     if found is None:
         pytest.skip("no promtool on PATH: install Debian's package prometheus")

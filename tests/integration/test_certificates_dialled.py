@@ -1,6 +1,4 @@
-"""`vcuda-certs` and the controller read, by real TLS, the serving certificate (leaf) that an endpoint presents, whoever
-issued it.
-"""
+"""`vcuda-certs` and the controller connect to an endpoint by TLS to read its serving certificate, whoever issued it."""
 
 import socket
 import ssl
@@ -62,7 +60,10 @@ def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
 
 
 def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server accepts the connection and sends nothing."""
+    """A server accepts the connection and sends nothing. The attempt to read its certificate ends after a timeout.
+
+    The certificate of another server is read all the same.
+    """
     monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -71,7 +72,7 @@ def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch
 
 
 def of_version_6(leaf: Signed) -> bytes:
-    """Return a PEM certificate with a version number that does not exist. OpenSSL still serves such a certificate."""
+    """Return a PEM certificate whose X.509 version number does not exist. OpenSSL still serves this certificate."""
     content = leaf.certificate.public_bytes(Encoding.DER)
     version_3, version_6 = bytes.fromhex("a003020102"), bytes.fromhex("a003020105")
     assert content.count(version_3) == 1
@@ -79,7 +80,10 @@ def of_version_6(leaf: Signed) -> bytes:
 
 
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
-    """Such a certificate must not stop `vcuda-certs` or the leading controller."""
+    """An endpoint serves a certificate that cannot be read. It is handled like an endpoint that does not answer.
+
+    Such a certificate must not stop `vcuda-certs` or the leading controller.
+    """
     (tmp_path / "tls.crt").write_bytes(of_version_6(LEAF))
     (tmp_path / "tls.key").write_bytes(LEAF.key_pem())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -93,8 +97,9 @@ def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_pat
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
-    """Return a certificate watch of a Service with these endpoints, each in its own EndpointSlice. The cluster also has
-    an EndpointSlice of another Service.
+    """Return a certificate watch of a Service with these endpoints, each in its own EndpointSlice.
+
+    The cluster also has an EndpointSlice of another Service.
     """
     for number, address in enumerate(addresses):
         store_slice(api, f"vcuda-webhook-{number}", "vcuda-webhook", address)
@@ -104,7 +109,7 @@ def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
 
 
 def store_slice(api: ApiDouble, name: str, service: str, address: str) -> None:
-    """Store an EndpointSlice with this address, and another address that is not ready."""
+    """Store an EndpointSlice with this address. It also has a second address, which is not ready."""
     host, _, port = address.rpartition(":")
     found = {
         "metadata": {"labels": {"kubernetes.io/service-name": service}},

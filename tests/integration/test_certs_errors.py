@@ -1,4 +1,4 @@
-"""`vcuda-certs rotate` and `status` when requests to the API server fail."""
+"""Tests of `vcuda-certs rotate` and `status` with requests to the API server that fail."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
-"""The time at which pytest collects the tests. The dates in the server's answers may be minutes later."""
+"""The time at which pytest collects the tests. The dates in the scripted answers may be minutes later."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.37.2"})
@@ -73,8 +73,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
 def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: Path, command: str) -> None:
-    """If the CA and the serving certificate were in one Secret, the webhook, which mounts it, could read the CA's
-    key.
+    """The CA and the serving certificate are configured to be in one Secret. `vcuda-certs` rejects that.
+
+    The webhook mounts the Secret of the serving certificate, so it could read the CA's key.
     """
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
@@ -100,7 +101,10 @@ def test_an_answer_that_is_not_json_is_quoted(script: Script, kubeconfig: Path) 
 def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     script: Script, store: ClusterStore, off: timedelta
 ) -> None:
-    """With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet."""
+    """The local clock differs from the API server's clock. `vcuda-certs` stops with an error and changes nothing.
+
+    With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet.
+    """
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
@@ -109,8 +113,9 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
-    """If the rotation missed an endpoint, that endpoint could still serve a certificate whose CA is no longer
-    trusted.
+    """The EndpointSlices of the Service are listed in several pages. The rotation reads the endpoints of all pages.
+
+    If it missed an endpoint, that endpoint could still serve a certificate whose CA is no longer trusted.
     """
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
@@ -141,8 +146,10 @@ def configuration(
 def test_a_configuration_without_our_label_is_never_written_and_is_reported_with_the_command(
     script: Script, store: ClusterStore
 ) -> None:
-    """The rotation must notice a webhook configuration of ours without the label. Otherwise its caBundle would stay
-    unchanged when the CA changes, and its calls would fail.
+    """A webhook configuration of ours lost its label. The rotation does not write it, and reports it with the repair
+    command.
+
+    If the rotation did not notice it, its caBundle would stay unchanged when the CA changes. Then its calls would fail.
     """
     items = [
         configuration("vcuda-quota", LABELS),
@@ -161,8 +168,9 @@ def test_a_configuration_without_our_label_is_never_written_and_is_reported_with
 
 
 def test_a_configuration_that_another_tool_manages_is_still_read(script: Script, store: ClusterStore) -> None:
-    """`status` must report whether the caBundles of this configuration trust the served certificates. The rotation
-    never writes this configuration.
+    """Another tool manages a webhook configuration. `status` reads it, and the rotation never writes it.
+
+    `status` must report whether the caBundles of this configuration trust the served certificates.
     """
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
@@ -174,7 +182,7 @@ def test_a_configuration_that_another_tool_manages_is_still_read(script: Script,
 
 
 class Failing(World):
-    """A store of Secrets and webhook configurations whose next requests fail."""
+    """A store of Secrets and webhook configurations. The next requests to it fail."""
 
     faults: list[Exception]
 
@@ -212,7 +220,10 @@ def test_after_many_failures_in_a_row_the_run_ends_with_the_error() -> None:
 def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_reported(
     policy: RotationPolicy,
 ) -> None:
-    """The caBundle was emptied, so the rotation tries to write the configuration."""
+    """RBAC forbids writes of a webhook configuration whose caBundle was emptied. The rotation reports the failed write.
+
+    It still renews the certificates.
+    """
     world = healthy(timedelta())
     world.put_hooks(0, bundle=())
     empty = world.state.configurations[0]
@@ -241,7 +252,7 @@ def test_a_write_that_the_api_server_rejects_is_distinguished(script: Script, st
 def test_a_run_whose_steps_are_always_reverted_ends() -> None:
     class Undone(World):
         def write(self, write: Write) -> None:
-            """Ignore the write, as if another client reverted it at once."""
+            """Ignore the write, as if another client had reverted it at once."""
 
     world = Undone(State())
     steps: list[object] = []

@@ -1,5 +1,6 @@
-"""The Helm chart renders the same objects as kustomize. Wrong values are rejected before anything is applied, and the
-message names the value.
+"""The Helm chart renders the same objects as kustomize.
+
+Wrong values are rejected before anything is applied, and the message names the value.
 """
 
 import itertools
@@ -31,7 +32,7 @@ NEEDS = {
     "delete-beyond-budget": "enforce-audit",
     "node-host-pid": "node-agent-hami",
 }
-"""Components that the chart accepts only together with another component."""
+"""Components of the chart that are accepted only together with another component, by name."""
 ROOT = CHART.parents[1]
 EXCLUDED = ({"node-agent-gpu-manager", "node-agent-nvidia-vcuda"}, {"hami", "scheduler"})
 
@@ -57,7 +58,7 @@ def objects(text: str) -> dict[Identity, Json]:
 
 
 def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    """Return the objects that helm applies, without the objects of hooks."""
+    """Return the objects that helm applies. The objects of hooks are left out."""
     return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
 
 
@@ -88,7 +89,7 @@ def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str,
 
 
 def test_the_commands_of_the_page_render() -> None:
-    """Every `helm` command of docs/install.md renders, for example the command with HAMi, cert-manager and
+    """Every `helm` command of docs/install.md renders the chart, including the one with HAMi, cert-manager and
     Prometheus.
     """
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
@@ -107,7 +108,9 @@ def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
 
 
 def test_the_templates_are_those_of_the_manifests() -> None:
-    """If this test fails, run `make chart`, which writes the templates."""
+    """The templates in the chart are exactly those that `make chart` writes from the manifests. If not, run `make
+    chart`.
+    """
     written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
     generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
     assert generated == templates()
@@ -322,7 +325,7 @@ def test_the_values_of_the_page_reach_its_objects() -> None:
 
 
 OTHER_NAMES = Names("gpu-parts", "gpu-books", "gpu-agents", "gpu-limits", "cards")
-"""Other names than those of the manifests."""
+"""Names of namespaces and of the quota ConfigMap that differ from the names in the manifests."""
 NAMED = (
     f"namespaces.system={OTHER_NAMES.system}",
     f"namespaces.ledgers={OTHER_NAMES.ledgers}",
@@ -335,13 +338,13 @@ OF_OTHERS = re.compile(
     r"|^vcuda-quota(-dashboard|-viewer|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
     r"|the controller of vcuda-quota: |ValidatingWebhookConfiguration vcuda-quota;|kubectl gpuquota"
 )
-"""Texts that contain the name of a namespace by chance, and are the same in every installation."""
+"""Texts that contain the name of a namespace by chance. They are the same in every installation."""
 NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
-"""Keys whose value ``vcuda-quota`` is the name of an object that is not a namespace."""
+"""Mapping keys under which the text ``vcuda-quota`` is the name of another object than a namespace."""
 
 
 def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each string in a manifest, together with the mapping key under which it is."""
+    """Yield each string in a manifest, with the mapping key to which it belongs."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from texts(each, name)
@@ -353,7 +356,9 @@ def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, 
 
 
 def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
-    """Return the texts that contain the default name of a namespace or of the quota ConfigMap."""
+    """Return those texts of the rendered objects that contain the default name of a namespace or of the quota
+    ConfigMap.
+    """
     others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
     named = [
         (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))
@@ -382,7 +387,9 @@ def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_
 
 
 def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
-    """Check the comparison itself: it fails if a template of the chart is changed."""
+    """A template in a copy of the chart is changed. The comparison of the chart with the manifests reports the
+    difference.
+    """
     chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
     file = chart / "templates" / "workloads.yaml"
     file.write_text(file.read_text().replace("--drain-seconds=5", "--drain-seconds=6"))

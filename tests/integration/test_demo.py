@@ -1,4 +1,4 @@
-"""``python -m examples.demo``, as ``make demo`` runs it."""
+"""Tests of ``python -m examples.demo``, as ``make demo`` runs it."""
 
 import subprocess
 import sys
@@ -22,8 +22,8 @@ def output() -> str:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """Return the rows of the printed table. A row has the line of a pod or claim, and the lines with details below
-    it.
+    """Return the rows of the printed table. A row consists of the line of a pod or claim, and of the lines with details
+    below it.
     """
     table = output.partition("NAME ")[2].splitlines()[1:]
     found: dict[str, list[str]] = {}
@@ -72,7 +72,7 @@ def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
 
 
 def test_the_demo_leaves_no_server_running(output: str) -> None:
-    """The demo has stopped its server: the address of the server refuses connections."""
+    """After the demo has ended, no server of it runs: the address of its server refuses connections."""
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]

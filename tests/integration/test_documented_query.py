@@ -15,7 +15,7 @@ WAITING = 'jobs_waiting{namespace="team-a"}'
 
 
 def value_of(expression: str, series: dict[str, float], expected: float, directory: Path) -> str:
-    """Return the error text of promtool. It is empty if the expression has the expected value."""
+    """Return the error text of promtool; empty if the expression has the expected value."""
     program = shutil.which("promtool")
     if program is None:
         pytest.skip("no promtool on PATH: install Debian's package prometheus")
@@ -33,8 +33,8 @@ def value_of(expression: str, series: dict[str, float], expected: float, directo
 
 
 def quota(limit: float, used: float) -> dict[str, float]:
-    """Return the metric series of the leading controller, and the series that a former leader still has for some
-    minutes.
+    """Return the metric series of the leading controller, and the series that a former leader leaves for
+    some minutes.
     """
     leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
     names = {"vcuda_quota_limit_cores": limit, "vcuda_quota_used_cores": used}

@@ -1,5 +1,6 @@
-"""Two controllers that compete for the Lease never lead at the same time, whatever the outcomes of their calls. The
-tests run in virtual time.
+"""Two controllers compete for the Lease. They never lead at the same time, whatever the outcomes of their calls.
+
+The tests run in virtual time.
 """
 
 import heapq
@@ -19,8 +20,9 @@ from vcuda.errors import Unavailable, VcudaError
 
 
 class World:
-    """A virtual clock for several threads, of which one runs at a time. When a thread sleeps, the thread with the
-    earliest wake-up time runs.
+    """A virtual clock for several threads, of which only one runs at a time.
+
+    When a thread sleeps, the thread with the earliest wake-up time runs.
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,7 @@ class World:
         self.at(self.now, lambda: self._wait_for(thread.start))
 
     def run(self) -> None:
-        """Run the threads until all have ended. If a thread raised an exception, raise it again."""
+        """Run the threads of the world until all have ended. If a thread raised an exception, raise it again."""
         while self._due:
             self.now, _, action = heapq.heappop(self._due)
             action()
@@ -64,21 +66,23 @@ class World:
 
 
 FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
-"""The possible outcomes of a call. ``late``: the call arrives after its sender has given up. ``write lost``: reads
-arrive, and writes do not.
+"""The possible outcomes of a call to the API server.
+
+``late``: the call arrives after its sender has given up. ``write lost``: reads arrive, and writes do not.
 """
 
 
 class Phase(NamedTuple):
-    """A number of consecutive calls that have the same outcome."""
+    """A number of consecutive calls to the API server that have the same outcome."""
 
     fate: str
     calls: int
 
 
 class Life(NamedTuple):
-    """One candidate for the Lease: the outcomes of its calls, and the times of its start and stop, in units of the
-    lease duration.
+    """One candidate for the Lease: the outcomes of its calls, and the times of its start and stop.
+
+    The times are multiples of the lease duration.
     """
 
     phases: tuple[Phase, ...]
@@ -87,7 +91,7 @@ class Life(NamedTuple):
 
 
 class Network:
-    """The connection of one candidate to the API server. It delays or loses calls as the test says."""
+    """The connection of one candidate to the API server. It delays or loses calls as the test requires."""
 
     def __init__(self, world: World, phases: Iterable[Phase]) -> None:
         self._world = world
@@ -127,7 +131,7 @@ def _ignoring_refusal(effect: Effect) -> None:
 
 
 class _Through(ApiDouble):
-    """A client of the shared API server that uses the connection of one candidate."""
+    """A client of the API server. It uses the connection of one candidate for the Lease."""
 
     def __init__(self, shared: ApiDouble, network: Network) -> None:
         super().__init__()
@@ -140,7 +144,7 @@ class _Through(ApiDouble):
 
 
 class Election:
-    """Two candidates for one Lease. ``leaders`` are the candidates that act as the leader at the moment."""
+    """Two candidates for one Lease. ``leaders``: the candidates that act as the leader at this moment."""
 
     def __init__(self, timing: LeaseTiming, horizon: float) -> None:
         self.world = World()
@@ -203,7 +207,10 @@ def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: 
 @pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
-    """The calls of the leader first fail at once, and later time out."""
+    """The leader loses its connection: its calls first fail at once, and later time out.
+
+    It has stopped leading before the other candidate leads.
+    """
     cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))

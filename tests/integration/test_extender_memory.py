@@ -1,5 +1,6 @@
-"""The memory that the scheduler extender needs while it receives several of the largest bodies at once. The extender
-runs as a separate process, so that its memory can be measured.
+"""The memory that the scheduler extender needs while it receives several of the largest bodies at once.
+
+The extender runs as a separate process, so that its memory can be measured.
 """
 
 import itertools
@@ -28,16 +29,19 @@ from vcuda.tls import ServingCertificate
 
 SENDERS = 8
 CAUTIOUS, LARGEST = 128, 640
-"""The maximum memory in MiB. An idle process takes 72 MiB. The extender keeps one of the largest bodies at a time, and
-an answer that may be as large.
+"""Two bounds of the extender's memory in MiB. The second applies if the scheduler sends the largest bodies.
+
+An idle process takes 72 MiB. The extender keeps one of the largest bodies at a time, and an answer that may be as
+large.
 """
 
 HEAD, END = b'{"Pod":{},"Nodes":{"items":[', b"{}]}}"
 NODE = b'{"metadata":{"annotations":{"about":"' + b"n" * 2**16 + b'"},"name":"node-%08d"}},'
 PRIORITIZE = ("POST", "/scheduler/prioritize")
 FEW, SLOW = {0, 413}, {0, 200, 408, 500}
-"""The permitted HTTP statuses. 0 means that the extender closed the connection without an answer, because eight clients
-on one machine may exceed the time limit.
+"""The permitted HTTP statuses of answers. 0 means that the extender closed the connection without an answer.
+
+That may happen because eight clients on one machine may exceed the time limit.
 """
 
 
@@ -63,8 +67,9 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
 
 
 def largest(end: bytes) -> Iterator[bytes]:
-    """Yield the parts of the largest permitted body, with whole nodes as the scheduler sends them. The body is complete
-    only if ``end`` closes its JSON.
+    """Yield the parts of the largest permitted body, with whole nodes as the scheduler sends them.
+
+    With ``end``, the last part closes the JSON. Without it, the body stays incomplete.
     """
     count, rest = divmod(MAX_BODY - len(HEAD) - len(END), len(NODE % 0))
     yield from itertools.chain([HEAD], (NODE % number for number in range(count)), [b" " * rest, end])
@@ -95,7 +100,10 @@ def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_schedu
     answers: set[int],
     most: int,
 ) -> None:
-    """Eight clients send complete or incomplete bodies at once. Before the extender limited its bodies, eight
+    """Eight clients send complete or incomplete bodies of the maximum size at once. The extender's memory stays within
+    its bound.
+
+    It keeps one such body at a time, and only if the scheduler sends it. Before the extender limited its bodies, eight
     incomplete or chunked bodies took 1,278 MiB.
     """
     context = ssl.create_default_context(cafile=tmp_path / "ca.crt")

@@ -55,13 +55,13 @@ def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) 
 
 
 def prioritized(scheduler: Scheduler) -> bool:
-    """Return whether the extender answers a valid call on this connection."""
+    """Return whether the extender answers a valid request of the scheduler on this connection."""
     return post(scheduler, PRIORITIZE, {"Pod": {}})[0] == HTTPStatus.OK
 
 
 @contextmanager
 def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Scheduler]:
-    """Connect with trust in this CA. Present the client certificate of a directory, if one is given."""
+    """Connect to the extender with trust in this CA. Present the client certificate of a directory, if one is given."""
     context = ssl.create_default_context(cafile=str(ca))
     if pair:
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
@@ -71,7 +71,7 @@ def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Schedul
 
 @pytest.fixture
 def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
-    """A connection with the scheduler's client certificate."""
+    """A connection to the extender with the scheduler's client certificate."""
     with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as kept:
         yield kept
 
@@ -80,7 +80,10 @@ def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
 def test_only_the_scheduler_is_answered(
     api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
 ) -> None:
-    """If other clients were answered, anybody who reaches the port could bind any pod to any node."""
+    """Clients with other certificates than the scheduler's, or with none, call the extender. They get no answer.
+
+    Otherwise anybody who reaches the port could bind any pod to any node.
+    """
     shown: dict[str, Path | None] = {
         "nobody": None,
         "the extender itself": tmp_path,
@@ -103,8 +106,10 @@ def test_only_the_scheduler_is_answered(
 def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged(
     extender: Server, scheduler: Scheduler
 ) -> None:
-    """`vcuda-certs` connects in this way to read the certificate. If the extender logged each such connection with a
-    stack trace, other calls would wait for a second.
+    """A client connects, does the TLS handshake, and sends nothing. It delays no other call, and is not logged.
+
+    `vcuda-certs` connects like this to read the certificate. If the extender logged each such connection with a stack
+    trace, other calls would wait for a second.
     """
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):
@@ -114,8 +119,9 @@ def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged
 
 
 class Body:
-    """A request body whose rest arrives when the test permits it. ``begun`` is set when the extender starts to read the
-    body.
+    """A request body whose last part arrives when the test permits it.
+
+    ``begun`` is set when the extender starts to read the body.
     """
 
     def __init__(self) -> None:
@@ -130,7 +136,11 @@ class Body:
 
 
 def test_large_bodies_are_read_one_at_a_time_and_small_ones_concurrently() -> None:
-    """When all large bodies were read at once, eight incomplete bodies took more than a gigabyte."""
+    """The extender gets several large and small bodies at once. It reads large bodies one at a time, and small ones
+    concurrently.
+
+    In an earlier version it read all at once, and eight incomplete large bodies took more than a gigabyte.
+    """
     application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
 
     def call(body: Body, length: int) -> bytes:
@@ -223,7 +233,10 @@ def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
 
 
 def test_an_internal_error_is_reported_and_the_next_request_is_answered(scheduler: Scheduler) -> None:
-    """The extender answers with an HTTP error, so the scheduler retries the pod."""
+    """A call causes an internal error in the extender. The extender logs it and answers the next request.
+
+    It answers the failed call with an HTTP error, so the scheduler retries the pod.
+    """
     status, answer = post(scheduler, "/broken", {})
     assert (status, b"internal error" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
     assert prioritized(scheduler)
@@ -251,7 +264,10 @@ def test_a_renewed_certificate_is_served_only_to_new_connections(
 
 
 def test_a_stop_closes_every_connection(extender: Server, scheduler: Scheduler) -> None:
-    """A replica that no longer leads must not answer on an open connection."""
+    """The extender is stopped while connections are open. It closes all of them.
+
+    A replica that no longer leads must not answer on an open connection.
+    """
     assert prioritized(scheduler)
     assert scheduler.sock is not None
     scheduler.auto_open = 0

@@ -1,5 +1,5 @@
-"""Pods that another webhook changed after /mutate. If /validate admits such a pod, the pod is charged for its whole
-request.
+"""Another webhook changed a pod after /mutate. If /validate admits the pod, the pod is charged for its
+whole request.
 """
 
 import asyncio
@@ -40,7 +40,9 @@ SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-perc
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
 WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
-"""A row of gpu_models: the label value V100 belongs to model P100, and one device of P100 is a quarter of a card."""
+"""A row of `gpu_models`. By it the label value V100 belongs to model P100, and one device of P100 is a quarter of a
+card.
+"""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
 
@@ -52,7 +54,7 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
-    """Return the limits or the requests of one container of the pod."""
+    """Return the limits, or the requests, of one container of the pod."""
     asking = chance.choice(containers(pod))
     asking["resources"] = resources = asking.get("resources") or {}
     kind = chance.choice(["limits", "limits", "requests"])
@@ -62,8 +64,9 @@ def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
 
 
 def terms(pod: Manifest) -> list[Manifest]:
-    """Return the terms of the pod's required node affinity. Without an affinity, return one empty term that is not part
-    of the pod.
+    """Return the terms of the pod's required node affinity.
+
+    If the pod has no affinity, return one empty term that is not part of the pod.
     """
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
@@ -74,7 +77,7 @@ def asks_more(pod: Manifest, chance: random.Random) -> None:
 
 
 def asks_elsewhere(pod: Manifest, chance: random.Random) -> None:
-    """Change a pod: swap the limits and requests of a container."""
+    """Change the pod: swap the limits and the requests of a container."""
     resources = chance.choice(containers(pod)).get("resources") or {}
     resources["limits"], resources["requests"] = resources.get("requests"), resources.get("limits")
 
@@ -97,7 +100,7 @@ def opened(pod: Manifest, chance: random.Random) -> None:
 
 
 def held_otherwise(pod: Manifest, chance: random.Random) -> None:
-    """Change a pod: remove or replace one requirement of a node affinity term."""
+    """Change the pod: remove or replace one requirement of a node affinity term."""
     lines = chance.choice(terms(pod)).get("matchExpressions") or [{}]
     line = chance.choice(lines)
     change = chance.choice(["drop", "operator", "values", "key"])
@@ -115,7 +118,7 @@ def selected_otherwise(pod: Manifest, chance: random.Random) -> None:
 
 
 def reaches_beyond(pod: Manifest, chance: random.Random) -> None:
-    """Change a pod: add a field that gives access to an uncharged GPU, or a field that is similar but harmless."""
+    """Change the pod: add a field that gives access to an uncharged GPU, or a similar field that is harmless."""
     each = chance.choice(containers(pod))
     value = chance.choice(["all", "0", "none", "void", "", None])
     more: list[tuple[Manifest, str, Any]] = [
@@ -134,7 +137,7 @@ def forged(pod: Manifest, chance: random.Random) -> None:
 
 
 def emptied(pod: Manifest, chance: random.Random) -> None:
-    """Change a pod: set a field to null, or remove the field."""
+    """Change the pod: set a field to null, or remove the field."""
     part = chance.choice([pod["spec"], *containers(pod), *terms(pod)])
     key = chance.choice([*part, "none"])
     if chance.random() < 0.5:
@@ -182,7 +185,7 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
 
 
 def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
-    """Send the changed pod to /validate. Assert that the answer is correct, and return the outcome."""
+    """Send the changed pod to /validate. Assert that the answer is correct, and return the outcome of the review."""
     verdict = webhook.validate(stored)
     usage = asyncio.run(webhook.ledgers.usage("team-a"))
     charged = {model: used.used for model, used in usage.items() if used.used.cores or used.used.memory}

@@ -26,9 +26,7 @@ IDLE = 10_000
 SHARE = 0.3
 LARGE = 100 * 2**20
 LATER = 12
-"""The number of half seconds after which the client begins its next request, before the time of the first request is
-over.
-"""
+"""The half second in which the client begins its next request, before the time of the first request is over."""
 
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
@@ -36,13 +34,13 @@ ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
 
 @pytest.fixture
 def crowd() -> Iterator[ExitStack]:
-    """A stack for the connections of a test. All of them are closed after the test."""
+    """A stack of the connections of a test. All of them are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def hello() -> bytes:
-    """Return the first message of a TLS handshake."""
+    """Return the first message of a TLS handshake, the ClientHello."""
     coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(coming, going, server_hostname="webhook").do_handshake()
@@ -83,7 +81,7 @@ def half_a_chunk(target: Target) -> socket.socket:
 
 
 def no_reader(target: Target) -> socket.socket:
-    """Return a connection of a client that sends many requests and reads no answer, until all buffers are full."""
+    """Return the connection of a client that has sent many requests and reads no answer. All buffers are full."""
     connection = target.shake_hands(receive_buffer=2304)
     connection.setblocking(False)
     with suppress(ssl.SSLWantWriteError):
@@ -108,7 +106,9 @@ def test_a_crowd_does_not_delay_good_requests(
 
 
 def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None:
-    """The time limit of a request starts with its first byte. The next request on the same connection gets the full
+    """A request does not arrive within its time limit. The server answers 408.
+
+    The time limit of a request starts with its first byte. So the next request on the same connection gets the full
     time again.
     """
     with target.shake_hands() as connection, ExitStack() as crowd:
@@ -129,7 +129,7 @@ def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None
 
 
 def trickle(connection: ssl.SSLSocket) -> bytes:
-    """Send one more part of a request. Return the bytes that the server sends within half a second."""
+    """Send one more part of a request. Return the bytes that the server sends within the next half second."""
     connection.settimeout(0.5)
     try:
         connection.sendall(b"X: a\r\n")
@@ -139,8 +139,10 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
 
 
 def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, crowd: ExitStack) -> None:
-    """At the bound, the server closes the connections with the oldest incomplete bodies. Valid requests are not
-    affected, because they arrive completely at once.
+    """Many clients send incomplete bodies. At the bound for all of them together, the server closes the oldest
+    connections.
+
+    Valid requests are not affected, because they arrive completely at once.
     """
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
@@ -152,7 +154,7 @@ def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, c
 
 
 def read_beneath(connection: socket.socket) -> None:
-    """Read the raw bytes until the end of the connection. A TLS connection would hide a reset."""
+    """Read the raw bytes of the connection until its end. A TLS connection would hide a reset."""
     while socket.socket.recv(connection, 2**16):
         pass
 
@@ -162,8 +164,10 @@ def read_beneath(connection: socket.socket) -> None:
 def test_ten_thousand_idle_connections_do_not_block_new_clients(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
-    """When the maximum of connections is exceeded, the oldest idle connections are reset. A connection in use is not
-    reset.
+    """Ten thousand clients connect and send nothing. New clients are still served.
+
+    When the maximum of connections is exceeded, the server resets the oldest idle connections. It does not reset a
+    connection in use.
     """
     used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
@@ -184,8 +188,9 @@ def test_ten_thousand_idle_connections_do_not_block_new_clients(
 
 
 def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> None:
-    """One pass of the server's event loop has new connections, and also ends of connections that the server is
-    closing.
+    """Many clients connect, and others leave at the same moment. The server still answers valid requests.
+
+    One pass of the event loop then has new connections, and the ends of connections that the server is closing.
     """
     with ExitStack() as crowd:
         held = [crowd.enter_context(silent(target)) for _ in range(MAX_CONNECTIONS)]
@@ -198,8 +203,9 @@ def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> N
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
 def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
-    """The server reads a part of the rejected body, so that the client gets the answer, and then closes the
-    connection.
+    """A client sends a body of 100 MiB. The server rejects it with an answer, and does not keep the body.
+
+    The server reads a part of the rejected body, so that the client gets the answer. Then it closes the connection.
     """
     before = target.note_memory("before large bodies")
     head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
@@ -224,7 +230,10 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
 
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
-    """Clients of all kinds connect at once. Some of them disconnect, and others first send more bytes."""
+    """Crowds of clients of all kinds connect repeatedly. The memory of the server does not grow with each crowd.
+
+    Some of the clients disconnect at once, and others first send more bytes.
+    """
 
     seen: list[int] = []
 
@@ -251,7 +260,10 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
 
 def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target) -> None:
-    """The memory of a closed connection is freed at once, before the time limit of its incomplete request is over."""
+    """A client closes its connection in the middle of a request. The server frees the memory of the connection at once.
+
+    It does not wait until the time limit of the incomplete request is over.
+    """
 
     def come_and_go() -> None:
         with ExitStack() as stack:
@@ -266,8 +278,9 @@ def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target)
 
 
 def slow_large(target: Target) -> socket.socket:
-    """Return a connection that has sent the part of a large body that the server accepts before it waits for its
-    turn.
+    """Return a connection that has sent the first part of a large body.
+
+    The server accepts this part, and reads the rest only when it is the body's turn.
     """
     connection = target.shake_hands()
     connection.setblocking(False)
@@ -280,8 +293,9 @@ def slow_large(target: Target) -> socket.socket:
 
 @pytest.mark.slow
 def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_200_mib(tmp_path: Path) -> None:
-    """The server reads only a limited part of each large body at first. It also limits the bytes of all incomplete
-    bodies together.
+    """A thousand clients send a part of a large body and stop. The server takes less than 200 MiB of memory.
+
+    It first reads only a limited part of each large body, and also limits the bytes of all incomplete bodies together.
     """
     with under_fire(tmp_path) as target, ExitStack() as crowd:
         for _ in range(1000):
@@ -302,7 +316,11 @@ def large_review() -> bytes:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_concurrent_large_reviews_with_silent_and_slow_clients_take_less_than_200_mib(tmp_path: Path) -> None:
-    """The server answers all large reviews, and the small valid requests that are sent meanwhile."""
+    """Clients send large reviews concurrently, while others are silent or slow. The server takes less than 200 MiB of
+    memory.
+
+    It answers all large reviews, and the small valid requests that are sent meanwhile.
+    """
     review = large_review()
     with under_fire(tmp_path) as target, ExitStack() as crowd, ThreadPoolExecutor(CROWD) as pool:
         for _ in range(1000):

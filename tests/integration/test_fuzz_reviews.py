@@ -48,7 +48,7 @@ def written(value: object) -> str:
 
 
 def places(value: object, here: Place = ()) -> Iterator[Place]:
-    """Yield the path of every nested value in a JSON value."""
+    """Yield the path of every value that is nested in a JSON value."""
     if here:
         yield here
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
@@ -78,7 +78,7 @@ def without(value: Json, key: str | int) -> Json:
 
 @st.composite
 def spoilt_reviews(draw: st.DrawFn) -> bytes:
-    """An AdmissionReview of a valid pod with up to three random changes."""
+    """AdmissionReviews of a valid pod, each with up to three random changes."""
     pod = draw(strategies.pods())
     if draw(st.booleans()):
         pod = with_uid(pinned(pod))
@@ -93,8 +93,9 @@ def spoilt_reviews(draw: st.DrawFn) -> bytes:
 
 
 def must_be_refused(body: bytes) -> bool:
-    """Return whether this review would create a GPU pod in a namespace whose quota is 0. A JSON parser that the webhook
-    does not use reads the review.
+    """Return whether this review would create a GPU pod in a namespace whose quota is 0.
+
+    The review is read by a JSON parser that the webhook does not use.
     """
     try:
         asked = json.loads(body)["request"]
@@ -113,7 +114,9 @@ def must_be_refused(body: bytes) -> bool:
 
 
 def test_the_check_finds_the_reviews_that_must_be_rejected() -> None:
-    """Test the function `must_be_refused`, on which the next test relies."""
+    """The function `must_be_refused` is applied to reviews that must be rejected and to others. It finds exactly the
+    former.
+    """
     pod = vcuda_pod({"nvidia.com/gpu": "1"})
     assert must_be_refused(written(review_of(pod, namespace="full")).encode())
     assert not must_be_refused(written(review_of(pod, namespace="free")).encode())

@@ -1,5 +1,6 @@
-"""Clients send bytes that are not HTTP, or ambiguous HTTP. The server gives each request one answer in JSON, and then
-closes the connection.
+"""Clients send bytes that are not HTTP, or ambiguous HTTP.
+
+The server gives each request one answer in JSON, and then closes the connection.
 """
 
 from collections import Counter
@@ -13,7 +14,9 @@ from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless,
 EXAMPLES = 80
 SHARE = 0.3
 AWHILE = 0.25
-"""Seconds for which a client waits for an answer to half a request. The server waits for the other half."""
+"""Seconds for which a test client waits for an answer to half a request. The server sends none, and waits for the other
+half.
+"""
 
 HOST = b"Host: webhook\r\n"
 JSON_HEADER = b"Content-Type: application/json\r\n"
@@ -32,7 +35,7 @@ def sized(length: int) -> bytes:
 
 
 def upgrade(protocol: bytes) -> bytes:
-    """Return a request that asks to switch to another protocol."""
+    """Return a request that asks the server to switch to another protocol."""
     keys = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHTTP2-Settings: AAMAAABk\r\n"
     asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\n"
     return b"GET /healthz HTTP/1.1\r\n" + HOST + asked + keys + b"\r\n"
@@ -90,7 +93,10 @@ SHAPES = {
 
 @pytest.mark.parametrize(("sent", "wanted"), SHAPES.values(), ids=SHAPES.keys())
 def test_each_request_gets_exactly_its_answers(target: Target, sent: bytes, wanted: list[int]) -> None:
-    """The server never parses bytes of a body as a request, and closes the connection after an error."""
+    """Clients send valid and invalid requests one after another. Each request gets exactly its own answer.
+
+    The server never parses bytes of a body as a request, and closes the connection after an error.
+    """
     with target.shake_hands() as connection:
         connection.sendall(sent)
         data, closed = read_all(connection)
@@ -132,7 +138,7 @@ NOISE = st.one_of(st.binary(max_size=300), PIECES, LENGTHS, WHOLE)
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Random bytes, or valid requests that are cut off, repeated or extended."""
+    """Random bytes, and valid requests that are cut off, repeated or extended."""
     stream = b"".join(draw(st.lists(NOISE, min_size=1, max_size=4)))
     for _ in range(draw(st.integers(0, 4))):
         at, more = draw(st.integers(0, len(stream))), draw(NOISE)

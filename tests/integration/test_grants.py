@@ -1,4 +1,6 @@
-"""Grants (quota for a limited time) in `vcuda-webhook check`, which judges manifests at the current time."""
+"""Grants (quota for a limited time) in the command `vcuda-webhook check`, which judges manifests by the
+current time.
+"""
 
 import json
 import subprocess
@@ -15,7 +17,9 @@ from tests.integration.reviews import card_pod
 def test_check_decides_by_the_present_grants(
     tmp_path: Path, until: str, decision: str, environment: dict[str, str]
 ) -> None:
-    """The command also works if the image has no time zone database."""
+    """`vcuda-webhook check` judges a pod by the grants of the present moment, even without a time zone database in the
+    image.
+    """
     quota, pod = tmp_path / "gpuquota.yaml", tmp_path / "pod.yaml"
     entry = {"quota": {"M40": 1}, "time_zone": "Europe/Berlin", "grants": [{"M40": 1, "until": until}]}
     quota.write_text(json.dumps({"team-a": entry}))

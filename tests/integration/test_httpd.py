@@ -1,5 +1,6 @@
-"""The HTTP server of the controller's status and usage page. No client can use up its threads or memory, or stop the
-process.
+"""The HTTP server of the controller's status and usage pages.
+
+No client can use up its threads or memory, or stop the process.
 """
 
 import socket
@@ -22,7 +23,7 @@ from examples.usage import NOW, Sample, company, model_use, namespace_use
 from tests.waiting import PATIENT
 
 SHORT = 0.3
-"""The time limit of a request, in seconds, in these tests."""
+"""The time limit of an HTTP request in these tests, in seconds."""
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 Serve = Callable[..., Server]
@@ -36,7 +37,7 @@ def hello(_: dict[str, Any], start_response: Respond) -> Iterable[bytes]:
 
 
 class Held:
-    """A WSGI application that waits with its answer until the test permits the answer."""
+    """A WSGI application that delays its answer until the test permits it."""
 
     def __init__(self) -> None:
         self.going = threading.Event()
@@ -69,7 +70,7 @@ def connected(server: Server) -> Iterator[socket.socket]:
 
 
 def said(connection: socket.socket) -> bytes:
-    """Read and return all bytes until the server closes the connection."""
+    """Read all bytes until the server closes the connection, and return them."""
     answer = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(65536):
@@ -142,7 +143,10 @@ def test_bytes_that_are_no_request_get_no_page(running: Serve, line: bytes) -> N
 
 
 def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
-    """The thread that served this client can then serve another connection."""
+    """A client sends a request and does not read the answer. The server closes the connection.
+
+    The thread that served this client then serves another connection.
+    """
     closed = threading.Event()
 
     def endless(_: dict[str, Any], start_response: Respond) -> Iterator[bytes]:
@@ -159,7 +163,11 @@ def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
 
 
 def test_one_connection_too_many_gets_503_and_uses_no_thread(running: Serve) -> None:
-    """Both threads serve a connection, and two more connections wait for a thread. The next connection gets 503."""
+    """All threads serve a connection, and as many more connections wait as may wait. The next connection gets 503 at
+    once.
+
+    No thread is used for that. Here two threads serve, and two more connections wait.
+    """
     held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:
@@ -261,8 +269,9 @@ Show = Callable[..., tuple[Server, Feed]]
 
 @pytest.fixture
 def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    """A function that serves a usage page whose feed (the live updates) has these limits. It returns the server and the
-    feed.
+    """A function that serves a usage page whose feed (the live updates) has these limits.
+
+    It returns the server and the feed.
     """
     with ExitStack() as teardown:
 
@@ -279,7 +288,7 @@ def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
 
 
 def listen(server: Server, since: str) -> socket.socket:
-    """Return a connection that receives the live updates of the page."""
+    """Return a connection that receives the live updates of the usage page."""
     listener = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
     listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return listener

@@ -41,7 +41,7 @@ def names_in(directory: Path) -> list[str]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return the contents of the files in a directory by name."""
+    """Return the contents of the files in a directory, by name of the file."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
 
@@ -57,8 +57,9 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection with these files to a client that checks ``hostname``. Return the bytes that the client
-    receives.
+    """Serve one TLS connection with these files to a client that checks ``hostname``.
+
+    Return the bytes that the client receives from the server.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
@@ -84,8 +85,9 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(directory: Path) -> None:
-    """The function of the console script runs in a separate process with the umask 0, so only the program restricts the
-    modes.
+    """`vcuda-certs issue` runs with the umask 0. Only the owner can read the key files, and the output shows no key.
+
+    The function of the console script runs in a separate process, so only the program itself restricts the modes.
     """
     program = "import os; os.umask(0); from certs.cli import main; main()"
     command = (sys.executable, "-c", program, "issue", "--dir", directory, "--ca-key")
@@ -101,7 +103,10 @@ def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(
 
 
 def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the file had its final mode only later, another user could open it first and then read the key."""
+    """When the key is written to its file, the file already has its final mode.
+
+    Otherwise another user could open the file before, and read the key later.
+    """
     opened: dict[str, int] = {}
     real = os.open
 
@@ -134,7 +139,10 @@ def test_openssl_accepts_the_chain_only_for_a_server(directory: Path, purpose: s
 
 @pytest.mark.parametrize("hostname", ["localhost", "127.0.0.1", "::1", "vcuda-webhook.vcuda-system.svc"])
 def test_a_strict_client_completes_a_handshake_with_every_name(directory: Path, hostname: str) -> None:
-    """The last name is the name by which the API server calls the webhook's Service."""
+    """A TLS client that checks host names connects by each name in the certificate. Every handshake succeeds.
+
+    The last name is the one by which the API server calls the webhook's Service.
+    """
     run("--dir", directory, *(SERVICE if hostname.endswith("svc") else ()))
     assert handshake(directory, hostname) == "hello"
 
@@ -222,7 +230,10 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
 
 
 def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test reads the files before and after each replacement of a link."""
+    """A program reads the files while a new set of files replaces them. It always finds a complete set.
+
+    The test reads before and after each replacement of a link.
+    """
     write_files(directory, new_set())
     old = contents(directory)
     seen: list[dict[str, bytes]] = []
@@ -244,8 +255,10 @@ def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatc
 def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """The command syncs three files and a directory before it replaces the links. Each of these steps fails in one run
-    of the test.
+    """A step of the write fails. The old files stay, and the new files are removed.
+
+    The command syncs three files and a directory before it replaces the links. Each of these steps fails in one run of
+    the test.
     """
     write_files(directory, new_set())
     old, listed = contents(directory), listing(directory)
@@ -264,7 +277,11 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_the_next_run_removes_the_files_of_a_run_that_was_killed_around_the_swap(directory: Path, moment: str) -> None:
-    """The killed run may have left a hidden directory with the CA's key. The next run removes it."""
+    """A run of the command was killed just before or after it replaced the links. The next run removes the files that
+    it left.
+
+    These files may be in a hidden directory, with the CA's key.
+    """
     write_files(directory, new_set(with_ca_key=True))
     command = (sys.executable, "-c", KILLED, directory, moment)
     killed = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])

@@ -1,5 +1,6 @@
-"""The webhook keeps idle connections longer than the API server does. So the API server never uses a connection that
-the webhook is closing.
+"""The webhook keeps idle connections open longer than the API server does.
+
+So the API server never sends a request on a connection that the webhook is closing.
 """
 
 import ssl

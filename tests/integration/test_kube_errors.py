@@ -1,5 +1,6 @@
-"""The exception that the API client raises for each kind of failure. The answers are scripted, because a healthy API
-server does not give them.
+"""The exception that the API client raises for each kind of failure.
+
+The answers are scripted, because a healthy API server does not give them.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ PATH = "/api/v1/namespaces/ns/configmaps"
 
 
 async def drip() -> bytes:
-    """Wait a twentieth of a second, and return one byte."""
+    """Wait for a twentieth of a second, and return one byte of an answer."""
     await asyncio.sleep(0.05)
     return b" "
 
@@ -76,7 +77,9 @@ def test_an_error_of_a_plain_proxy_keeps_its_first_words(kube: Kube, script: Scr
 
 
 def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
-    """If the client followed a redirect, it would send its token to another host."""
+    """The server answers with a redirect. The client does not follow it, because it would send its token to another
+    host.
+    """
     script.answers.append(Answer(b"", status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(ApiError, match="HTTP 302"):
         kube.get(PATH)
@@ -102,8 +105,9 @@ def test_an_incomplete_or_late_answer_raises_an_error(kube: Kube, script: Script
 
 
 def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
-    """The client repeats no request, because a write without an answer may have been stored. The caller must read the
-    object first.
+    """A request fails without an answer. The client sends it only once.
+
+    A write without an answer may have been stored. So the caller must read the object first.
     """
     script.answers.append(torn(b"{"))
     with pytest.raises(Unavailable):
@@ -133,7 +137,7 @@ def asked_for(request: kmock.Request) -> str:
 
 
 def test_a_server_below_a_path_is_called_there(server: str, script: Script, tmp_path: Path) -> None:
-    """Rancher serves the API of a cluster below a path."""
+    """The URL of the kubeconfig has a path, as Rancher's URLs do. The client sends its requests below this path."""
     write_kubeconfig(tmp_path / "kubeconfig", f"{server}/k8s/clusters/c-1/", {"token": "t"})
     script.answers.append(Answer({}))
     Kube.connect(tmp_path / "kubeconfig").get(PATH, {"limit": 1})
@@ -149,21 +153,23 @@ def test_a_proxy_is_used_to_reach_the_server(server: str, script: Script, tmp_pa
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """A token file with an expired token."""
+    """A file with an expired token, from which an API client reads its token."""
     (tmp_path / "token").write_text("old")
     return tmp_path / "token"
 
 
 @pytest.fixture
 def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
-    """A client that has read its token from the token file."""
+    """An API client that has read its token from the token file."""
     write_kubeconfig(tmp_path / "kubeconfig", server, {"tokenFile": str(token)})
     return Kube.connect(tmp_path / "kubeconfig")
 
 
 def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Script, token: Path, by_file: Kube) -> None:
-    """Kubernetes' Python client reads a token file again after a minute, or never. Our client reads the file again
-    after a 401.
+    """The API server answers 401 because a token has expired. The client reads the token file again and retries the
+    request.
+
+    Kubernetes' Python client reads a token file again after a minute, or never.
     """
     token.write_text("new\n")
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
@@ -215,7 +221,7 @@ def test_pages_are_followed_to_the_end(kube: Kube, script: Script) -> None:
 
 
 def test_an_empty_list_may_have_null_items(kube: Kube, script: Script) -> None:
-    """Go encodes an empty (nil) list as null."""
+    """The items of a list are null, as Go encodes an empty (nil) list. The client returns an empty list."""
     script.answers.append(Answer({"metadata": {"resourceVersion": "3"}, "items": None}))
     assert [len(one.items) for one in kube.list_pages(PATH)] == [0]
 
@@ -236,7 +242,10 @@ def test_an_answer_that_is_not_a_list_is_an_error(kube: Kube, script: Script, bo
 
 
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(kube: Kube, script: Script) -> None:
-    """The client does not read the rest of the large page, so it closes this connection."""
+    """A page of a LIST is too large. The client requests it again with fewer objects.
+
+    It does not read the rest of the large page, so it closes this connection.
+    """
 
     async def go_on() -> bytes:
         return b"x" * 2**20

@@ -1,5 +1,6 @@
-"""Without a suitable kubectl, the tests that render manifests are skipped. This test then fails, and says what to
-install.
+"""Fails if this machine has no suitable kubectl, and says what to install.
+
+Without kubectl, the tests that render manifests are skipped.
 """
 
 import os
@@ -8,7 +9,9 @@ from tests.kubectl import find_kubectl
 
 
 def test_there_is_a_kubectl_that_renders_the_manifests() -> None:
-    """Install kubectl, or set KUBEBUILDER_ASSETS. Otherwise all tests of the manifests are skipped without a
-    failure.
+    """This machine must have a kubectl that renders the manifests.
+
+    If it has none, install one, or set KUBEBUILDER_ASSETS. Otherwise all tests of the manifests are skipped and do not
+    fail.
     """
     assert find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))

@@ -1,5 +1,6 @@
-"""If the Kubernetes version is too old, every program ends with one error, and makes no request except the one for the
-version.
+"""If the Kubernetes version is too old, every program ends with one error.
+
+It makes no request except the one for the version.
 """
 
 import sysconfig
@@ -34,8 +35,9 @@ EVERY = (*CERTS, *LASTING, f"{NODE} --once")
 
 
 class Versioned(Script):
-    """An API server that answers /version with the scripted answers in order, repeats the last of them, and answers
-    every other request with 503.
+    """A test double of an API server. It answers requests for /version with scripted answers, in order.
+
+    The last of these answers is repeated. Every other request is answered with 503.
     """
 
     def __init__(self, *versions: Answer) -> None:
@@ -60,8 +62,8 @@ Start = Callable[[str, str], AbstractContextManager[OwnProcess]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """A function that starts one of our programs with the URL of its API server. The program is killed at the end of
-    the test.
+    """A function that starts one of our programs with the URL of a test API server. The program is killed after the
+    test.
     """
 
     @contextmanager
@@ -113,8 +115,9 @@ def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_
 def test_any_other_version_is_used_and_an_unknown_one_logs_a_warning(
     start: Start, command: str, version: Answer, warnings: int
 ) -> None:
-    """A version in an unusual form, or an answer without a version, may belong to a supported Kubernetes. So the
-    programs continue.
+    """The API server reports a supported version, or a version in an unknown form. The program starts.
+
+    An unknown version may belong to a supported Kubernetes. So the program only logs a warning.
     """
     script = Versioned(version)
     with serving(script) as url, start(command, url) as process:

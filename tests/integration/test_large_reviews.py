@@ -1,5 +1,6 @@
-"""Reviews of large pods, and of edits of the quota, are decided in threads. They get the same answers as small reviews,
-and the event loop serves other reviews meanwhile.
+"""Reviews of large pods, and of edits of the quota, are decided in threads.
+
+They get the same answers as small reviews, and the event loop serves other reviews meanwhile.
 """
 
 import asyncio
@@ -29,8 +30,9 @@ EDIT = {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "operation"
 
 
 class Ledgers(MemoryLedgers):
-    """A test double of the ledgers that records the thread of each call. It awaits ``until`` before it decides a
-    charge.
+    """A test double of the ledgers that records the thread of each call.
+
+    It awaits ``until`` before it decides a charge.
     """
 
     def __init__(self, until: Callable[[], Any] | None = None) -> None:
@@ -110,8 +112,9 @@ def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
 
 
 def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
-    """While a review waits for its ledger, another review may compute. So all admitted large reviews can wait for their
-    ledgers at the same time.
+    """A large review waits for its ledger. Meanwhile another large review computes.
+
+    So all admitted large reviews can wait for their ledgers at the same time.
     """
 
     async def create() -> list[bool]:
@@ -132,7 +135,7 @@ def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
 
 
 def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """While a large pod is being computed, a second large pod waits for its turn, and a small pod is decided at
+    """A large pod is being computed in a thread. A second large pod waits for its turn, and a small pod is decided at
     once.
     """
 
@@ -149,7 +152,7 @@ def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
 
 @asynccontextmanager
 async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a large review that computes, and keeps its turn, until the end of the ``with`` statement."""
+    """Run a large review that computes, and that keeps its turn until the end of the ``with`` statement."""
     held, free = threading.Event(), threading.Event()
 
     async def compute(_ledgers: object) -> None:
@@ -167,8 +170,9 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
 
 
 def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
-    """A thread cannot be interrupted. The thread itself checks for the end of its caller, and its next check ends
-    it.
+    """The caller of a large review disconnects while the pod is being computed. The computation ends.
+
+    A thread cannot be interrupted. Instead, the thread itself checks regularly whether its caller is connected.
     """
 
     async def create() -> DropReason:
@@ -199,7 +203,10 @@ def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_droppe
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
-    """In each run of this test, the deadline passes after another check of the thread. The next check ends the work."""
+    """The deadline of a large review passes while the pod is being computed. The review is dropped at the next check.
+
+    In each run of this test, the deadline passes after another check of the thread.
+    """
 
     async def end_of(checks: int) -> DropReason | None:
         ticks = itertools.count(-checks)
@@ -218,8 +225,10 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
 
 
 def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
-    """If the review were dropped, its charge could be written without an answer. The charge would then use quota until
-    it expires.
+    """The deadline of a large review passes when its charge may already be written. The review is still decided.
+
+    If the review were dropped, its charge could be written without an answer. The charge would then use quota until it
+    expires.
     """
 
     async def create() -> bool:

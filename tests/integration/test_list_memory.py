@@ -1,5 +1,6 @@
-"""Tenants can create large objects. Our programs read a LIST of such objects in a small amount of memory that does not
-depend on their number.
+"""Tenants can create large objects. Our programs read a LIST of them in little memory.
+
+The memory does not depend on the number of the objects.
 """
 
 import json
@@ -25,12 +26,13 @@ from vcuda.quota.model import OVER_QUOTA
 OBJECTS = 80
 LARGE = "x" * 1_200_000
 MOST_MIB = 48
-"""The maximum memory in MiB: two pages of 8 MiB, the decoded objects of one page, and the memory that Python keeps for
-each page.
+"""The maximum memory of a reader in MiB.
+
+It is the sum of two pages of 8 MiB, the decoded objects of one page, and the memory that Python keeps for each page.
 """
 
 EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}
-"""How many objects the reader keeps of a LIST, for the readers that do not keep all objects."""
+"""The number of objects of a LIST that the reader keeps, for those readers that do not keep all objects."""
 
 CEL = [f'"{number}" != "{"x" * 10_000}"' for number in range(30)]
 LARGE_CLAIM = [entry(NVIDIA, *CEL)] * 4
@@ -58,11 +60,13 @@ REST = {
     kind: json.dumps({field: value for field, value in sample.items() if field != "metadata"})[1:].encode()
     for kind, sample in SAMPLES.items()
 }
-"""The JSON of an object without its metadata. It is made only once, because it is large."""
+"""The JSON of an object without its metadata, by kind. It is made only once, because it is large."""
 
 
 class Lists(BaseHTTPRequestHandler):
-    """Answers each LIST in pages of large objects, as the API server does. A LIST of any other kind is empty."""
+    """Answers each LIST in pages of large objects, as the API server does. LISTs of kinds that the test does not use
+    are empty.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -99,7 +103,7 @@ def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The kubeconfig of the server that answers these LISTs."""
+    """The kubeconfig of the server that answers each LIST with large objects."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         path = tmp_path_factory.mktemp("lists") / "kubeconfig"

@@ -1,5 +1,6 @@
-"""The lock files have a permitted version of each required package, with hashes, for every platform of the image, and
-no other package.
+"""The lock files have a permitted version of each required package, with hashes, for every platform of the image.
+
+They have no other package.
 """
 
 import configparser
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def entries(lock: Path) -> Mapping[str, str]:
-    """Return the entries of a lock file by the name of the package."""
+    """Return the entries of a lock file, by the name of the package."""
     found = re.findall(r"^(\S+)==(.*?)(?=^\S|\Z)", lock.read_text(), re.MULTILINE | re.DOTALL)
     return {canonicalize_name(name): rest for name, rest in found}
 
@@ -32,7 +33,7 @@ def version_in(entry: str) -> str:
 
 
 def requirements(*options: tuple[str, str]) -> list[Requirement]:
-    """Return the requirements in these options of setup.cfg."""
+    """Return the packages that these options of setup.cfg require."""
     setup = configparser.ConfigParser()
     setup.read(PROJECT / "setup.cfg")
     lines = (line for section, option in options for line in setup[section][option].splitlines())
@@ -44,7 +45,9 @@ BASE = requirements(("options", "install_requires"))
 
 
 def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires() -> None:
-    """If this test fails, run `make lock`, which writes the lock files."""
+    """The lock file has a version of every package that setup.cfg requires, within the permitted range. If not, run
+    `make lock`.
+    """
     locked = entries(LOCK)
     assert [str(each) for each in IMAGE if canonicalize_name(each.name) not in locked] == []
     refused = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]
@@ -61,7 +64,7 @@ def test_the_lock_has_nothing_that_setup_cfg_does_not_require_any_more() -> None
 
 
 def required_by(name: str) -> set[str]:
-    """Return the packages that an installed package requires on this platform."""
+    """Return the packages that an installed package requires on this machine's platform."""
     found = (Requirement(each) for each in importlib.metadata.requires(name) or ())
     return {canonicalize_name(each.name) for each in found if not each.marker or each.marker.evaluate({"extra": ""})}
 

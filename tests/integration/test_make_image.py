@@ -1,5 +1,6 @@
-"""`make image` builds the image with docker, or with podman if docker is not installed. If neither is installed, it
-prints one line.
+"""`make image` builds the image with docker, or with podman if docker is not installed.
+
+If neither is installed, it prints one line that says so.
 """
 
 import os
@@ -17,10 +18,10 @@ IMAGE = "registry.example/vcuda-quota:1.2.3"
 
 
 def make(directory: Path, *arguments: str, engines: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run `make image` with a PATH that has only make, a shell and these engines. Each engine is a script that logs its
-    arguments.
+    """Run `make image` with a PATH that has only make, a shell and these engines (docker, podman).
 
-    The variable MAKELEVEL is removed, because with it the messages of make begin with `make[1]`.
+    Each engine is a script that logs its arguments. The variable MAKELEVEL is removed, because with it the messages of
+    make begin with `make[1]`.
     """
     for program in ("make", "sh"):
         (directory / program).symlink_to(shutil.which(program) or program)

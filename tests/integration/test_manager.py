@@ -23,7 +23,7 @@ from vcuda.requests.schemes import GPU_MANAGER
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Iterator[Leader]:
-    """The leader part of a controller, not started yet. The cluster has one pod, which has ended."""
+    """The part of a controller that runs while it leads, not started yet. The cluster has one pod, which has ended."""
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
@@ -60,12 +60,13 @@ CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
     "/apis/apps/v1/namespaces/team-a/replicasets/bad": {"metadata": {"name": "bad"}, "spec": 3},
     "/api/v1/namespaces/team-a/events/bad": {"metadata": {"name": "bad"}, "involvedObject": 3},
 }
-"""An object in each collection that a loop of the leader uses."""
+"""An object that cannot be decoded, in each collection that a loop of the leader reads."""
 
 
 def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiDouble, leader: Leader) -> None:
-    """Each collection has one object that cannot be decoded. The leader still settles a namespace, publishes its usage,
-    makes a workload retry, and labels a namespace without a quota.
+    """Each collection has one object that cannot be decoded. The leader still does its work for all other objects.
+
+    It settles a namespace, publishes its usage, makes a workload retry, and labels a namespace without a quota.
     """
     document = json.dumps({"team-a": {"quota": {"M40": 4}}})
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
@@ -90,8 +91,9 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
 
 
 def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
-    """The webhook chooses models by the free cards that an extender publishes. Without an extender these figures would
-    never be updated.
+    """A controller without an extender becomes the leader. It deletes the figures that an earlier extender published.
+
+    The webhook chooses models by these numbers of free cards. Without an extender they would never be updated.
     """
     path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
     api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
@@ -111,7 +113,10 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api:
 def test_a_stop_waits_for_the_removal_in_progress(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop arrives after the patch that removes an allocation, and before its Event is written."""
+    """The controller is stopped during the removal of an allocation, between the patch and its Event.
+
+    The stop waits until the Event is written.
+    """
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""Every overlay renders, is valid on every supported Kubernetes, and has the objects of its components."""
+"""Every overlay renders, is valid on every supported Kubernetes version, and has the objects of its components."""
 
 import functools
 import json
@@ -32,34 +32,37 @@ pytestmark = pytest.mark.slow
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
-"""The Kubernetes versions whose schemas the tests use. The manifests must also be valid on versions that are newer than
-the supported versions.
+"""The Kubernetes versions whose schemas the tests use.
+
+The manifests must also be valid on versions that are newer than the supported versions.
 """
 
 NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
-"""The API groups of other projects. No Kubernetes release has schemas of their kinds."""
+"""The API groups of other projects. No Kubernetes release has schemas of the kinds in them."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
-"""The label by which docs/upgrade.md checks whether an uninstall has left objects."""
+"""The label of all our objects. By it, docs/upgrade.md checks whether an uninstall has left objects."""
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
     *("client-certificates", "delete-beyond-budget", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
     *("node-host-pid", "page", "require-client-certificate"),
 }
-"""The components that have no overlay."""
+"""The components that are part of no overlay."""
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
-"""The largest sets of components that can be combined. `hami` excludes `scheduler`, and two node agents exclude each
-other.
+"""The largest sets of components that can be combined, by name.
+
+Component `hami` excludes `scheduler`, and two node agents exclude each other.
 """
 
 
 @functools.cache
 def known(document: str, version: str) -> bool:
-    """Return whether a Kubernetes release has the object's kind. Raises ValidationError if the release has the kind,
-    but lacks a field of the object.
+    """Return whether a Kubernetes release has the object's kind.
+
+    Raises ValidationError if the release has the kind, but lacks a field of the object.
     """
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
@@ -69,8 +72,9 @@ def known(document: str, version: str) -> bool:
 
 
 def unknown(objects: Sequence[Json], version: str) -> set[str]:
-    """Return the objects whose kinds a Kubernetes release does not have, except kinds of other projects. Raises
-    ValidationError if another object is invalid.
+    """Return the objects whose kinds a Kubernetes release does not have, except kinds of other projects.
+
+    Raises ValidationError if an object of a known kind is invalid.
     """
     own = [each for each in objects if not each["apiVersion"].startswith(NO_SCHEMA)]
     assert len(own) > len(objects) / 2
@@ -78,8 +82,8 @@ def unknown(objects: Sequence[Json], version: str) -> set[str]:
 
 
 def registered(found: Json) -> Json:
-    """Return the object. If it is a webhook configuration, add the declared webhooks, as `vcuda-certs` registers
-    them.
+    """Return the object. A webhook configuration gets the webhooks that its annotation declares, as `vcuda-certs`
+    registers them.
     """
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
@@ -89,7 +93,10 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """A new release of the package with the schemas may no longer have old Kubernetes versions."""
+    """The package with the Kubernetes schemas has the schemas of every supported version.
+
+    A new release of the package may have dropped old versions.
+    """
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
@@ -114,8 +121,9 @@ def test_components_can_be_combined_in_any_order(tmp_path: Path, chosen: tuple[s
 
 @every_choice
 def test_components_in_any_order_give_the_same_objects(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """Only the order of flags may differ. The component node-host-pid is always last, because it changes the node
-    agents.
+    """A kustomization lists the same components in different orders. It renders the same objects.
+
+    Only the order of flags may differ. The component node-host-pid is always last, because it changes the node agents.
     """
 
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
@@ -148,7 +156,7 @@ CHOSEN = [{"name": "vcuda-quota", "newName": NAME, "newTag": TAG}]
 
 
 def with_images(found: Path, chosen: Path, content: Json) -> dict[str, str]:
-    """Return the images of the rendered objects after the image is set in the kustomization ``found``."""
+    """Return the images of the rendered objects after the user has set the image in the kustomization ``found``."""
     found.parent.mkdir(exist_ok=True)
     found.write_text(json.dumps({**content, "images": CHOSEN}))
     return images(rendered(chosen))
@@ -181,7 +189,7 @@ def test_everything_runs_an_image_that_is_named_with_the_components(tmp_path: Pa
 
 
 def flags(controller: Json) -> list[str]:
-    """Remove the arguments from the container of a Deployment, and return them."""
+    """Remove the arguments (flags) from the container of a Deployment, and return them."""
     args: list[str] = pod_spec(controller)["containers"][0].pop("args")
     return args
 
@@ -216,7 +224,7 @@ def objects(tmp_path: Path) -> list[Json]:
 
 
 def workload_of(objects: Sequence[Json], name: str) -> Json:
-    """Return the workload whose pods have this value in the label app.kubernetes.io/name."""
+    """Return the workload whose pods have this name in the label app.kubernetes.io/name."""
     [found] = [
         each
         for each in objects
@@ -237,14 +245,14 @@ def test_every_alert_has_a_line_with_the_problem_and_one_with_the_remedy(objects
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Return the text of each section of a page by the anchor of its heading."""
+    """Return the text of each section of a page, by the anchor of the section's heading."""
     _, *parts = re.split(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in parts[::2]]
     return dict(zip(anchors, parts[1::2], strict=True))
 
 
 def runbooks(objects: Sequence[Json]) -> dict[str, tuple[str, str]]:
-    """Return the page and the section to which the runbook_url of each alert leads."""
+    """Return the page and the section to which the annotation runbook_url of each alert leads."""
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     found = ((rule["alert"], rule["annotations"]["runbook_url"].partition("#")) for rule in group["rules"])
     return {alert: (page, section) for alert, (page, _, section) in found}
@@ -296,8 +304,9 @@ def test_the_network_policies_admit_prometheus_to_otherwise_closed_ports(objects
 
 
 def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
-    """The dashboard is valid JSON. Panels have unique ids and do not overlap, and every query uses the chosen data
-    source.
+    """Grafana can load the dashboard of the manifests.
+
+    The dashboard is valid JSON. Panels have unique ids and do not overlap, and every query uses the chosen data source.
     """
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
     panels = dashboard["panels"]
@@ -314,8 +323,9 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
-    """The API server calls mutating webhooks in the order of their configurations' names. Our webhook must be first,
-    because HAMi's webhook rejects a pod with a nodeName, which our webhook replaces.
+    """The API server calls mutating webhooks by the order of their configurations' names. Our webhook is called first.
+
+    It must precede HAMi's webhook, which rejects a pod with a nodeName. Our webhook replaces the nodeName.
     """
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]

@@ -1,8 +1,8 @@
-"""The matchConditions of the registration: the API server calls the webhook for every pod that may request a GPU. The
-evaluation of the condition never fails.
+"""The matchConditions of the registration. By them, the API server calls the webhook for every pod that may request a
+GPU.
 
-A CEL implementation in Python evaluates the condition, because an API server would be too slow for so many pods.
-tests/e2e/test_match_conditions.py compares both implementations.
+The evaluation of a condition must never fail. A CEL implementation in Python evaluates the conditions, because an API
+server would be too slow for so many pods. tests/e2e/test_match_conditions.py compares both implementations.
 """
 
 import json
@@ -38,7 +38,7 @@ def conditions(name: str) -> list[Json]:
 
 
 class Condition:
-    """The compiled condition of a webhook."""
+    """The compiled matchCondition of a webhook."""
 
     def __init__(self, expression: str) -> None:
         environment = celpy.Environment()
@@ -57,7 +57,10 @@ def condition() -> Condition:
 
 @pytest.mark.parametrize("hooks", [HOOKS, CLAIM_HOOKS], ids=["pods", "claims"])
 def test_both_webhooks_have_the_same_condition_and_no_other_has_one(hooks: tuple[str, str]) -> None:
-    """The condition is written twice in the manifest, because a YAML anchor is only valid within one document."""
+    """The webhooks /mutate and /validate for pods have the same matchCondition, and no other webhook has a condition.
+
+    The manifest has the condition twice, because a YAML anchor is only valid within one document.
+    """
     first, second = map(conditions, hooks)
     assert first == second
     with_one = {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook}
@@ -202,7 +205,7 @@ def resources() -> st.SearchStrategy[Json]:
 
 
 def containers() -> st.SearchStrategy[list[Json]]:
-    """Containers with any of the fields that the condition reads. Each field may be empty."""
+    """Containers with any of the fields that the matchCondition reads. Each field may be empty."""
     names = ["", "A", "CUDA_VISIBLE_DEVICES", *sorted(GIVING_VARIABLES)]
     variables = st.lists(st.fixed_dictionaries({"name": st.sampled_from(names)}), max_size=2)
     context = optional(privileged=st.booleans(), runAsUser=st.just(0))
@@ -210,7 +213,7 @@ def containers() -> st.SearchStrategy[list[Json]]:
 
 
 def odd_pods() -> st.SearchStrategy[Json]:
-    """A pod as the API server sends it to webhooks, without fields that are null except the list of containers."""
+    """Pods as the API server sends them to webhooks: without fields that are null, except the list of containers."""
     spec = st.fixed_dictionaries(
         {"containers": st.none() | containers()},
         optional={
@@ -230,8 +233,9 @@ def odd_pods() -> st.SearchStrategy[Json]:
 @settings(deadline=None)
 @given(manifest=odd_pods())
 def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
-    """Each field of the pod may be missing or empty. The API server sends no null fields, except null lists of
-    containers.
+    """The matchCondition is evaluated for pods in which any field is missing or empty. The evaluation never fails.
+
+    The API server sends no null fields, except null lists of containers.
     """
     assert condition.asks(manifest) in (True, False)
 

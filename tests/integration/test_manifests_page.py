@@ -1,5 +1,6 @@
-"""The component `page`: the usage page has a Service, whose EndpointSlice the leader writes, and a network policy
-admits only the proxy.
+"""The component `page`, which makes the usage page reachable.
+
+The page has a Service, whose EndpointSlice the leader writes. A network policy admits only the proxy.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = MANIFESTS / "examples" / "page"
 VERSIONS = ("1.30", "1.37")
-"""The oldest and the newest supported Kubernetes."""
+"""The oldest and the newest Kubernetes version that the project supports."""
 
 GATEWAY_API = "gateway.networking.k8s.io/v1"
 
@@ -31,12 +32,12 @@ def example(name: str) -> list[Json]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> list[Json]:
-    """The rendered base with the component `page`."""
+    """The rendered objects of the base together with the component `page`."""
     return rendered(composed(tmp_path, ["page"]))
 
 
 def flags(objects: Sequence[Json]) -> Json:
-    """Return the values of the controller's flags by name."""
+    """Return the flags of the controller's container, with their values by name."""
     _, command, *rest = container(one(objects, "Deployment", "vcuda-controller"))["args"]
     given = [each.replace("$(POD_IP)", "192.0.2.1") for each in rest]
     return dict(controller_cli.commands[command].make_context(command, given).params)
@@ -142,7 +143,11 @@ def test_the_proxy_is_restricted() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_examples_are_valid(name: str, version: str) -> None:
-    """No Kubernetes release has schemas of the Gateway API. The next test checks the references of these objects."""
+    """The example objects of the component `page` are valid for the schemas of Kubernetes.
+
+    Objects of the Gateway API are left out, because no Kubernetes release has their schemas. The next test checks their
+    references.
+    """
     for each in example(name):
         if each["apiVersion"] != GATEWAY_API:
             kubernetes_validate.validate(each, version, strict=True)

@@ -1,5 +1,5 @@
-"""Which requests the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python evaluates the
-policies.
+"""Tests of the requests that the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python
+evaluates them.
 
 tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
 """
@@ -44,8 +44,9 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """Return a replacement of CEL's `authorizer` for a user with these rights. It is a text to which each call of the
-    expression appends.
+    """Return a replacement of CEL's `authorizer` for a user with these rights.
+
+    It is a text. Each call of the authorizer in the expression appends to this text.
     """
 
     def add(before: str) -> Function:
@@ -65,7 +66,7 @@ def asking(rights: Collection[str]) -> dict[str, Any]:
 
 
 class Evaluation:
-    """Evaluates the expressions of a policy for one request. Raises CELEvalError if an evaluation fails."""
+    """Evaluates the CEL expressions of a policy for one request. Raises CELEvalError if an evaluation fails."""
 
     def __init__(self, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> None:
         operation = "DELETE" if found is None else "UPDATE" if old else "CREATE"
@@ -82,7 +83,7 @@ class Evaluation:
 
 
 def admits(name: str, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> bool:
-    """Return whether the policy admits the request."""
+    """Return whether the ValidatingAdmissionPolicy admits the request."""
     spec, asked = policies()[name], Evaluation(found, old, rights, **request)
     if not asked.meets_conditions(spec):
         return True
@@ -304,8 +305,9 @@ def test_each_account_writes_only_its_own_config_maps(
 
 
 def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
-    """Pods are created and ledgers written often. A policy for pod creations, or one more condition for ledger writes,
-    would make each of these requests about 5 % more expensive.
+    """No policy applies to the creation of pods. For a ledger write of our programs, only one condition is evaluated.
+
+    Both requests are frequent. One more policy or condition would make each of them about 5 % more expensive.
     """
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:

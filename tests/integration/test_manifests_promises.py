@@ -1,5 +1,6 @@
-"""Properties of the manifests on which a platform team relies: few rights, memory limits, consistent timeouts, and no
-effect on namespaces without a quota.
+"""Properties of the manifests on which a platform team relies.
+
+They are few rights, memory limits, consistent timeouts, and no effect on namespaces without a quota.
 """
 
 import subprocess
@@ -41,7 +42,9 @@ from webhook.cli import main as webhook_cli
 
 PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "vcuda-certs": certs_cli}
 GUNICORN_GRACE = 10
-"""Seconds for which the server waits for requests in progress after --drain-seconds; see `webhook.server.server`."""
+"""Seconds for which the server still waits for requests in progress after --drain-seconds. See
+`webhook.server.server`.
+"""
 
 every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 
@@ -52,7 +55,9 @@ def base() -> list[Json]:
 
 
 def flags(workload: Json) -> dict[str, object]:
-    """Parse the arguments of a container with our command line. Raises UsageError if a flag is unknown."""
+    """Parse the arguments of a container with the command line of our program. Raises UsageError if a flag
+    is unknown.
+    """
     # In a cluster, kubelet replaces the variables of the downward API in the arguments. Here the test replaces them.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]
@@ -100,8 +105,9 @@ AGENTS = {
     "hami": ("vcuda-node-hami", {"gpu": "on"}),
     "vgpu-manager": ("vcuda-node-vgpu-manager", {"vgpu-manager-enable": "enable"}),
 }
-"""For each vendor (scheme), its node agent's DaemonSet and the node label by which the vendor's own DaemonSet selects
-nodes.
+"""For each scheme (the resource names of one vendor), the DaemonSet of its node agent.
+
+Each has the node label by which the vendor's own DaemonSet selects nodes.
 """
 
 every_agent = pytest.mark.parametrize("scheme", AGENTS)
@@ -113,7 +119,7 @@ def test_every_scheme_with_directories_has_a_node_agent() -> None:
 
 @pytest.fixture
 def with_agent(scheme: str, tmp_path: Path) -> list[Json]:
-    """Return the base with the node agent of this scheme."""
+    """Return the objects of the base with the node agent of this scheme (the resource names of one vendor)."""
     return rendered(composed(tmp_path, [f"node-agent-{scheme}"]))
 
 
@@ -194,7 +200,8 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
 
 
 def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
-    """The preStop hook, the drain and the requests in progress all end before kubelet kills the container.
+    """A webhook replica is deleted. Its preStop hook, drain and requests in progress all end before the kubelet kills
+    it.
 
     The drain lasts longer than the readiness probe needs to fail. So every load balancer that uses readiness has
     removed the replica by then.
@@ -223,8 +230,9 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
 
 @every_overlay
 def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(overlay: Path) -> None:
-    """A cluster may permit the system's priority classes only in namespaces with a ResourceQuota for them. The
-    manifests contain these ResourceQuotas.
+    """The manifests have no priority class of their own. They have ResourceQuotas that permit the system's classes.
+
+    A cluster may permit these classes only in namespaces with such a ResourceQuota.
     """
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
@@ -258,8 +266,10 @@ def test_every_selector_matches_its_pods(base: list[Json]) -> None:
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
-    """The policy in-effect.quota.vcuda.io must select the same namespaces as the webhooks, because the controller uses
-    it to find out whether a quota is in effect.
+    """The webhook is called for all namespaces, except the system's namespaces, our own and exempt ones.
+
+    The policy in-effect.quota.vcuda.io must select the same namespaces, because the controller uses it to find out
+    whether a quota is in effect.
     """
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
@@ -306,8 +316,9 @@ def test_an_apply_does_not_change_the_ca_bundles(overlay: Path) -> None:
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """The flags of the CronJob and of the first Job have the names and the label of the manifests. The first Job waits
-    longer for a replica.
+    """The flags of the CronJob for certificates and of the first Job have the names and the label of the manifests.
+
+    So the rotation finds the configurations, the Service and the Secret. The first Job waits longer for a replica.
     """
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     waits = container(job)["args"].pop()
@@ -339,7 +350,11 @@ GITOPS = {
 
 
 def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_image_changes(tmp_path: Path) -> None:
-    """Kubernetes deletes these Jobs when they are done, and permits no change of their image."""
+    """The first Jobs have annotations by which GitOps tools ignore a deleted Job, and replace a Job whose image
+    changes.
+
+    Kubernetes deletes these Jobs when they are done, and permits no change of their image.
+    """
     components = ["scheduler", "client-certificates"]
     jobs = [each for each in rendered(composed(tmp_path, components)) if each["kind"] == "Job"]
     assert len(jobs) == 4
@@ -348,8 +363,9 @@ def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_ima
 
 
 def test_the_extenders_rotation_requires_no_configuration() -> None:
-    """The scheduler reads the CA of the extender from a file. So the rotation of this certificate must not require a
-    webhook configuration.
+    """The rotation of the scheduler extender's certificate has a flag by which it requires no webhook configuration.
+
+    No webhook configuration exists for the extender, because the scheduler reads the CA from a file.
     """
     objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
@@ -362,8 +378,9 @@ def test_the_extenders_rotation_requires_no_configuration() -> None:
 
 
 def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_path: Path) -> None:
-    """The CronJob and the first Job use the same names. The manifests contain the Secrets and the ConfigMap without
-    data, so the account needs no right to create objects.
+    """The CronJob and the first Job of the client certificate use the same names, and have rights for these names only.
+
+    The manifests contain the Secrets and the ConfigMap without data, so the account needs no right to create objects.
     """
     objects = rendered(composed(tmp_path, ["client-certificates"]))
     job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")
@@ -413,8 +430,9 @@ def scheduler_config(objects: Sequence[Json]) -> Json:
 
 
 MARGIN = 60
-"""The maximum seconds from the placement of a pod until the scheduler waits for its volumes, plus the seconds from the
-end of this wait until the binding.
+"""Maximum seconds that the scheduler needs for a pod in addition to the wait for its volumes.
+
+They are the time from the placement until the wait begins, and the time from the end of the wait until the binding.
 """
 
 
@@ -443,8 +461,10 @@ def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> 
 
 
 def test_the_second_scheduler_has_the_right_to_its_configured_lease() -> None:
-    """No generated ConfigMap may have the name of the Lease. Otherwise kustomize would add the hash of the ConfigMap to
-    the name of the Lease in the RBAC rule.
+    """The second scheduler's RBAC rule names the Lease in the scheduler's configuration.
+
+    No generated ConfigMap may have the name of the Lease. Otherwise kustomize would add the hash of that ConfigMap to
+    the name in the rule.
     """
     objects = overlay_of("scheduler")
     election = scheduler_config(objects)["leaderElection"]

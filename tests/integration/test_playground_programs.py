@@ -1,4 +1,4 @@
-"""``python -m examples.playground`` on a machine where programs are missing or must be built first."""
+"""Tests of ``python -m examples.playground`` on a machine where programs are missing or must be built first."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ from tests.processes import OwnProcess, eventually
 from tools.component import Component
 
 NEEDED = ("bash", "cut", "env", "flock", "grep", "head", "mkdir", "rm", "sed", "setpriv", "sort")
-"""The programs that the build scripts run before the scripts look for Go."""
+"""The programs that the build scripts run before they look for Go."""
 
 PLAYGROUND = (sys.executable, "-m", "examples.playground")
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> dict[str, str]:
-    """The environment variables of a machine without Go and without earlier builds."""
+    """The environment variables of a machine that has neither Go nor programs of earlier builds."""
     programs, scratch = tmp_path / "bin", tmp_path / "scratch"
     programs.mkdir()
     scratch.mkdir()
@@ -50,7 +50,7 @@ def test_without_go_every_missing_program_is_named_in_one_message(machine: dict[
 
 
 class Building(OwnProcess):
-    """A running playground that is building its programs."""
+    """A running playground that is still building its programs."""
 
     def await_start(self) -> None:
         self._out.first(lambda line: "Preparing the programs" in line)

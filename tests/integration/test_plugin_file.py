@@ -1,5 +1,6 @@
-"""The single file of the plugin `kubectl gpuquota`: it has only Python code, packages at the locked versions, a
-manifest for krew, and shell completion.
+"""The single file of the plugin `kubectl gpuquota`.
+
+It has only Python code, packages at the locked versions, a manifest for krew, and shell completion.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(plugin: Path, tmp_path: Path, *arguments: str, name: str = "kubectl-gpuquota") -> tuple[int, str, str]:
-    """Run the file under this name, with a Python that has no packages, and without kubectl."""
+    """Run the plugin's file under this name, with a Python that has no packages, and without kubectl."""
     write_python(tmp_path)
     named = tmp_path / name
     named.symlink_to(plugin)
@@ -68,7 +69,10 @@ def test_under_the_name_that_kubectl_looks_for_it_completes_words(plugin: Path, 
 
 
 def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
-    """An older Python compiles only the first file, so this file must not use newer syntax."""
+    """The plugin's file runs in a Python that is too old. It prints one sentence instead of a stack trace.
+
+    An older Python compiles only the first module of the file, so this module must not use newer syntax.
+    """
     with zipfile.ZipFile(plugin) as archive:
         text = archive.read("__main__.py").decode()
     checked, _, _ = text.partition("if sys.argv")
@@ -78,7 +82,7 @@ def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
 
 
 class OldPython:
-    """A replacement of the module sys with the version 3.9."""
+    """A replacement of the module sys, with the version of Python 3.9."""
 
     version_info = (3, 9, 6)
 
@@ -95,8 +99,8 @@ def manifest_of(plugin: Path, tmp_path: Path) -> Mapping[str, Any]:
 
 
 def test_krew_finds_what_its_manifest_promises(plugin: Path, tmp_path: Path) -> None:
-    """The manifest has the checksum of the archive. The archive has the program and each file that the manifest
-    names.
+    """krew's manifest has the checksum of the plugin's archive. The archive has the program and each file in the
+    manifest.
     """
     [platform] = manifest_of(plugin, tmp_path)["spec"]["platforms"]
     file = tmp_path / platform["uri"].rpartition("/")[2]
@@ -110,8 +114,9 @@ def test_krew_finds_what_its_manifest_promises(plugin: Path, tmp_path: Path) -> 
 
 
 def test_the_manifest_has_the_fields_that_krew_documents(plugin: Path, tmp_path: Path) -> None:
-    """The test checks the fields in the way that krew documents
-    (krew.sigs.k8s.io/docs/developer-guide/plugin-manifest).
+    """The manifest for krew has all fields that krew documents, in the documented form.
+
+    See krew.sigs.k8s.io/docs/developer-guide/plugin-manifest.
     """
     manifest = manifest_of(plugin, tmp_path)
     assert {*manifest} == {"apiVersion", "kind", "metadata", "spec"}

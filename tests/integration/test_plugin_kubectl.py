@@ -1,4 +1,7 @@
-"""`kubectl gpuquota` with a real kubectl: kubeconfigs, contexts and namespaces, and clusters that cannot be reached."""
+"""`kubectl gpuquota` with a real kubectl.
+
+The tests cover kubeconfigs, contexts and namespaces, and clusters that cannot be reached.
+"""
 
 import os
 from pathlib import Path
@@ -17,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory without a kubeconfig. The real kubectl is on PATH."""
+    """A home directory without a kubeconfig. PATH has the real kubectl."""
     monkeypatch.setenv("PATH", f"{Path(kubectl()).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -25,7 +28,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kubeconfig(path: Path, current: str | None, **namespaces: str | None) -> Path:
-    """Write a kubeconfig that has a context for each namespace."""
+    """Write a kubeconfig that has one context for each of the namespaces."""
     about = {"apiVersion": "v1", "kind": "Config", **({"current-context": current} if current else {})}
     given = {name: {"cluster": "c", "user": "u", "namespace": namespace} for name, namespace in namespaces.items()}
     contexts = [{"name": name, "context": context} for name, context in given.items()]
@@ -90,7 +93,10 @@ def test_an_answer_without_end_is_not_read_to_the_end(home: Path, monkeypatch: p
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script replaces kubectl. The size of its answer in bytes is the number of requested objects."""
+    """kubectl's answer to a LIST is larger than the plugin accepts. The plugin requests fewer objects per page.
+
+    A script replaces kubectl. Its answer is too large for the usual number of objects, and small for fewer objects.
+    """
     program = home / "kubectl"
     program.write_text(
         """#!/bin/sh

@@ -1,5 +1,6 @@
-"""The console scripts. If packages are missing, a script names the extra to install. Each script has completion for
-three shells.
+"""The console scripts of the package. If packages are missing, a script names the extra to install.
+
+Each script has completion for three shells.
 """
 
 import os
@@ -13,7 +14,7 @@ import pytest
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
 PURE = {"click", "yaml", "_yaml"}
-"""The third-party packages that the plugin may import."""
+"""The third-party packages that the plugin `kubectl gpuquota` may import."""
 
 
 def python(text: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +23,10 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
 def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
-    """The test makes packages impossible to import, by None in sys.modules."""
+    """The packages of an extra are missing. The console script of the server names the extra to install.
+
+    The test makes the packages impossible to import, by None in sys.modules.
+    """
     missing = "import sys; sys.modules.update(msgspec=None, kubernetes=None, flask=None, cryptography=None)"
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")
@@ -38,7 +42,10 @@ def test_a_missing_module_of_our_own_is_not_mistaken_for_a_missing_package() -> 
 
 @pytest.mark.parametrize("module", ["controller.plugin.cli", "controller.plugin.complete"])
 def test_the_plugin_imports_nothing_that_is_compiled(module: str) -> None:
-    """The plugin's single file contains no other packages, and the base package requires no other."""
+    """The plugin imports no compiled module, and no third-party package except those in `PURE`.
+
+    The plugin's single file contains no other packages, and the base package requires no other.
+    """
     done = python(
         f"import sys; before = {{*sys.modules}}; import {module}\n"
         "loaded = [each for name, each in sys.modules.items() if name not in before]\n"
@@ -78,8 +85,9 @@ def complete(*words: str) -> list[str]:
     ],
 )
 def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggested: list[str], directive: str) -> None:
-    """kubectl reads completions in cobra's format. The last line is a number: 4 if no file names may follow, and 0 if
-    file names may follow.
+    """kubectl requests completions from the plugin. It gets the possible next words and a last line, in cobra's format.
+
+    The last line is a number: 4 if no file names may follow, and 0 if file names may follow.
     """
     *lines, last = complete(*words)
     assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)

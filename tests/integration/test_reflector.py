@@ -1,5 +1,6 @@
-"""A reflector keeps a view of all objects of one kind by a LIST and a watch. In these tests its server fails, ends
-watches, stays silent, or sends invalid data.
+"""A reflector keeps a view of all objects of one kind by a LIST and a watch.
+
+In these tests its server fails, ends watches, stays silent, or sends invalid data.
 """
 
 import itertools
@@ -72,8 +73,10 @@ def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: S
 
 
 def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Script) -> None:
-    """The charge of the old pod must be released, and the new pod must be charged. A single change event would mix up
-    the two pods.
+    """A pod is deleted and created again while the reflector sees neither event. It reports a deletion and a creation.
+
+    The charge of the old pod must be released, and the new pod must be charged. A single change event would mix up the
+    two pods.
     """
     script.answers.append(page(10, item("a", 3, uid="first", value=1)))
     script.answers.append(page(30, item("a", 20, uid="second", value=2)))
@@ -82,8 +85,9 @@ def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Scr
 
 
 def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
-    """After a new LIST, the first callback and other threads get the complete new view. Earlier snapshots do not
-    change.
+    """The reflector reads a new LIST. It replaces its view of all objects in one step.
+
+    The first callback and other threads get the complete new view. Earlier snapshots do not change.
     """
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.answers.append(page(30, item("c", 21, value=3), token="t"))
@@ -95,8 +99,10 @@ def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
 
 
 def test_new_decoding_rules_cause_a_new_list_of_unchanged_objects(kube: Kube, script: Script) -> None:
-    """The reflector ends its open watch, which does not count as a failure, and lists again. The new rules may keep
-    objects that the old rules dropped.
+    """The rules for decoding change. The reflector lists all objects again, although the objects are unchanged.
+
+    It ends its open watch, which does not count as a failure. The new rules may keep objects that the old rules
+    dropped.
     """
     listed = [item("a", 1, value=1), item("b", 2, value=-1)]
     script.answers += [page(10, *listed), page(30, *listed)]
@@ -189,8 +195,9 @@ def test_an_event_without_an_identifiable_object_causes_a_new_list(kube: Kube, s
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """If an object of a LIST cannot be decoded, the view leaves out that object. If an object of an event cannot be
-    decoded, the object keeps its last valid value. All other objects are updated.
+    """One object cannot be decoded. All other objects are updated.
+
+    If the object is in a LIST, the reflector's view leaves it out. If it is in an event, it keeps its last valid value.
     """
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
     turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
@@ -296,7 +303,7 @@ def test_a_watch_that_lasted_resets_the_delays(kube: Kube, script: Script) -> No
     now = [0.0]
 
     def let_pass(_old: int | None, seconds: int | None) -> None:
-        """Advance the clock by the seconds that the object of the event has as its value."""
+        """Advance the clock by as many seconds as the value of the event's object."""
         now[0] += seconds or 0
 
     script.answers.append(page(10))
@@ -311,8 +318,9 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
     stamps: list[float] = []
 
     def tick() -> float:
-        """Advance the clock by a second for each reading. The reflector reads the clock after a LIST, at both ends of a
-        watch, and after each line.
+        """Advance the clock by a second at each reading.
+
+        The reflector reads the clock after a LIST, at both ends of a watch, and after each line of the watch.
         """
         now[0] += 1
         return now[0]
@@ -332,8 +340,9 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
 def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reflector stops at once, although a silent watch would last for minutes, and its wait between attempts for an
-    hour.
+    """The reflector is stopped during a silent watch, or during its wait between attempts. It stops at once.
+
+    The watch would last for minutes, and the wait for an hour.
     """
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
@@ -347,7 +356,7 @@ def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pyt
 
 
 class Signal:
-    """A logger that signals to the test when the reflector logs a LIST or a failure."""
+    """A logger that sets an event of the test when the reflector logs a LIST or a failed watch."""
 
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached
@@ -368,7 +377,10 @@ def test_stop_while_a_watch_is_being_opened_ends_that_watch(kube: Kube, script: 
     looks = itertools.count(1)
 
     def stop_second() -> float:
-        """Read the clock, which happens after the LIST, after the opening of the watch, and at the end."""
+        """Stop the reflector at the second reading of the clock.
+
+        The reflector reads the clock after the LIST, after the opening of the watch, and at the end.
+        """
         if next(looks) == 2:
             reflector.stop()
         return 0.0
@@ -398,8 +410,8 @@ def test_stop_from_a_callback_ends_the_watch(kube: Kube, script: Script) -> None
 
 
 def large(name: str, version: int) -> dict[str, object]:
-    """Return an object that is larger than the limit. Its fields are in the order in which the API server writes
-    them.
+    """Return an object that is larger than the reflector's limit. Its fields are in the order in which the API server
+    writes them.
     """
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}
@@ -417,7 +429,7 @@ def test_an_object_that_is_too_large_keeps_its_last_good_value_and_the_others_ar
     kube: Kube, script: Script
 ) -> None:
     def compact(*items: dict[str, object], token: str = "") -> Answer:
-        """Return a page as the API server writes it, without spaces."""
+        """Return a page of a LIST as the API server writes it, without spaces."""
         listed = {"kind": "List", "metadata": {"resourceVersion": "30", "continue": token}, "items": items}
         return Answer(json.dumps(listed, separators=(",", ":")).encode())
 

@@ -1,4 +1,4 @@
-"""`make release` writes the same bytes in each run, and rejects another version than the version of the package."""
+"""`make release` writes the same bytes in each run. It rejects a version other than the version of the package."""
 
 import hashlib
 import re
@@ -26,7 +26,9 @@ NAMED = (f"--image={IMAGE}", f"--repository={REPOSITORY}")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The directories with the files of two runs. The SBOM is left out, because it needs another package."""
+    """The directories with the files of two runs of `make release`. The SBOM is left out, because it needs another
+    package.
+    """
     kubectl()  # if kubectl is missing, the test is skipped here
     if not (release.ROOT / ".git").exists():
         pytest.skip("no git repository: a release is made from a commit")

@@ -1,5 +1,6 @@
-"""The webhook judges a RuntimeClass by its name and its handler. If the webhook cannot list RuntimeClasses, it still
-serves.
+"""The webhook judges a RuntimeClass by its name and its handler.
+
+If the webhook cannot list RuntimeClasses, it still serves.
 """
 
 from collections.abc import Iterator
@@ -26,8 +27,9 @@ FAST: Json = {"metadata": {"name": "fast", "uid": "r-1", "resourceVersion": "6"}
 
 
 class Cluster(Script):
-    """An API server of version 1.30 with a quota document and without nodes. ``classes`` is its answer to the LIST of
-    RuntimeClasses.
+    """A test double of an API server of version 1.30, with a quota document and without nodes.
+
+    ``classes``: the answer to the LIST of RuntimeClasses.
     """
 
     def __init__(self, classes: Answer) -> None:
@@ -59,7 +61,7 @@ def webhook(directory: Path, cluster: Cluster) -> Iterator[WebhookProcess]:
 
 
 def answer(process: WebhookProcess, runtime_class: str) -> int:
-    """Return the status code of the answer to a pod that has this runtime class and requests no GPU."""
+    """Return the status code of the webhook's answer to a pod that has this runtime class and requests no GPU."""
     asked = pod(container(), runtimeClassName=runtime_class, metadata={"namespace": "team-a"})
     response = process.review("/validate", asked)
     status: int = HTTPStatus.OK if response["allowed"] else response["status"]["code"]
@@ -75,7 +77,10 @@ def test_a_class_of_any_name_is_judged_by_its_handler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [403, 503])
 def test_the_webhook_serves_and_judges_by_names_while_it_cannot_list_runtime_classes(tmp_path: Path, code: int) -> None:
-    """The webhook cannot list RuntimeClasses, because it lacks the right or the API server does not answer."""
+    """The webhook cannot list RuntimeClasses, because it lacks the right or the API server does not answer.
+
+    It serves, and judges RuntimeClasses by their names.
+    """
     message = 'runtimeclasses.node.k8s.io is forbidden: User "webhook" cannot list resource'
     with webhook(tmp_path, Cluster(status(code, message))) as process:
         failed = process.await_log("watch failed", lambda line: line["resource"] == CLASSES)

@@ -1,4 +1,4 @@
-"""The flags of ``vcuda-webhook serve``: invalid values are reported, and each flag can be set by an environment
+"""The flags of ``vcuda-webhook serve``. Invalid values are reported, and each flag can be set by an environment
 variable.
 """
 
@@ -34,7 +34,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
-    """Run ``vcuda-webhook serve`` with flags with which it exits before it serves."""
+    """Run ``vcuda-webhook serve`` with flags by which it exits before it serves."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("VCUDA_", "KUBE"))}
     command = [str(SCRIPTS / "vcuda-webhook"), "serve", *flags.split()]
     return subprocess.run(

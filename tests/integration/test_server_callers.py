@@ -1,5 +1,6 @@
-"""With ``--client-ca`` the webhook answers API servers and probes, and rejects other callers. The tests use real
-TLS.
+"""Tests of the webhook with ``--client-ca``. It answers API servers and probes, and rejects other callers.
+
+The tests use real TLS.
 """
 
 import json
@@ -24,7 +25,8 @@ NOW = datetime.now(UTC)
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 GUARDED = ["POST /mutate", "POST /validate", "POST /quota", "GET /mutate", "GET /nowhere"]
 REFUSED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
-"""The errors that a client with a certificate of another CA gets. With TLS 1.3 they occur only when the client reads.
+"""The errors that a client with a certificate of another CA gets. With TLS 1.3 they occur only when the
+client reads.
 """
 
 EXPIRY = "vcuda_client_certificate_expiry_seconds"
@@ -33,7 +35,7 @@ NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stran
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Client certificates by name, each with the certificate of its CA. Two of them have the same CA."""
+    """Client certificates by name, each with the certificate of its CA. Two of the certificates have the same CA."""
     base, known = tmp_path_factory.mktemp("pairs"), make_authority(NOW)
 
     def make(name: str, authority: Signed, common_name: str = "apiserver") -> None:
@@ -63,14 +65,14 @@ def server(tmp_path_factory: pytest.TempPathFactory, pairs: Path) -> Iterator[We
 
 
 def trust(directory: Path, pairs: Path, *names: str) -> None:
-    """Replace the file of client CAs in one step, as kubelet does."""
+    """Replace the file with the CAs of client certificates in one step, as the kubelet does."""
     fresh = directory / "fresh"
     fresh.write_bytes(b"".join((pairs / name / "ca.crt").read_bytes() for name in names))
     fresh.replace(directory / "client-ca.crt")
 
 
 def ask(server: WebhookProcess, pairs: Path, line: str, pair: str | None) -> Reply:
-    """Make a request on a new connection with this client certificate, or without a certificate."""
+    """Send a request to the webhook on a new connection, with this client certificate or without one."""
     made = server.await_log("certificate made for this run")["ca"]
     server.tls = ssl.create_default_context(cafile=made)
     if pair:

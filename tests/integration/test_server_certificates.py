@@ -1,4 +1,4 @@
-"""Which certificate the webhook process serves after the files have changed, or after its worker process was
+"""The certificate that the webhook process serves after the files have changed, or after its worker process was
 replaced.
 """
 
@@ -34,7 +34,7 @@ def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
 
 
 def presented_by(server: WebhookProcess) -> bytes | None:
-    """Open a new connection, make a request, and return the server's certificate in DER."""
+    """Open a new connection, send a request, and return the server's certificate in DER."""
     with closing(server.connect()) as connection:
         assert exchange(connection, "GET", "/healthz").status == HTTPStatus.OK
         assert connection.sock is not None
@@ -60,7 +60,7 @@ def test_the_webhook_serves_a_new_certificate_without_a_lost_request_and_never_a
 
 
 def replace_worker(server: WebhookProcess) -> None:
-    """Kill the only worker process, and wait until gunicorn has forked a new worker process."""
+    """Kill the only worker process of the webhook, and wait until gunicorn has forked a new one."""
     killed, pid = server.worker(), server.process.pid
     os.kill(killed, signal.SIGKILL)
     children = Path(f"/proc/{pid}/task/{pid}/children")
@@ -70,8 +70,11 @@ def replace_worker(server: WebhookProcess) -> None:
 def test_a_new_worker_serves_the_certificate_of_the_files_from_its_first_connection(
     directory: Path, server: WebhookProcess
 ) -> None:
-    """The parent process, from which gunicorn forks the new worker, still has the old certificate in memory. This
-    certificate may have expired, so the new worker must read the files.
+    """The certificate files were replaced, and then a worker was killed. The new worker serves the certificate of the
+    files.
+
+    The parent process, from which gunicorn forks the worker, still has the old certificate in memory. It may have
+    expired, so the new worker must read the files before its first connection.
     """
     authority = make_authority(NOW)
     write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))

@@ -33,8 +33,8 @@ def held(count: int = 1) -> Manifest:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
-    """A standalone server that knows the devices of three drivers, a ResourceClaimTemplate, and a stored claim in
-    namespace full.
+    """A standalone webhook that knows the devices of three drivers and a ResourceClaimTemplate. Namespace full has a
+    stored claim.
     """
     directory = tmp_path_factory.mktemp("cluster")
     quota, nodes = directory / "gpuquota.yaml", directory / "cluster.yaml"
@@ -49,7 +49,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]
 
 
 def review(server: WebhookProcess, manifest: Manifest, **fields: object) -> Json:
-    """Send a manifest to /mutate, apply the patch, and send the result to /validate, as the API server does."""
+    """Send a manifest to /mutate, apply the patch, and send the result to /validate, as the API server does. Return the
+    answer.
+    """
     kind = {"group": GROUP, "version": VERSION, "kind": manifest["kind"]}
     return server.admit(manifest, kind=kind, **fields)
 

@@ -17,12 +17,14 @@ DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
 
 @pytest.fixture(scope="module")
 def server(target: Target) -> WebhookProcess:
-    """A running webhook. At the end of the tests its log must have no error and no stack trace."""
+    """A running webhook that is attacked by all tests of the file. At the end its log must have no error and no stack
+    trace.
+    """
     return target.server
 
 
 def fault_of(reply: Reply) -> str:
-    """Assert that the answer is an HTTP error in the usual form, and return its message."""
+    """Assert that the answer is an HTTP error in the usual JSON form, and return its message."""
     assert b"Traceback" not in reply.body
     answer = reply.decoded()
     assert answer.keys() == {"error", "status"}
@@ -35,7 +37,7 @@ def encoded(subject: object, **fields: object) -> str:
 
 
 def with_quantity(quantity: str) -> str:
-    """Return a review of a pod that requests cores. The quantity is inserted unchanged into the JSON."""
+    """Return a review of a pod that requests cores. The quantity of cores is inserted unchanged into the JSON."""
     return encoded(gpu_pod("p", "steady", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
 
 
@@ -108,7 +110,10 @@ def test_a_body_over_3_mib_is_413_and_the_connection_stays_usable(server: Webhoo
 
 
 def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> None:
-    """After a malformed chunk, the server cannot find the beginning of the next request."""
+    """A client sends a malformed chunk. The webhook answers 400 and closes the connection.
+
+    After a malformed chunk, the server cannot find the beginning of the next request.
+    """
     with closing(server.connect()) as connection:
         connection.putrequest("POST", "/mutate")
         connection.putheader("Content-Type", "application/json")
@@ -155,8 +160,9 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
 def test_a_pod_that_cannot_be_decoded_is_rejected(
     server: WebhookProcess, path: str, body: Body, code: int, sentence: str
 ) -> None:
-    """The review itself is valid, so the HTTP status is 200. The answer in the review rejects the pod with its own
-    status.
+    """A review is valid, but its pod cannot be decoded. The answer rejects the pod.
+
+    The HTTP status is 200, because the review is valid. The rejection in the review's response has its own status.
     """
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK

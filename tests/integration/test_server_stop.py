@@ -1,5 +1,6 @@
-"""No request is lost when the webhook stops: not while the API server is down, and not if clients keep silent
-connections.
+"""No request is lost when the webhook stops.
+
+This is also true while the API server is down, and if clients keep silent connections.
 """
 
 import json
@@ -23,8 +24,9 @@ from tests.integration.silent import silence
 from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
 
 LONG = ("--drain-seconds", "600")
-"""The seconds of the drain (the time for which a stopping webhook still answers). It is longer than any test; a second
-SIGTERM to the worker ends the drain.
+"""The flag for a drain that is longer than any test. In the drain a stopping webhook still answers.
+
+A second SIGTERM to the worker ends the drain.
 """
 
 LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
@@ -54,14 +56,16 @@ def in_cluster(tmp_path: Path, certificates: Path, url: str) -> tuple[str | Path
 
 @pytest.fixture
 def closed_port() -> Iterator[str]:
-    """Yield the URL of a port that refuses connections. The port is bound, so that no other process uses it."""
+    """Yield the URL of a port that refuses connections. The port stays bound, so that no other process uses it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield "http://{}:{}".format(*held.getsockname())
 
 
 def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
-    """Send SIGTERM to the webhook, and wait until /readyz fails."""
+    """Send SIGTERM to the webhook, and wait until /readyz fails. The webhook is then in its drain, and
+    still answers.
+    """
     server.process.send_signal(signal.SIGTERM)
     while (reply := exchange(connection, "GET", "/readyz")).body != b"stopping\n":
         pass
@@ -69,9 +73,9 @@ def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
 
 
 def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
-    """End the drain, and return the first answer that rejects a request because the webhook is stopping.
+    """End the drain of the stopping webhook. Return the first answer that rejects a request because of the stop.
 
-    Before that, /quota admits the requests of this function, even without an API server.
+    The requests of this function go to /quota, which admits them before that, even without an API server.
     """
     os.kill(server.worker(), signal.SIGTERM)
     while (reply := exchange(connection, "POST", "/quota", POD)).status == HTTPStatus.OK:
@@ -80,8 +84,8 @@ def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
 
 
 def assert_come_again(reply: Reply, reason: str) -> None:
-    """Assert that the answer is a 503 that closes the connection, after which the API server repeats the call on
-    another connection.
+    """Assert that the answer is a 503 that closes the connection. The API server then repeats the call on another
+    connection.
     """
     assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert reply.headers["Retry-After"] == "1"
@@ -120,8 +124,8 @@ def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """When the drain ends, this request is still waiting for the API server to read its ledger. The webhook still
-    answers the request.
+    """The drain ends while a request still waits for the API server to read its ledger. The webhook still answers the
+    request.
     """
     edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
     fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
@@ -159,7 +163,9 @@ def test_without_the_api_server_no_pod_is_admitted_and_the_caller_retries(
 
 
 def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_port: str, quota: Path) -> None:
-    """The log must not contain the private key, the token of the webhook, or contents of the reviewed pods."""
+    """The webhook runs and answers reviews. Its log contains no private key, no token, and no contents of the reviewed
+    pods.
+    """
     pod = card_pod("pod", "team-a", cards=99)
     pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "swordfish"}]
     pod["metadata"]["annotations"] = {"note": "swordfish"}
@@ -178,7 +184,10 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
 
 
 def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
-    """By default gunicorn waits for such connections until its timeout, which is longer than this test."""
+    """Clients keep connections without a request. They do not delay the stop of the webhook.
+
+    By default gunicorn waits for such connections until its timeout, which is longer than this test.
+    """
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()
         with closing(server.connect()) as other:

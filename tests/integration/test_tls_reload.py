@@ -1,4 +1,4 @@
-"""Which certificate a TLS server of vcuda quota presents while the certificate files change."""
+"""The certificate that a TLS server of vcuda quota presents while its files change."""
 
 import os
 import ssl
@@ -31,14 +31,14 @@ def write_as_issue(directory: Path, leaf: Signed) -> None:
 
 
 def served_by(server: Echo) -> bytes | None:
-    """Open a new connection, assert that it works, and return the server's certificate in DER."""
+    """Open a new connection, assert that it works, and return the certificate that the server presents, in DER."""
     with server.connect(trusting()) as connection:
         assert echo(connection, b"ping") == b"ping"
         return connection.getpeercert(binary_form=True)
 
 
 def logged(serving: ServingCertificate, polls: int = 3) -> list[EventDict]:
-    """Return the log lines of several consecutive polls (checks whether the files have changed)."""
+    """Let the server poll its certificate files several times for changes. Return the log lines of these polls."""
     with capture_logs() as lines:
         for _ in range(polls):
             serving.poll()
@@ -51,7 +51,7 @@ def pem_of(key: PrivateKeyTypes, password: bytes | None = None) -> bytes:
 
 
 def weak_pair() -> tuple[bytes, bytes]:
-    """Return a certificate with a matching RSA key of 1024 bits. OpenSSL's default security level rejects such keys."""
+    """Return a certificate with a matching RSA key of 1024 bits. OpenSSL rejects such short keys by default."""
     key = rsa.generate_private_key(65537, 1024)  # noqa: S505  # the test needs a weak key
     nobody, end = x509.Name([]), NOW + timedelta(days=1)
     weak = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end).sign(key, hashes.SHA256())
@@ -75,8 +75,9 @@ def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
 
 
 def test_http_1_1_is_agreed_with_a_client_that_prefers_http_2(directory: Path) -> None:
-    """The API server offers HTTP/1.1 and HTTP/2. With HTTP/2, its calls would share one connection, and be served one
-    after another.
+    """A client offers HTTP/2 and HTTP/1.1, as the API server does. The server chooses HTTP/1.1.
+
+    With HTTP/2, all calls of the API server would share one connection, and be served one after another.
     """
     write_plainly(directory, new_leaf())
     client = trusting()
@@ -159,7 +160,7 @@ bad_pairs = pytest.mark.parametrize(("certificate", "key", "fault"), BAD_PAIRS.v
 
 
 def write_raw(directory: Path, certificate: bytes | None, key: bytes | None) -> None:
-    """Replace the contents of both files. If the content is None, remove the file."""
+    """Replace the contents of the certificate file and the key file. If a content is None, remove the file."""
     directory.mkdir(exist_ok=True)
     for name, content in (("tls.crt", certificate), ("tls.key", key)):
         (directory / name).unlink(missing_ok=True)
@@ -204,7 +205,10 @@ def test_the_server_does_not_start_without_a_valid_certificate_and_says_how_to_c
 
 
 def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) -> None:
-    """Such a certificate can be parsed and has a matching key, but every TLS handshake with it would fail."""
+    """OpenSSL rejects a new certificate because its key is too short. The server keeps the old certificate.
+
+    The new one can be parsed and has a matching key, but every TLS handshake with it would fail.
+    """
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)
     write_raw(directory, *weak_pair())
@@ -215,8 +219,9 @@ def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) 
 def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the writes of two files, a reader finds the old certificate with the new key. This is not reported as an
-    error.
+    """A poll reads the old certificate with the new key, because it runs between the writes of the two files.
+
+    The server reports no error, and reads both files at the next poll.
     """
     first, second = new_leaf(), new_leaf()
     write_plainly(directory, first)
@@ -241,7 +246,10 @@ def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
 def test_a_valid_certificate_that_could_not_be_read_is_retried_and_reported_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The content of the files is valid, but a read fails, for example because the process has too many open files."""
+    """The certificate files are valid, but a read fails, for example because the process has too many open files.
+
+    The server retries at each poll, and reports the failure once.
+    """
     old, new = new_leaf(days=1), new_leaf()
     write_plainly(directory, old)
     serving = ServingCertificate(directory)
@@ -281,8 +289,10 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
 def test_with_any_file_contents_the_poll_ends_and_a_certificate_is_served(
     position: int, replacement: bytes, key: bytes
 ) -> None:
-    """Random bytes of the files are overwritten. The server either loads such a certificate or counts a failure, and
-    raises no exception.
+    """Random bytes of the certificate files are overwritten. Each poll ends without an exception, and a certificate is
+    served.
+
+    The server either loads the changed certificate, or counts a failure and serves the last valid one.
     """
     content = der(GOOD)[:position] + replacement + der(GOOD)[position + len(replacement) :]
     certificate = b"-----BEGIN CERTIFICATE-----\n" + b64encode(content) + b"\n-----END CERTIFICATE-----\n"

@@ -1,4 +1,7 @@
-"""The usage page in a browser: mouse, keyboard and screen reader, wide and narrow screens, and live updates."""
+"""The usage page in a browser.
+
+The tests use mouse, keyboard and screen reader, wide and narrow screens, and live updates.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -26,8 +29,9 @@ Size = tuple[int, int]
 
 @dataclass
 class Served:
-    """A running server of the usage page, and the data of the page. Without a ``feed`` (the live updates) it is the
-    page of a standby.
+    """A running server of the usage page, and the data of the page.
+
+    Without a ``feed`` (the live updates) the page is that of a standby.
     """
 
     sample: Sample
@@ -35,17 +39,18 @@ class Served:
     feed: Feed | None = None
     url: str = ""
     login: str = ""
-    """The login address to which a proxy redirects requests when the session of the reader has ended. Empty if the
-    session has not ended.
+    """The login address to which a proxy redirects requests when the session of the reader has ended.
+
+    Empty if the session has not ended.
     """
 
     def lead(self) -> None:
-        """Make the server that of a leader, with a new feed."""
+        """Make the server act as the server of a leader, with a new feed of live updates."""
         self.feed = Feed(self.sample.source(), self.views)
         self.feed.start()
 
     def stand_by(self) -> None:
-        """Make the server that of a standby, which ends all live updates."""
+        """Make the server act as the server of a standby, which ends all live updates."""
         if self.feed:
             self.feed.close()
         self.feed = None
@@ -72,7 +77,7 @@ def redirection(served: Served) -> Response | None:
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Sample], Served]]:
-    """A function that serves the usage page of a leader with this sample data."""
+    """A function that serves the usage page of a leader with the given sample data."""
     with ExitStack() as teardown:
 
         def show(sample: Sample) -> Served:
@@ -92,32 +97,32 @@ def served() -> Iterator[Callable[[Sample], Served]]:
 
 @pytest.fixture
 def sample() -> Sample:
-    """The sample data of the page, the quotas and pods of a company. A test may change them."""
+    """The sample data of the usage page: the quotas and pods of a company. A test may change them."""
     return company()
 
 
 @pytest.fixture
 def leader(served: Callable[[Sample], Served], sample: Sample) -> Served:
-    """The page of a leader with the sample data."""
+    """The usage page of a leader with the sample data."""
     return served(sample)
 
 
 @pytest.fixture
 def opened(browser: Browser, leader: Served) -> Iterator[Tab]:
-    """A browser tab with a wide window. The tab is closed before the server of the page."""
+    """A browser tab with a wide window. After the test, the tab is closed before the server of the page."""
     assert leader.feed
     with tab(browser) as fresh:
         yield fresh
 
 
 def names(page: Page) -> list[str]:
-    """Return the names in the visible rows of the table, from top to bottom."""
+    """Return the names in the visible rows of the page's table, from top to bottom."""
     found = page.locator("#rows > tr:not([hidden]) > th a, .pods #rows > tr:not([hidden]) > th")
     return [row.strip() for row in found.all_inner_texts()]
 
 
 def cell(page: Page, namespace: str, model: str) -> Locator:
-    """Return one cell of the heat table."""
+    """Return one cell of the heat table on the usage page."""
     return page.locator(f'#rows > tr[data-ns="{namespace}"] > td[data-m="{model}"]')
 
 
@@ -127,8 +132,11 @@ def cell(page: Page, namespace: str, model: str) -> Locator:
 def test_the_page_renders_without_errors_and_every_text_and_field_is_readable(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """For each color of the table (a step of the used share), the browser reports no console message and no policy
-    violation. The page makes no request to another host, and does not scroll horizontally.
+    """The usage page is opened with each color of its table (a step of the used share). Every text and field is
+    readable.
+
+    The browser reports no console message and no policy violation. The page makes no request to another host, and does
+    not scroll horizontally.
     """
     with tab(browser, size, color_scheme=scheme) as opened:
         page = opened.open(leader.url + path)
@@ -331,8 +339,9 @@ def test_a_page_that_waits_for_a_leader_shows_its_figures_when_it_leads(browser:
 
 
 def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: Browser, leader: Served) -> None:
-    """The live updates end, and the page cannot connect again at first. When a new leader runs, the page shows the
-    figures of the new leader.
+    """The live updates of the usage page end, and it cannot connect again. The page says so.
+
+    When a new leader runs, the page shows the figures of the new leader.
     """
     opened = Tab(browser)
     page = opened.open(leader.url)
@@ -347,8 +356,10 @@ def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: B
 
 
 def test_a_hidden_tab_disconnects_and_catches_up_when_it_is_visible(opened: Tab, leader: Served) -> None:
-    """A browser permits only a few connections per server. Without this, a few hidden tabs would use up these
-    connections.
+    """A tab with the usage page is hidden. It closes its connection, and shows the latest figures when it is visible
+    again.
+
+    A browser permits only a few connections per server. Without this, a few hidden tabs would use up these connections.
     """
     page = opened.open(leader.url)
     see = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
@@ -392,7 +403,10 @@ def test_everything_can_be_reached_by_the_tab_key_and_shows_its_focus(opened: Ta
 def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
     browser: Browser, leader: Served, size: Size
 ) -> None:
-    """On a phone each row looks like a card, but is still a row."""
+    """The usage page is shown at several widths. A screen reader always finds a table with headers.
+
+    On a phone each row looks like a card, but is still a row.
+    """
     with tab(browser, size) as opened:
         page = opened.open(leader.url)
         tree = page.locator("body").aria_snapshot()
@@ -407,7 +421,10 @@ def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
 
 
 def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
-    """One row with a hostile name is part of the page, and another row arrives by a live update."""
+    """A namespace has a name that contains markup. The page shows the name as text.
+
+    One row with such a name is part of the page, and another row arrives by a live update.
+    """
     hostile = """<img src=x onerror="alert(1)">"'</td></script>"""
     sample = Sample()
     sample.report(namespace_use(hostile, model_use(hostile, 8, 1)))

@@ -1,4 +1,7 @@
-"""Threads wait until a key of the work queue is due. These tests are about which thread wakes, and when."""
+"""Threads wait until a key of the work queue is due.
+
+The tests check which thread wakes, and when.
+"""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +13,7 @@ from tests.waiting import PATIENT
 
 
 class Clock:
-    """A clock that does not advance. Each reading of the clock releases ``looked``."""
+    """A clock that does not advance. Each reading of the clock releases the semaphore ``looked``."""
 
     def __init__(self) -> None:
         self.looked = threading.Semaphore(0)
@@ -31,7 +34,9 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
-    """Start a thread that waits for the next due key. Return when the thread has found that no key is due."""
+    """Start a thread that waits for the next key of the work queue. Return when the thread has found that no key is
+    due.
+    """
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
@@ -61,7 +66,10 @@ def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
 
 
 def test_a_waiting_thread_wakes_when_its_name_is_due() -> None:
-    """The test uses the real clock, and no other thread wakes the waiting thread."""
+    """A thread waits for the next key of the work queue. It wakes when the key is due.
+
+    The test uses the real clock, and no other thread wakes the waiting thread.
+    """
     queue = WorkQueue(0.0)
     queue.add("b", 0.02)
     queue.add("a", 0.01)

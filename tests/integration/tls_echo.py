@@ -1,4 +1,4 @@
-"""A TLS server for tests. Each connection gets the current TLS context, so a test can change the certificate."""
+"""A TLS server for tests. Each connection gets the current TLS context, so that a test can change the certificate."""
 
 import socket
 import ssl
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Echo(ThreadingTCPServer):
-    """A TLS server that sends its input back. Like the webhook, it gets the current TLS context for each new
+    """A TLS server that sends its input back. Like the webhook, it uses its current TLS context for each new
     connection.
     """
 
@@ -26,7 +26,7 @@ class Echo(ThreadingTCPServer):
                 connection.sendall(received)
 
     def connect(self, client: ssl.SSLContext) -> ssl.SSLSocket:
-        """Connect, and check that the certificate is for 127.0.0.1. Raises ssl.SSLError."""
+        """Connect to the server, and check that its certificate is for 127.0.0.1. Raises ssl.SSLError if not."""
         near = socket.create_connection(self.socket.getsockname())
         try:
             return client.wrap_socket(near, server_hostname="127.0.0.1")
@@ -37,7 +37,7 @@ class Echo(ThreadingTCPServer):
 
 @contextmanager
 def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> Iterator[Echo]:
-    """Run a server during the ``with`` statement. It is closed when its clients have closed their connections."""
+    """Run a TLS server during the ``with`` statement. It is closed when its clients have closed their connections."""
     with Echo(current, host) as server:
         serving = Thread(target=server.serve_forever, args=(0.01,))
         serving.start()
@@ -49,6 +49,6 @@ def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> I
 
 
 def echo(connection: ssl.SSLSocket, text: bytes) -> bytes:
-    """Send at most 64 bytes, and return the answer."""
+    """Send at most 64 bytes to the server, and return its answer."""
     connection.sendall(text)
     return connection.recv(64)

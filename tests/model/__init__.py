@@ -1,1 +1,3 @@
-"""The rules of the ledger as a model that is small enough to be explored completely: `python -m tests.model --full`."""
+"""The rules of the ledger as a model, which is small enough to be explored completely: `python -m
+tests.model --full`.
+"""

@@ -12,7 +12,10 @@ REST_EVERY = 200
 
 
 def main() -> int:
-    """Print a table of the explored cases. Return 1 if a rule is violated, or if breaking a rule has no effect."""
+    """Explore the cases, and print a table of them.
+
+    Return 1 if a rule is violated, or if a rule can be broken without an effect.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.model", description="explore the model of the ledger")
     parser.add_argument("--full", action="store_true", help="within large bounds too (half an hour, 2 GB)")
     parser.add_argument("--broken", metavar="RULE", help="only show how this broken rule admits too much")
@@ -26,7 +29,7 @@ def main() -> int:
 
 
 def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
-    """Explore each case. Print a line about it, and the trace to a violation."""
+    """Explore each case. Print a line about it, and if a rule is violated, the steps that lead to the violation."""
     found = []
     print(f"{'states':>10}{'transitions':>13}{'seconds':>9}  bounds")
     for title, bounds in cases.items():
@@ -40,13 +43,13 @@ def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
 
 
 def progress(states: int) -> None:
-    """Show the progress on a terminal."""
+    """Show the number of explored states on a terminal."""
     if sys.stderr.isatty():
         print(f"\r{states:>10,}", end="", file=sys.stderr, flush=True)
 
 
 def show_broken(rule: str) -> int:
-    """Show the effect of one broken rule."""
+    """Print the steps that show the effect of one broken rule."""
     mutant = next((each for each in MUTANTS if each.broken == rule), None)
     if mutant is None:
         print("must be one of:", *(each.broken for each in MUTANTS), sep="\n  ")
@@ -57,7 +60,7 @@ def show_broken(rule: str) -> int:
 
 
 def show(result: Explored) -> None:
-    """Print the trace to the violation, step by step."""
+    """Print the steps that lead to a violation, one on each line, and then the violation."""
     for number, step in enumerate(result.trace, 1):
         print(f"{number:>4}  {step}")
     print(f"      {result.fault or 'nothing is wrong'}")

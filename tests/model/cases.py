@@ -1,19 +1,28 @@
-"""The explored cases: the rules within several bounds, and each rule broken in turn, which must lead to a violation."""
+"""The cases that the model explores.
+
+They are the rules within several bounds, and each rule broken in turn, which must lead to a violation.
+"""
 
 from typing import NamedTuple
 
 from tests.model.world import Bounds
 
 EXACT = Bounds(reserve=0)
-"""Without reservations: every yes is a confirmed write."""
+"""Bounds without reservations: a replica admits a pod only after a confirmed write."""
 
 RESERVING = Bounds()
 
 RUNNING_ON = EXACT._replace(replicas=1, runs=2, presumed=1)
-"""A pod that is deleted by force runs for longer than its charge would stay pending, or terminating by default."""
+"""Bounds in which the containers of a pod run for some ticks after its forced deletion.
+
+They run for longer than a charge stays pending, and than it stays terminating by default.
+"""
 
 RUNNING_ON_RESERVED = RESERVING._replace(replicas=1, runs=1)
-"""Pods that run for so short a time after a forced deletion that a replica may admit them from its reservation."""
+"""Bounds in which the containers of a pod run for only one tick after its forced deletion.
+
+The time is so short that a replica may admit such pods from its reservation.
+"""
 
 SMALL = {
     "nothing reserved": EXACT,
@@ -29,7 +38,7 @@ SMALL = {
     "forced deletions, and an end": RUNNING_ON._replace(ends=1),
     "forced deletions of granted pods": RUNNING_ON_RESERVED,
 }
-"""About 60,000 worlds, which `make test` explores."""
+"""The cases that `make test` explores. They have about 60,000 states (worlds)."""
 
 FULL = SMALL | {
     "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
@@ -51,11 +60,14 @@ FULL = SMALL | {
     "forced deletions of granted pods, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
     "forced deletions of granted pods, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
 }
-"""The cases of `python -m tests.model --full`."""
+"""The cases that `python -m tests.model --full` explores."""
 
 
 class Mutant(NamedTuple):
-    """One broken rule, and the bounds within which that shows. ``rests``: it shows only in what is left at rest."""
+    """A rule that is broken, and the bounds within which this leads to a violation.
+
+    ``rests``: True if the only violation is a charge that is still there when all processes are at rest.
+    """
 
     rule: str
     broken: str
@@ -64,12 +76,12 @@ class Mutant(NamedTuple):
 
     @property
     def broken_bounds(self) -> Bounds:
-        """Return the bounds with the rule broken."""
+        """Return the bounds with this rule broken."""
         return self.bounds._replace(broken=self.broken)
 
     @property
     def rest_every(self) -> int:
-        """Return after how many worlds one is brought to rest."""
+        """Return the number of states (worlds) from which one is brought to rest; 0 if none is."""
         return 20 if self.rests else 0
 
 

@@ -1,4 +1,7 @@
-"""Explores all worlds that the rules lead to, nearest first, and returns the trace to the first violation."""
+"""Explores all states (worlds) to which the rules lead, those with the fewest steps first.
+
+It returns the steps to the first violation.
+"""
 
 import time
 from collections import deque
@@ -11,7 +14,11 @@ from tests.model.world import ASKED, AWAY, NOT_PENDING, STORED, WAITING, Bounds,
 
 
 class Explored(NamedTuple):
-    """The result: ``fault`` is empty if every world is right. ``trace`` has the steps to a world that is not."""
+    """The result of an exploration.
+
+    ``fault``: the violation that was found; empty if there is none.
+    ``trace``: the steps to the state (world) with the violation.
+    """
 
     states: int
     transitions: int
@@ -21,15 +28,16 @@ class Explored(NamedTuple):
 
 
 def steps(world: World, bounds: Bounds) -> list[Step]:
-    """Return every step that a rule permits."""
+    """Return every step that a rule permits in this state (world)."""
     return [*serving(world, bounds), *keeping(world, bounds)]
 
 
 def fault_of(world: World, bounds: Bounds) -> str:
-    """Return the violation of a world, or an empty text.
+    """Return the violation in this state (world), or an empty text.
 
-    Live pods, storable pods and pods whose containers still run never exceed the limit together. No 403 is given that
-    an exact count would not give. Every terminating charge may still be in use, as far as any process can know.
+    Live pods, storable pods and pods whose containers still run must be within the limit together. A 403 is given only
+    if an exact count would also give it. A terminating charge counts for that, if a process can suppose that the
+    containers still run.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
     storable = sum(pod.stage == ASKED and pod.yes for pod in world.pods)
@@ -52,7 +60,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
 
 
 def _refusable(world: World, live: int, bounds: Bounds) -> int:
-    """REFUSE: return the usage by which a 403 is decided, from a LIST begun after the request."""
+    """REFUSE: return the usage that leads to a 403. It is counted by a LIST that began after the request."""
     if bounds.broken == "refused by the ledger":
         return world.committed + world.pending + world.terminating
     if bounds.broken == "refused by a LIST and what is pending":
@@ -61,7 +69,10 @@ def _refusable(world: World, live: int, bounds: Bounds) -> int:
 
 
 def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, rest_every: int = 0) -> Explored:
-    """Explore to the end, or to the first violation. Every so many worlds are also brought to rest."""
+    """Explore all states (worlds), or stop at the first violation.
+
+    ``rest_every``: one of so many states is also brought to rest, to find charges that are never released; 0 for none.
+    """
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
     # Maps each world to the world before it. Equal pods are stored once, because otherwise a million worlds would not
@@ -120,12 +131,16 @@ RESTING = (
     "the reservation",
     "a tick",
 )
-"""The steps that happen without further requests, storing and deletions, in the order of their delay."""
+"""The beginnings of the texts of steps that happen without further requests, stored pods and deletions.
+
+They are in the order in which the steps happen, the quickest first.
+"""
 
 
 def unrest_of(world: World, bounds: Bounds) -> str:
-    """Return what is left when no more requests arrive and all processes follow the rules. It should be the
-    live pods.
+    """Return the charges that are left when no more requests arrive and all processes follow the rules, as a text.
+
+    Only the charges of live pods should be left.
     """
     quiet = world._replace(
         pods=tuple(pod._replace(at=tuple(AWAY if at == WAITING else at for at in pod.at)) for pod in world.pods)

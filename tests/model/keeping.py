@@ -1,7 +1,8 @@
 """The rules that keep the ledger correct: settling, proof of absence, reaping, loss and opening.
 
-Any number of leaders may act, with views of any age. A late write of a leader equals a decision that is made later by
-an old view: the facts that it was decided by still hold, and its version must still be the ledger's.
+Any number of leaders may act, each with a view of the pods of any age. The model needs no late writes of leaders. Such
+a write equals a decision that a leader makes later by an old view: the facts of the view still hold, and the ledger
+must still have the version of the view.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,10 +26,13 @@ from tests.model.world import (
 
 
 def counted(world: World, view: int, bounds: Bounds, since: int | None = None) -> World:
-    """SETTLE: count the pods of one view, and remove the pending charges that this view has seen.
+    """SETTLE: recount the ledger by the pods of one view, and remove the pending charges of pods that the view has seen
+    stored.
 
-    TERMINATING: a pod whose forced deletion the watch saw keeps its charge. UNSEEN: so does a decrease from before the
-    watch, which began at ``since``. None means a LIST, which sees no deletion.
+    TERMINATING: if the watch saw the forced deletion of a pod, the charge of the pod becomes terminating. UNSEEN: a
+    decrease from before the watch began becomes terminating too.
+
+    ``since``: the version at which the watch began; None for a LIST, which sees no deletion.
     """
     keeps = bounds.broken == "a count from another view"
     began = view if since is None else since
@@ -58,7 +62,7 @@ def _forgets(bounds: Bounds) -> bool:
 
 
 def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds: Bounds) -> int:
-    """Return by how much the count falls although the watch saw no deletion. New pods may hide deleted ones."""
+    """Return the decrease of the count that no deletion in the watch explains. New pods may hide deleted pods."""
     if not (bounds.runs and began) or bounds.broken == "an unseen decrease releases":
         return 0
     seen = sum(pod.pending != NOT_PENDING and pods[i].pending == NOT_PENDING for i, pod in enumerate(world.pods))
@@ -76,7 +80,7 @@ def _is_live(pod: Pod, view: int) -> bool:
 
 
 def settle(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SETTLE: by any view that is not older than the recorded one."""
+    """SETTLE: a leader recounts the ledger by any view that is not older than the view of the last count."""
     for view in range(world.newest + 1):
         for since in range(view + 1) if bounds.runs else (0,):
             if (new := counted(world, view, bounds, since)) != world:
@@ -89,10 +93,11 @@ def settle(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GONE: a pending uid as old as the deadline that a later quorum read does not find.
+    """GONE: a leader removes a pending charge after the deadline, if a LIST that began after the deadline lacks the
+    pod.
 
-    A leader that has watched since before the charge would have seen the deletion. Any other leader waits until it has
-    watched for as long as a pod may run. So a pod that was deleted before its watch has ended by then.
+    The pod may have been stored and deleted by force. A leader that has watched since before the charge would have seen
+    that. Any other leader waits until it has watched for as long as a pod may run. So the pod has ended by then.
     """
     for i, pod in enumerate(world.pods):
         absent = pod.stage != STORED or bounds.broken == "gone without a read"
@@ -104,7 +109,7 @@ def gone(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def release(world: World, bounds: Bounds) -> Iterator[Step]:
-    """RELEASE: a terminating charge is released when its time is over."""
+    """RELEASE: a leader removes a terminating charge when the time of this charge is over."""
     for i, pod in enumerate(world.pods):
         if not pod.held:
             released = change(world, {i: pod._replace(held=NOT_HELD)})
@@ -115,8 +120,9 @@ def release(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REAP: an unchanged reservation as old as lease and deadline is removed, with a count by a LIST begun
-    after that.
+    """REAP: the leader removes a reservation that was not written again for longer than lease and deadline together.
+
+    The same write recounts the ledger by a LIST that began after this time.
     """
     lost = len(world.reserved) - 1
     for slot, each in enumerate(world.reserved):
@@ -138,9 +144,10 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _by_long_watch(world: World, bounds: Bounds) -> World:
-    """Return the world with the knowledge of a leader that saw the reservation become old enough.
+    """Return the state (world) with the knowledge of a leader that watched while the reservation became old enough to
+    be reaped.
 
-    It has seen every forced deletion since then, also one that another leader has missed.
+    This leader has seen every forced deletion since then, even if another leader has missed it.
     """
     pods = {
         i: pod._replace(held=bounds.hold)
@@ -161,7 +168,10 @@ def _with(world: World, slot: int, new: Reserved) -> World:
 
 
 def loss(world: World, bounds: Bounds) -> Iterator[Step]:
-    """LOSS: a recreated ledger has everything reserved, for no replica, until REAP."""
+    """LOSS: the ledger is deleted, or is created again after that.
+
+    The new ledger has the whole limit reserved for no replica, until REAP removes this reservation.
+    """
     nothing = (NOTHING,) * len(world.reserved)
     if world.exists and world.losses:
         refused = compare_and_swap(world, bounds._replace(broken=""))
@@ -180,8 +190,8 @@ def _forgotten(pod: Pod) -> Pod:
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: a replica that finds no mark, and sets it, has a namespace without an earlier ledger. It need not wait for
-    REAP.
+    """OPEN: a replica finds no mark and sets it, so the namespace has had no ledger before. It need not
+    wait for REAP.
     """
     lost = len(world.reserved) - 1
     if not world.exists or not world.reserved[lost].amount:
@@ -197,7 +207,7 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: a ledger in which nothing is charged is deleted, and then its mark, if no one has written the mark since."""
+    """END: delete a ledger in which nothing is charged. Then delete its mark, if nobody has written the mark since."""
     held = world.terminating and bounds.broken != "ended with something terminating"
     charged = world.pending or held or any(each.amount for each in world.reserved)
     if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):
@@ -216,6 +226,6 @@ RULES: tuple[Rule, ...] = (settle, gone, release, reap, loss, open_early, end)
 
 
 def keeping(world: World, bounds: Bounds) -> Iterator[Step]:
-    """Yield every step of leaders, and every loss of the ledger."""
+    """Yield every step of the leaders that the rules permit, and every loss of the ledger."""
     ledgerless = (loss, end) if not world.exists else RULES
     return chain.from_iterable(rule(world, bounds) for rule in ledgerless)

@@ -1,4 +1,7 @@
-"""The rules of the API server and its callers, of time, and of the replicas. Each yields the steps that it permits."""
+"""The rules of the API server and its callers, of time, and of the replicas.
+
+Each rule yields the steps that it permits.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -30,7 +33,7 @@ from tests.model.world import (
 )
 
 Step = tuple[tuple[object, ...], World]
-"""A step: a sentence with gaps, the texts for the gaps, and the world after the step."""
+"""A step of the model: a sentence with gaps, the texts for the gaps, and the state (world) after the step."""
 
 NONE: Mapping[int, Replica] = {}
 
@@ -38,7 +41,10 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
-    """Return the world with these pods and replicas replaced by number. ``others`` are its fields."""
+    """Return the world with these pods and replicas replaced, by their numbers.
+
+    ``others``: further fields of the world.
+    """
     new_pods = tuple([pods.get(i, pod) for i, pod in enumerate(world.pods)]) if pods else world.pods
     new_replicas = world.replicas
     if replicas:
@@ -48,24 +54,26 @@ def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica
 
 
 def name(replica: int) -> str:
-    """Return the name of a replica in a trace."""
+    """Return the name of a replica in the printed steps."""
     return "ABCDEF"[replica]
 
 
 def place(pod: Pod, replica: int, where: int) -> Pod:
-    """Return the pod at this place of this replica."""
+    """Return the pod after a change of its place in this replica, for example to WAITING."""
     return pod._replace(at=(*pod.at[:replica], where, *pod.at[replica + 1 :]))
 
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
-    """Return the reservations with a new one in its slot. Its age begins at 0."""
+    """Return the reservations of the ledger after the reservation in this slot was replaced. The age of the new one is
+    0.
+    """
     kept_age = bounds.broken == "reaped although renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
 
 
 def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
-    """CAS: after a write has landed, every other write that was computed before it is rejected."""
+    """CAS: a write has landed. Reject every other write that was computed before it."""
     if bounds.broken == "no compare-and-swap":
         return world
     losers = {
@@ -82,11 +90,14 @@ def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
 
 
 BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
-"""Return the state of a pod whose write was rejected."""
+"""The place of a pod in its replica after its write was rejected, by its place before."""
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: a pod is stored once, only after a yes, and before its deadline, which `time_passes` ensures."""
+    """DEADLINE: the API server stores a pod once, only after its admission, and before its deadline.
+
+    `time_passes` ensures the deadline.
+    """
     asked_new = False
     for i, pod in enumerate(world.pods):
         if (pod.stage == NEW and not asked_new) or (pod.stage == ASKED and bounds.asked_again):
@@ -106,7 +117,7 @@ def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: a pod that is not stored by then is never stored."""
+    """DEADLINE: one tick passes. A pod that is not stored by its deadline is never stored."""
     pods = {}
     for i, pod in enumerate(world.pods):
         waits = bounds.broken == "a deadline from the yes" and not pod.yes
@@ -133,7 +144,10 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def left(world: World, replica: int, bounds: Bounds) -> int:
-    """GRANT: return the charges that a replica may still admit in its lease, for every outcome of its pending write."""
+    """GRANT: return the number of charges that a replica may still admit from its reservation.
+
+    It is 0 after the lease. While a write is pending, the number is right for each possible outcome of the write.
+    """
     reserved, lease, write = world.replicas[replica]
     if bounds.runs > bounds.deadline and bounds.broken != "granted although it may run for long":
         return 0
@@ -149,7 +163,10 @@ def left(world: World, replica: int, bounds: Bounds) -> int:
 
 
 def grant(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GRANT: admit from the reservation, without a write. IDEM: admit a uid that is known to be pending."""
+    """GRANT: a replica admits a pod from its reservation, without a write.
+
+    IDEM: a replica admits a uid that it knows to be pending.
+    """
     for r in range(bounds.replicas):
         for i, pod in enumerate(world.pods):
             if pod.at[r] == WAITING and pod.known:
@@ -166,7 +183,11 @@ def _yes(pod: Pod) -> Pod:
 
 
 class Batch(NamedTuple):
-    """The content of one write: the pods that it adds, the pods admitted before, and the next reservation."""
+    """The content of one write of a replica.
+
+    It has the pods that the write adds, the pods that were admitted from the reservation before, and the next
+    reservation.
+    """
 
     replica: int
     added: tuple[int, ...]
@@ -175,8 +196,10 @@ class Batch(NamedTuple):
 
 
 def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SYNC and FLUSH: one write adds the waiting pods, moves the granted charges to pending, and sets the next
-    reservation.
+    """SYNC and FLUSH: a replica sends one write.
+
+    The write adds the waiting pods, makes the charges pending that were admitted from the reservation, and sets the
+    next reservation.
     """
     for r, replica in enumerate(world.replicas):
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
@@ -203,7 +226,9 @@ def _is_lost(world: World, r: int, bounds: Bounds) -> bool:
 
 
 def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
-    """SYNC: a write that raises the sum of everything needs room for it."""
+    """SYNC: return whether the limit has room for the write. A write that does not raise the sum of all charges needs
+    no room.
+    """
     own = world.reserved[batch.replica].amount
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved
@@ -218,7 +243,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def send(world: World, batch: Batch, bounds: Bounds) -> Step:
-    """FLUSH: the age of a lease begins when the write that renews it is sent."""
+    """FLUSH: send the write of a replica. The age of the lease begins now, and not when the write is confirmed."""
     r, added, flushed, amount = batch
     pods = {i: place(world.pods[i], r, FLUSHED) for i in flushed}
     for i in added:
@@ -229,7 +254,10 @@ def send(world: World, batch: Batch, bounds: Bounds) -> Step:
 
 
 def writes_land(world: World, bounds: Bounds) -> Iterator[Step]:
-    """CAS: a write lands if its version is that of the ledger, even if its sender no longer waits."""
+    """CAS: a write lands if the ledger still has the version from which it was computed.
+
+    It may land even if its sender no longer waits for the answer.
+    """
     if not world.exists:
         return
     for r, replica in enumerate(world.replicas):
@@ -258,9 +286,10 @@ def _pending(pod: Pod) -> Pod:
 
 
 def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
-    """The replica learns the outcome of its write. UNKNOWN: without an answer it stays pending.
+    """A replica learns the outcome of its write.
 
-    LOSTRES: a replica whose reservation was removed has none, and need not flush its granted charges.
+    UNKNOWN: without an answer, the write stays pending. LOSTRES: a replica finds that its reservation was removed. It
+    then has none, and need not write the charges that it admitted from it.
     """
     for r, replica in enumerate(world.replicas):
         write = replica.write
@@ -296,7 +325,7 @@ def _confirmed(pod: Pod, r: int, bounds: Bounds) -> Pod:
 
 
 def crash(world: World, bounds: Bounds) -> Iterator[Step]:
-    """NEWID: a new process has a new id. REAP removes the reservation of its predecessor."""
+    """NEWID: a replica crashes, and its new process has a new id. REAP removes the reservation of the old process."""
     if not world.crashes:
         return
     slot = bounds.replicas + bounds.crashes - world.crashes
@@ -328,5 +357,5 @@ RULES: tuple[Rule, ...] = (api_server, time_passes, grant, sync_and_flush, write
 
 
 def serving(world: World, bounds: Bounds) -> Iterator[Step]:
-    """Yield every step of the callers, of time and of the replicas."""
+    """Yield every step of the callers, of time and of the replicas that the rules permit."""
     return chain.from_iterable(rule(world, bounds) for rule in RULES)

@@ -1,8 +1,9 @@
-"""The state of the model: one namespace's pods, the replicas, the ledger, and the pending writes.
+"""The state of the model (world): one namespace's pods, the replicas, the ledger, and the pending writes.
 
-Time is in ticks. An age is that of a real event, and stops growing when it no longer matters. So there are finitely
-many worlds, although time does not end. "Longer than X" means X and one tick; the tick is the margin. An observer of an
-age begins to count when it sees the event, never earlier. So one age represents all observers, including late ones.
+Time is in ticks. Each age is the age of an event, and stops growing when it no longer matters. So the number of worlds
+is finite, although time does not end. "Longer than X" means X and one tick; the tick is the margin. A process that
+measures an age begins when it sees the event, never earlier. So one age represents all such processes, including late
+ones.
 """
 
 import functools
@@ -22,12 +23,13 @@ EVERYTHING = 99
 
 
 class Bounds(NamedTuple):
-    """The size of the model, and the one rule that is ``broken``.
+    """The size of the model, and the rule that is ``broken``.
 
-    Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, every yes is a write. ``lease`` and
-    ``deadline`` are in ticks. ``crashes``, ``losses`` and ``ends`` (of the ledger) may occur so often. ``runs``: ticks
-    for which the containers of a pod run after its forced deletion. With 0, no pod is deleted by force. ``presumed``:
-    ticks for which an unseen decrease stays terminating if no longer grace period is recorded.
+    Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, it admits a pod only by a write.
+    ``lease`` and ``deadline`` are in ticks. ``crashes`` of replicas, ``losses`` and ``ends`` of the ledger are the
+    maximum numbers of these events. ``runs``: ticks for which the containers of a pod run after its forced deletion.
+    With 0, no pod is deleted by force. ``presumed``: ticks for which an unseen decrease stays terminating if no longer
+    grace period is recorded.
     """
 
     limit: int = 1
@@ -47,12 +49,12 @@ class Bounds(NamedTuple):
 
     @property
     def overdue(self) -> int:
-        """Return the age from which a pending charge may be proven absent."""
+        """Return the age in ticks from which a pending charge may be proven absent."""
         return {"gone without an age": 0, "gone without a margin": self.deadline}.get(self.broken, self.deadline + 1)
 
     @property
     def reapable(self) -> int:
-        """Return the age from which a reservation may be reaped."""
+        """Return the age in ticks from which a reservation may be reaped (removed by the leader)."""
         return {
             "reaped after the lease alone": self.lease + 1,
             "reaped after the deadline alone": self.deadline + 1,
@@ -61,29 +63,31 @@ class Bounds(NamedTuple):
 
     @property
     def hold(self) -> int:
-        """Return the ticks for which a leader keeps the charge of a pod whose forced deletion it saw."""
+        """Return the ticks for which a leader keeps the charge of a pod after the leader has seen its
+        forced deletion.
+        """
         return self.runs + (self.broken != "released before its time")
 
     @property
     def hold_unseen(self) -> int:
-        """Return the ticks for which an unseen decrease stays terminating."""
+        """Return the ticks for which a decrease of the count stays terminating if no watch saw its cause."""
         return (self.presumed if self.broken == "terminating for the default only" else self.runs) + 1
 
     @property
     def late_writes(self) -> int:
-        """Return the number of pending writes whose senders no longer wait."""
+        """Return the maximum number of pending writes whose senders no longer wait for the answer."""
         return self.crashes + (self.reserve == 0 or self.broken == "a read of the old version settles it")
 
 
 class Pod(NamedTuple):
-    """One uid.
+    """One pod, with one uid.
 
-    ``stored_at`` and ``deleted_at`` count the events since the version at which the ledger's pods were counted; 0 is
-    before it. ``pending`` is the age of its entry; ``known``: it has had one. ``late`` are the late writes that contain
-    it, as bits.
+    ``stored_at`` and ``deleted_at`` are numbers of events. They are counted from the version at which the ledger's pods
+    were counted; 0 means before that version. ``pending`` is the age of the pod's pending charge, and ``known`` is True
+    if it has had one. ``late``: the late writes that contain the pod, as bits.
 
-    ``runs``: ticks that its containers still run after its forced deletion. ``held``: ticks until its terminating
-    charge may be released; `NOT_HELD` if it has none.
+    ``runs``: ticks for which the containers still run after the forced deletion. ``held``: ticks until the terminating
+    charge may be released; `NOT_HELD` if the pod has none.
     """
 
     stage: int = NEW
@@ -100,7 +104,10 @@ class Pod(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A replica's pending write, with the reservation that it sets; -1 for no write. The age counts from sending."""
+    """A pending write of a replica, with the reservation that it sets; -1 if there is no write.
+
+    The age is counted from the tick in which the write was sent.
+    """
 
     reserve: int = -1
     landed: bool = False
@@ -111,7 +118,10 @@ NO_WRITE = Write()
 
 
 class Replica(NamedTuple):
-    """A replica's view of its reservation. ``lease`` is the age of its last confirmed write."""
+    """The knowledge of a replica about its own reservation.
+
+    ``lease``: the age of the replica's last confirmed write.
+    """
 
     reserved: int
     lease: int
@@ -119,8 +129,10 @@ class Replica(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A reservation in the ledger. An amount of 0 means none. ``listed``: the version of the LIST that began after the
-    reservation was old enough to be reaped.
+    """A reservation in the ledger. An amount of 0 means that there is none.
+
+    ``listed``: the version of a LIST that began after the reservation was old enough to be reaped (removed by the
+    leader).
     """
 
     amount: int = 0
@@ -132,7 +144,9 @@ NOTHING = Reserved()
 
 
 class LateWrite(NamedTuple):
-    """A write whose sender no longer waits. It may land as long as its version is the ledger's."""
+    """A write whose sender no longer waits for the answer. It may land as long as the ledger keeps the version of the
+    write.
+    """
 
     slot: int = -1
     reserve: int = 0
@@ -142,11 +156,12 @@ NO_LATE = LateWrite()
 
 
 class World(NamedTuple):
-    """One state. ``reserved`` has a slot for each replica, for each id of a crashed replica, and for the lost ledger.
+    """One state of the model.
 
-    ``marked``: the namespace is known to have had a ledger. ``opening``: the replica that set that mark has read the
-    ledger before, and it has not changed. ``unmarking``: a process that deleted a ledger will delete its mark of that
-    time. ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
+    ``reserved`` has a slot for each replica, for each id of a crashed replica, and for the lost ledger. ``marked``: the
+    namespace is known to have had a ledger. ``opening``: the replica that set this mark had read the ledger before, and
+    the ledger has not changed since. ``unmarking``: a process that deleted a ledger will delete the mark that the
+    namespace had then. ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
     """
 
     pods: tuple[Pod, ...]
@@ -164,12 +179,14 @@ class World(NamedTuple):
 
     @property
     def newest(self) -> int:
-        """Return the number of the last event, which is the version of a consistent LIST."""
+        """Return the number of the last event. It is the version of a LIST that begins now."""
         return max(max(pod.stored_at, pod.deleted_at) for pod in self.pods)
 
     @property
     def committed(self) -> int:
-        """Return the count of the ledger: the pods that were live at its version."""
+        """Return the number of committed charges in the ledger. They belong to the pods that were live at
+        its version.
+        """
         return sum(
             not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
             for pod in self.pods
@@ -177,17 +194,17 @@ class World(NamedTuple):
 
     @property
     def pending(self) -> int:
-        """Return the number of pending charges."""
+        """Return the number of pending charges in the ledger."""
         return sum(pod.pending != NOT_PENDING for pod in self.pods)
 
     @property
     def terminating(self) -> int:
-        """Return the number of terminating charges."""
+        """Return the number of terminating charges in the ledger."""
         return sum(pod.held != NOT_HELD for pod in self.pods) + len(self.unseen)
 
 
 def first(bounds: Bounds) -> World:
-    """Return the world before the first step."""
+    """Return the state (world) before the first step."""
     idle = Replica(0, bounds.lease + 1)
     slots = bounds.replicas + bounds.crashes + 1
     opened = not bounds.new_namespace
@@ -207,14 +224,14 @@ def first(bounds: Bounds) -> World:
 
 
 def canonical(world: World, bounds: Bounds) -> World:
-    """Return the representative of all worlds that differ only in names, and in things that no longer matter."""
+    """Return one representative of all worlds that differ only in names, or in things that no longer matter."""
     plain = simplified(world, bounds)
     ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
 
 
 def simplified(world: World, bounds: Bounds) -> World:
-    """Return the world without the things that no longer matter."""
+    """Return the world without the things that no longer matter, such as the age of a stored pod."""
     pods = tuple([_simplified(pod, bounds.deadline) for pod in world.pods])
     replicas = tuple([_without_use(each, r, world.pods, bounds.lease) for r, each in enumerate(world.replicas)])
     return World(pods, replicas, *world[2:])

@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return one webhook replica. The replica uses the test's clock if the test has a clock."""
+    """Return one webhook replica. It uses the test's clock if the test has one."""
     return _replica(api, request)
 
 
@@ -42,7 +42,7 @@ def _replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
 
 @pytest.fixture
 def cleaner(api: ApiDouble) -> Cleaner:
-    """Return the loop that removes stale allocations. Its watches have not listed anything yet."""
+    """Return the controller's loop that removes stale allocations. Its watches have not listed anything yet."""
     return Cleaner(api)
 
 
@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def cluster(home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Return a test cluster to which every kubeconfig connects."""
+    """Return a test double of a cluster, to which every kubeconfig connects."""
     cluster = Cluster()
     monkeypatch.setattr(Kubectl, "find", lambda *_: cluster)
     monkeypatch.setattr(Kube, "connect", lambda *_: cluster.kube)

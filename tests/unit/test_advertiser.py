@@ -46,8 +46,9 @@ def routed_to(api: ApiDouble) -> str:
     ],
 )
 def test_the_service_routes_to_the_last_writer(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
-    """If a former leader writes the EndpointSlice late, the leader corrects it. A correct slice is not written
-    again.
+    """Two leaders of the controller write the EndpointSlice in turn. The Service routes to the last writer.
+
+    If a former leader writes the EndpointSlice late, the leader corrects it. A correct slice is not written again.
     """
     first, second = advertiser(api, earlier), advertiser(api, later)
     first.advertise()
@@ -70,8 +71,10 @@ def test_a_slice_that_lost_a_label_gets_it_again(api: ApiDouble, label: str, tex
 
 
 def test_a_slice_that_another_writer_deletes_first_is_created_again(api: ApiDouble) -> None:
-    """The leader's address changes from IPv6 to IPv4. Between the leader's read and its deletion of the IPv6 slice,
-    another writer deletes the slice.
+    """The leader's address changes from IPv6 to IPv4, so the leader deletes its IPv6 slice. Another writer deletes it
+    first.
+
+    The leader creates the new slice all the same.
     """
     advertiser(api, "fd00::1").advertise()
 

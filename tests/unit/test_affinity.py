@@ -31,7 +31,7 @@ def allows(pod: Manifest, name: str, labels: Mapping[str, str]) -> bool:
 
 
 NAMED = 2
-"""The bit that stands for the second node in the bit masks of a node index."""
+"""The bit of the second node in the bit masks of a node index."""
 
 
 @cases(
@@ -78,8 +78,9 @@ def test_an_operator_has_the_meaning_that_kubernetes_defines(
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifest, labels: dict[str, str]) -> None:
-    """If the API server would reject a requirement, the scheduler only logs a parse error, and the requirement's term
-    selects no node.
+    """A requirement of a node affinity is invalid, so the API server would reject it. It selects no node.
+
+    The scheduler only logs a parse error for such a requirement, and its term selects no node.
     """
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
@@ -108,8 +109,9 @@ def test_any_other_field_selects_nothing() -> None:
 @given(strategies.pods(), strategies.clusters())
 @settings(max_examples=300)
 def test_the_node_index_agrees_with_a_check_of_every_node(pod: Manifest, cluster: Nodes) -> None:
-    """The node index is compared with a check of every node. A pod may combine nodeName, nodeSelector and required node
-    affinity.
+    """A pod may combine nodeName, nodeSelector and required node affinity.
+
+    The node index must permit the same nodes as a check of every single node.
     """
     index, selection = NodeIndex(cluster.labels), NodeSelection.of(spec_of(pod))
     matching = [index.matching(term, index.selected(selection.selector)) for term in selection.terms]
@@ -143,7 +145,7 @@ def test_a_term_is_reachable_only_if_some_node_could_match(
 
 
 def reached(pod: Manifest, *models: str, pools: tuple[str, ...] = (), keys: NodeLabels = LABELS) -> tuple[str, ...]:
-    """Return the models that the pod could get in a cluster that does not have any nodes yet."""
+    """Return the models that the pod could get in a cluster that has no nodes yet."""
     quota = NamespaceQuota({model: Limit(800) for model in models}, pools)
     return find_candidates(view(pod), PodRequest(Charge(), ()), quota, Nodes(keys)).models
 
@@ -156,8 +158,10 @@ RANK = "example.com/rank"
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
 @example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
 def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
-    """To find the expected result, the test builds a matching node label by label. This is possible because
-    requirements on different labels are independent.
+    """A pod's node selection reaches a model exactly if some node of that model could match it.
+
+    To find the expected result, the test builds a matching node label by label. This is possible because requirements
+    on different labels are independent.
     """
     found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
     for model in MODELS:
@@ -166,8 +170,9 @@ def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Ma
 
 
 def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Return the name and labels of a node that matches the term. The labels have the ``given`` values. None if the
-    search finds no such node.
+    """Return the name and labels of a node that matches the term, or None if the search finds no such node.
+
+    The node has the label values in ``given``.
     """
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
@@ -190,8 +195,9 @@ LIKELY = (
     *(f"0{number}" for number in NUMBERS),
     str(2**63 - 2),
 )
-"""Label values that are enough for the search of a node. If any values meet a set of test requirements, some of these
-values do.
+"""Label values among which the search for a node looks.
+
+If any label values meet the requirements of a test, some of these values do.
 """
 
 
@@ -200,8 +206,9 @@ values do.
 def test_limited_values_leave_out_no_value_of_a_matching_node(
     pod: Manifest, name: str, labels: dict[str, str], key: str
 ) -> None:
-    """``limited_values`` must include every value that a node may have if the pod may run there, because the pod's
-    charge depends on it.
+    """``limited_values`` returns the values that a label may have on nodes that match a node selection.
+
+    It must include every value that a node may have if the pod may run there, because the pod's charge depends on it.
     """
     assume(may_run_on(pod, name, labels))
     limited = limited_values(spec_of(pod), key)
@@ -212,7 +219,7 @@ NINE = "0000000000000000000000009"
 
 
 def held(*lines: tuple[str, ...]) -> Manifest:
-    """Return a node affinity with one term. All of the term's requirements are on the label ``m``."""
+    """Return a node affinity with one term. All requirements of the term are about the label ``m``."""
     return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
 
 

@@ -1,5 +1,6 @@
-"""Tests of the webhook's ASGI application without a server: reading request bodies, and bodies that never arrive
-completely.
+"""Tests of the webhook's ASGI application without a server.
+
+They cover request bodies, and bodies that never arrive completely.
 """
 
 import asyncio
@@ -28,8 +29,9 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Client:
-    """A client that sends one request body in parts and records the response messages. After the last part, the client
-    either sends nothing more or disconnects.
+    """A client that sends one request body in parts and records the messages of the response.
+
+    After the last part, the client either sends nothing more or disconnects.
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class Client:
 
     @property
     def status(self) -> int:
-        """Return the status of the answer."""
+        """Return the HTTP status of the answer to the client."""
         return int(self.sent[0]["status"])
 
 
 @pytest.fixture
 def service() -> mock.Mock:
-    """Return a mock of the admission service that answers each review."""
+    """Return a mock of the webhook's admission service that answers each review."""
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
     real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
     made = mock.Mock(wraps=real, log=log, metrics=real.metrics)
@@ -92,7 +94,7 @@ def dropped(service: mock.Mock) -> dict[str, float]:
 
 
 def serve(service: mock.Mock, *clients: Client) -> None:
-    """Serve the requests of all clients concurrently."""
+    """Serve the requests of all clients concurrently by the ASGI application."""
 
     async def run() -> None:
         application = Application(service)
@@ -149,8 +151,11 @@ def of(namespace: str) -> bytes:
 
 
 def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mock) -> None:
-    """A review that does not get a place in time is answered with 503. The answer also closes the connection, so that
-    the API server's retry may reach another replica.
+    """One namespace uses all its places for large reviews. A further review of it waits, and is answered with 503 if it
+    gets no place.
+
+    Other namespaces still get places. The answer closes the connection, so that the API server's retry may reach
+    another replica.
     """
     done = asyncio.Event()
 
@@ -186,8 +191,9 @@ def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(s
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The replica was suspended or overloaded for longer than the API server waits for an answer. So the review is
-    dropped without a decision.
+    """The replica was suspended or overloaded for longer than the API server waits for an answer.
+
+    It drops the reviews that it received before that, without a decision.
     """
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())

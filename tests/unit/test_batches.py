@@ -1,5 +1,6 @@
-"""Tests of the batch committer: callers that arrive together are served together, in order, each once, and no caller
-waits forever.
+"""Tests of the batch committer, which serves callers together that arrive together.
+
+Each caller is served once, in order, and no caller waits forever.
 """
 
 import asyncio
@@ -27,12 +28,13 @@ async def capitals(batch: Batch) -> None:
 
 
 class BrokenError(Exception):
-    """The error that the test's work function raises."""
+    """The error that the work function of these tests raises."""
 
 
 class Gated:
-    """A batch committer whose work function stops at a gate. Each batch waits there until the test releases the
-    batch.
+    """A batch committer whose work function stops at a gate.
+
+    Each batch waits at the gate until the test releases the batch.
     """
 
     def __init__(self) -> None:
@@ -122,8 +124,9 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
 async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """A caller gives up. If its item is still queued, the item is dropped. If the item is already in a batch, the
-    result is dropped.
+    """A caller gives up. The other callers are served as usual.
+
+    If the item of the caller is still queued, it is dropped. If the item is already in a batch, its result is dropped.
     """
     gated = Gated()
     first = await gated.calls("a")
@@ -191,8 +194,9 @@ async def test_an_item_that_the_work_skips_is_answered_as_late() -> None:
 
 
 class Crowd:
-    """Many callers that call the committer repeatedly. Some calls have no time left, some are cancelled, and sometimes
-    the work fails.
+    """Many callers that call the committer repeatedly.
+
+    Some calls have no time left, some are cancelled, and sometimes the work fails.
     """
 
     def __init__(self, seed: int) -> None:

@@ -1,5 +1,5 @@
-"""Each row of the table of bounds in docs/security.md must name an existing constant of the code and an
-existing test.
+"""Tests of the table of bounds in docs/security.md. Each row must name an existing constant of the code and an existing
+test.
 """
 
 import importlib

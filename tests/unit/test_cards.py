@@ -1,4 +1,4 @@
-"""Tests of the GPU cards of a node, the cards that pods request, and the cards that allocations use."""
+"""Tests of the GPU cards of a node, of the cards that pods request, and of the cards that allocations use."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ OTHERS = {"nvidia.com/vcuda-core": "100", "nvidia.com/vcuda-memory": "16000"}
 
 
 def four() -> Cards:
-    """Return four cards of 16 GiB."""
+    """Return the cards of a node: four cards of 16 GiB."""
     return Cards.unused(GPU_MANAGER, 4, 4 * 64)
 
 
@@ -76,8 +76,10 @@ def test_a_share_of_a_card_that_the_node_does_not_have_is_ignored(card: int) -> 
 
 
 def test_an_overcommitted_card_has_nothing_free_until_all_shares_end() -> None:
-    """gpu-admission leaves out a pod whose share of a card does not fit. So it believes that an overcommitted card is
-    free as soon as another pod ends.
+    """A card is overcommitted by the shares of several pods. It has nothing free until all of these pods have ended.
+
+    gpu-admission leaves out a pod whose share of a card does not fit. So it believes that an overcommitted card is free
+    as soon as another pod ends.
     """
     over = [Share(0, 80, 16000), Share(0, 50, 1000)]
     cards = four().taken(over)
@@ -189,8 +191,10 @@ def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> 
 
 @pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
 def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
-    """Only as many card numbers are read as the container requests cards. Otherwise the owner of a running pod could
-    claim all cards of its node.
+    """A pod's annotation lists more cards than its container requests. Only as many of them are read as the container
+    requests.
+
+    Otherwise the owner of a running pod could claim all cards of its node.
     """
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
@@ -200,8 +204,10 @@ def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int
 
 
 def test_containers_with_equal_annotations_each_get_their_own_request() -> None:
-    """Two containers have the same annotation text but different requests. The cache of parsed annotations must not mix
-    their requests.
+    """Two containers have the same annotation text for their cards, but different requests. Each gets the cards of its
+    own request.
+
+    The cache of parsed annotations must not mix their requests.
     """
     words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
     less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}

@@ -1,4 +1,4 @@
-"""The message for a rejected option of `vcuda-certs` must say which value to use instead."""
+"""Tests of the message for a rejected option of `vcuda-certs`. The message must say which value to use instead."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

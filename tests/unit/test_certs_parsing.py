@@ -1,4 +1,4 @@
-"""Tests of parsing Secrets and webhook configurations that any user may have edited."""
+"""Tests of the parsing of Secrets and webhook configurations, which any user may have edited."""
 
 import base64
 from datetime import UTC, datetime, timedelta
@@ -97,8 +97,8 @@ def test_a_leaf_with_a_wrong_key_is_dropped_but_its_authorities_are_read() -> No
 
 
 def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
-    """Return whether the rotation accepts this serving certificate with its key, and whether the webhook
-    accepts them.
+    """Return two booleans: whether the rotation accepts this serving certificate with its key, and whether the webhook
+    does.
     """
     (directory / "tls.crt").write_bytes(certificate)
     (directory / "tls.key").write_bytes(LEAF.key_pem())
@@ -123,14 +123,15 @@ AFTER_THE_LEAF = {
 def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     tmp_path: Path, rest: bytes, *, good: bool
 ) -> None:
-    """If only the webhook rejected a certificate, the rotation would see nothing to repair while no replica could
-    start.
+    """The rotation and the webhook read a serving certificate and its key. Either both accept the pair, or none does.
+
+    If only the webhook rejected a certificate, the rotation would see nothing to repair while no replica could start.
     """
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
 def unusual(subject: x509.Name, names: bytes) -> Signed:
-    """Return a self-signed certificate whose subject alternative names are these bytes."""
+    """Return a self-signed certificate whose subject alternative names are encoded as these bytes."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         x509.CertificateBuilder()
@@ -147,8 +148,9 @@ def unusual(subject: x509.Name, names: bytes) -> Signed:
 
 
 def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
-    """The certificate has an ediPartyName, which the cryptography library does not support. It counts as a certificate
-    without names.
+    """A certificate has an ediPartyName, which the cryptography library does not support.
+
+    It counts as a certificate without names, and not as a CA.
     """
     odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
     assert names_of(odd.certificate) == frozenset()
@@ -163,8 +165,9 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
 
 
 def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
-    """Other programs ignore text after a certificate. If the rotation treated such text as an error, it would need a
-    new CA.
+    """The file of a CA has text after its certificate. The rotation still uses this CA to sign certificates.
+
+    Other programs ignore such text. If the rotation treated it as an error, it would need a new CA.
     """
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 

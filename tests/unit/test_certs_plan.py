@@ -1,5 +1,6 @@
-"""Tests of the certificate rotation's plan: the order of its steps, the condition of each step, and the states that
-need a person.
+"""Tests of the certificate rotation's plan.
+
+They check the order of its steps, the condition of each step, and the states that a person must repair.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ BOTH = [SetBundles] * 2
 
 
 def refused(decision: object) -> tuple[Problem, ...]:
-    """Return the problems in this decision that a person must fix."""
+    """Return the problems in this decision of the rotation that a person must fix."""
     assert isinstance(decision, StepRefused)
     return decision.problems
 
@@ -67,8 +68,9 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
     ],
 )
 def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
-    """A run of the rotation trusts a state only after it has observed that state for ten seconds itself. A jump of the
-    clock does not shorten this time.
+    """The clock jumps ahead during a run of the rotation. The run still waits for the full time.
+
+    A run trusts a state only after it has observed that state for ten seconds itself.
     """
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
@@ -81,8 +83,9 @@ def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decis
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """A time was recorded while the clock was ahead. Such a time in the future would delay the rotation for years, or
-    end a wait too early.
+    """The rotation recorded a time while the clock was ahead. A later run replaces this time, which is in the future.
+
+    Otherwise it would delay the rotation for years, or end a wait too early.
     """
     world = rotated(Wait)
     there = world.state.authorities
@@ -92,8 +95,9 @@ def test_a_note_from_the_future_is_replaced() -> None:
 
 
 def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_leaf() -> None:
-    """A pod that is not ready still presents the serving certificate of the old CA. The pod may become ready at any
-    time, so the old CA stays.
+    """A pod that is not ready still presents the serving certificate of the old CA. The old CA stays trusted.
+
+    The pod may become ready at any time.
     """
     world = rotated(IssueLeaf)
     straggler, old_leaf = world.pods[0], world.pods[0].leaf
@@ -139,8 +143,9 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """With the broken serving certificate, every call of an API server fails anyway. So the certificate is replaced at
-    once, after the caBundles are written.
+    """The serving certificate is broken, so every call of an API server fails. It is replaced at once.
+
+    Only the caBundles are written before. There is no need to wait until the API servers have read them.
     """
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
@@ -169,15 +174,18 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
 
 
 def test_a_first_run_creates_everything_without_waiting() -> None:
-    """On a first installation there may be no webhook configuration and no endpoint, because the webhook needs its
-    Secret to start.
+    """The rotation runs for the first time. It creates the CA and the certificate without waiting.
+
+    There may be no webhook configuration and no endpoint yet, because the webhook needs its Secret to start.
     """
     assert World().go_on(Done, POLICY, UNSEEN)[0] == [MakeAuthority, Promote, IssueLeaf]
 
 
 def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
-    """All certificates are valid. But without a webhook configuration, the API server cannot call the webhook. After
-    ten minutes this is reported.
+    """All certificates are valid, but no webhook configuration or no endpoint exists. This is reported after ten
+    minutes.
+
+    Without a webhook configuration, the API server cannot call the webhook.
     """
     world = World()
     world.go_on(Done, POLICY, UNSEEN)
@@ -188,7 +196,10 @@ def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> Non
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
-    """The scheduler extender has no webhook configuration. Its caller, kube-scheduler, reads the CA from a file."""
+    """No webhook configuration exists, and none is required. The rotation reports no problem.
+
+    This is the case of the scheduler extender. Its caller, kube-scheduler, reads the CA from a file.
+    """
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRefused)
@@ -196,7 +207,10 @@ def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
 
 
 def test_without_configurations_the_problem_says_how_to_replace_the_authority() -> None:
-    """The extender has no webhook configuration, and its callers read the CA from a file only at their start."""
+    """The CA of the scheduler extender must be replaced. The reported problem says how.
+
+    The extender has no webhook configuration, and its callers read the CA from a file only at their start.
+    """
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)
@@ -210,8 +224,10 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
 
 
 def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
-    """The configuration's label is mistyped, so the rotation does not find the configuration. That must not count as if
-    every configuration trusted the new CA.
+    """The label of a webhook configuration is mistyped, so the rotation does not find the configuration.
+
+    The rotation does not replace a valid CA then. A missing configuration must not count as if every configuration
+    trusted the new CA.
     """
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
@@ -220,8 +236,9 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in which the old and the new CA are both trusted for a time. The serving certificate must be
-    renewed in that time.
+    """Return a test world (the state of a rotation) in which the old and the new CA are both trusted for a time.
+
+    The serving certificate must be renewed within that time.
     """
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
@@ -231,8 +248,9 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """For a time (`--overlap`), the old and the new CA are both trusted. The serving certificate may expire before the
-    end of that time.
+    """The old and the new CA are both trusted for a time (`--overlap`), in which the serving certificate is due.
+
+    The current CA renews it. The certificate may expire before the end of that time.
     """
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
@@ -244,7 +262,11 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
 
 
 def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_trusted_yet() -> None:
-    """The next CA is not trusted until a person restores the label of the configurations, which may take long."""
+    """The next CA is not trusted until a person restores the label of the configurations. The serving certificate is
+    due.
+
+    The current CA renews it, because the repair may take long.
+    """
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
@@ -260,8 +282,9 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """A CA that exists only in one caBundle stays trusted until every endpoint has presented a certificate of another
-    CA for the retention period. This CA is not copied to other caBundles.
+    """A CA exists only in one caBundle. It is removed like a retired CA, and is not copied to other caBundles.
+
+    It stays trusted until every endpoint has presented a certificate of another CA for the retention period.
     """
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
@@ -291,8 +314,10 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """`--issued-before` replaces all certificates that were issued before a time. A time in the future is ignored.
-    Otherwise each new certificate would be replaced again.
+    """The flag `--issued-before` is a time in the future. It is ignored, so no certificate is replaced.
+
+    The flag replaces all certificates that were issued before a time. With a future time, each new certificate would be
+    replaced again.
     """
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
@@ -335,8 +360,10 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """Another tool manages the webhook configuration, so the rotation must not write it. The configuration trusts the
-    certificate that the pods serve. Another certificate would break its calls.
+    """A webhook configuration is locked: another tool manages it, so the rotation must not write it.
+
+    It trusts the broken certificate that the pods serve, so this certificate is not replaced. Another certificate would
+    break the calls of the configuration.
     """
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
@@ -360,8 +387,9 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """A webhook configuration that the rotation must not write is left over from an earlier installation. Its caBundle
-    never trusted the serving certificate, so its calls fail anyway.
+    """A webhook configuration of an earlier installation is locked, so the rotation must not write it.
+
+    Its caBundle never trusted the serving certificate. Its calls fail anyway, so it does not block the rotation.
     """
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations

@@ -1,4 +1,6 @@
-"""Tests of the registration of webhooks: when it happens, with which CAs, and which declarations are valid."""
+"""Tests of the registration of webhooks: when the rotation registers them, with which CAs, and by which
+declarations.
+"""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -26,14 +28,15 @@ def webhook(name: str = "validate.quota.vcuda.io", **fields: Any) -> dict[str, A
 
 
 def unregistered(kind: str = "ValidatingWebhookConfiguration", name: str = "validate") -> Configuration:
-    """Return a configuration that declares one webhook, which is not registered yet."""
+    """Return a webhook configuration that declares one webhook, which is not registered yet."""
     declared = Declared((webhook(name),), (Hook(0, name, ()),), "no webhook is registered yet")
     return Configuration(kind, "vcuda-quota", "1", (), declared=declared)
 
 
 def first_start() -> World:
-    """Return a new installation in which nothing has run yet. The first pod becomes ready 20 s after it has a
-    certificate.
+    """Return a new installation in which nothing has run yet.
+
+    The first pod becomes ready 20 s after it has a certificate.
     """
     configurations = (unregistered("MutatingWebhookConfiguration", "mutate"), unregistered())
     pod = Pod("10.0.0.1:8443", timedelta(seconds=20), ready=False)
@@ -74,9 +77,7 @@ def test_nothing_is_registered_for_a_replica_that_cannot_be_called(ready: bool) 
 
 
 def test_webhooks_that_differ_keep_the_cas_that_they_trust_and_are_registered_again() -> None:
-    """Only some webhooks of a configuration trust a CA of another tool. When the configuration is repaired, that CA is
-    kept.
-    """
+    """Some webhooks of a configuration trust a CA of another tool. The configuration is repaired, and keeps that CA."""
     stranger = healthy().current.certificate
     world = healthy(timedelta())
     [mutating, validating] = world.state.configurations

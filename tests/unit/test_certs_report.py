@@ -58,8 +58,10 @@ NOBODY = {
 def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     change: Callable[[World], None], text: str, command: str
 ) -> None:
-    """Without a webhook configuration or an endpoint, no pod can be created, although all certificates are valid. The
-    problem is reported after ten minutes, so that a first installation has time.
+    """No webhook configuration or no endpoint exists, although all certificates are valid. After ten minutes this is
+    reported.
+
+    No pod can be created in this state, so a person must fix it. The ten minutes are for a first installation.
     """
     world = healthy()
     change(world)
@@ -102,7 +104,7 @@ def test_a_leaf_is_trusted_only_for_the_requested_name(dns: tuple[str, ...], *, 
 
 
 def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
-    """Return a certificate of a CA of another tool. The CA is self-signed, or signed by an intermediate CA."""
+    """Return a certificate whose CA is of another tool. This CA is self-signed, or is an intermediate CA."""
     own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
     subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
     certificate = (
@@ -121,8 +123,10 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
 
 
 def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
-    """The endpoint also sends an intermediate CA, but Python's ssl module returns only the leaf certificate. So the
-    report cannot tell whether the leaf is trusted.
+    """An endpoint sends an intermediate CA with its certificate. The report calls its trust unknown, which is no
+    problem.
+
+    Python's ssl module returns only the leaf certificate. So the report cannot tell whether the leaf is trusted.
     """
     world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
     root = foreign("root", "root", key)

@@ -1,5 +1,6 @@
-"""Property tests of the rotation: runs that start in any state and may be killed at any point reach the goal, and never
-remove trust that is needed.
+"""Property tests of the rotation of certificates.
+
+Its runs start in any state and may be killed at any point. They reach the goal, and never remove trust that is needed.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from vcuda.x509 import make_authority, make_leaf
 
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 LATEST = 60 * HOUR
-"""The longest time until a pod is ready, or until it serves a new leaf."""
+"""Maximum seconds until a pod is ready, or until it serves a new certificate."""
 FOREIGN = make_authority(START).certificate
 Damage = Callable[[World], None]
 
@@ -79,7 +80,7 @@ budgets = st.sampled_from([timedelta(seconds=15), timedelta(seconds=30), timedel
 
 
 def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int | None = None) -> object:
-    """Return the result of one run of the rotation, or None if the run was killed."""
+    """Return the result of one run of the rotation, or None if the test killed the run."""
     world.lives_after = dies_after
     try:
         return Rotation(world, policy, budget, world, lambda _: None, longest_sleep=1800).run()
@@ -90,8 +91,9 @@ def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int
 
 
 def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: timedelta) -> object:
-    """Run the rotation once a day, and return the result of the last run. The first runs are killed after the given
-    numbers of writes.
+    """Run the rotation once a day, and return the result of the last run.
+
+    Each of the first runs is killed after a number of writes, which are given in order.
     """
     ended: object = None
     for dies_after in [*deaths, *[None] * 12]:
@@ -103,8 +105,9 @@ def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: t
 
 
 def assert_at_rest(world: World) -> None:
-    """Assert that every caBundle contains our one CA and otherwise only CAs of other tools. Assert that every pod
-    serves a certificate of our CA.
+    """Assert that every caBundle contains our only CA, and apart from it only CAs of other tools.
+
+    Assert that every pod serves a certificate of our CA.
     """
     current, there = world.current, world.state.authorities
     assert (there.next_ca, there.retired) == (None, ())
@@ -130,7 +133,10 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_removes_trust(
 
 @pytest.mark.parametrize("hooks", [1, 2])
 def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: int) -> None:
-    """A run must not undo the work of an earlier run, or the runs would never finish."""
+    """Each run of the rotation is killed at its first write. In the end a run finishes.
+
+    A run must not undo the work of an earlier run, or the runs would never finish.
+    """
     world = healthy()
     world.put(configurations=world.state.configurations[:hooks])
     world.sleep(60)
@@ -213,7 +219,9 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """Two CAs may be trusted for longer than a serving certificate is still valid. A webhook configuration may be
+    """No serving certificate expires while a pod serves it, whatever the lifetimes of CAs and certificates are.
+
+    Two CAs may be trusted for longer than a serving certificate is still valid. A webhook configuration may be
     read-only for a time.
     """
     life = timedelta(hours=authority_hours)
@@ -234,8 +242,9 @@ def test_no_leaf_expires_while_it_is_served_for_any_lives(
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
-    """Two runs take alternating steps. In a step, a run reads and decides, or writes an earlier decision with the
-    resourceVersion as precondition.
+    """Two runs of the rotation take alternating steps. Together they do no harm.
+
+    In a step, a run reads and decides, or writes an earlier decision with the resourceVersion as precondition.
     """
     world = with_stragglers(healthy(*lags), late)
     world.sleep(60)

@@ -1,4 +1,7 @@
-"""The chart merges the variants of an object into one tree. Rendering that tree must return each variant unchanged."""
+"""The chart merges the variants of an object into one tree.
+
+The tests render that tree for each variant, and must get the variant unchanged.
+"""
 
 from typing import Any
 
@@ -29,9 +32,7 @@ def holds(condition: Condition, component: str) -> bool:
 
 
 def resolved(tree: Tree | None, component: str) -> Any:
-    """Return the value that the chart's template renders for a component, or for the base if the component is
-    ``""``.
-    """
+    """Return the value that the chart's template renders for a component, or with ``""`` for the base."""
     match tree:
         case Leaf(value):
             return value
@@ -45,7 +46,7 @@ def resolved(tree: Tree | None, component: str) -> Any:
 
 
 def filled(value: Any) -> Any:
-    """Return a copy of the value, made of plain mappings and lists."""
+    """Return a copy of the value that consists of plain mappings and lists."""
     if isinstance(value, dict):
         return {key: filled(each) for key, each in value.items()}
     return [filled(each) for each in value] if isinstance(value, list) else value

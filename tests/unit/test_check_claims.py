@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = (), quota: str = QUOTA) -> Rows:
-    """Run `check` for namespace team-a in a cluster with one M40 and one A100. Return the rows of its table."""
+    """Run `check` for namespace team-a in a cluster with one M40 and one A100. Return the rows of the printed table."""
     files = {name: directory / name for name in ("quota", "nodes", "manifests")}
     files["quota"].write_text(quota)
     files["nodes"].write_text(yaml.safe_dump(published(*stored)))
@@ -38,7 +38,7 @@ def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = 
 
 
 def charge_of(row: dict[str, Any]) -> str:
-    """Return the charge as the table of `check` shows it."""
+    """Return a charge as a text in the form that the table of `check` shows."""
     return str(Charge(round(row["cards"] * 100), row["memory_mib"])) if row["cards"] else ""
 
 
@@ -107,8 +107,9 @@ def test_claims_are_decided_together_with_pods_and_claims_before_them(tmp_path: 
 
 
 def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
-    """In the table, the claims of a pod follow the pod. In the manifest, the template may follow the pod, because
-    Kubernetes creates the claims later.
+    """A pod names a claim template. In the table of `check`, the claims of the pod follow the pod.
+
+    In the manifest, the template may follow the pod, because Kubernetes creates the claims later.
     """
     rows = check(tmp_path, claiming("gpus", "big"), template(), template(of_product(M40), name="big"))
     assert short(rows)[:3] == [
@@ -120,7 +121,10 @@ def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
 
 
 def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
-    """If the quota has no room for a pod's claim, the pod is still stored and waits for the claim."""
+    """A workload has several replicas with a claim template. Each replica is charged a claim of its own.
+
+    If the quota has no room for a pod's claim, the pod is still stored and waits for the claim.
+    """
     rows = check(tmp_path, deployment(7, claiming("gpus")), stored=(template(namespace="team-a"),))
     assert short(rows) == [
         "Deployment/web: 5 admitted",

@@ -1,4 +1,4 @@
-"""Tests of the charges of ResourceClaims for the devices that three DRA drivers publish, and of all malformed
+"""Tests of the charges of ResourceClaims. They cover the devices that three DRA drivers publish, and malformed
 requests.
 """
 
@@ -56,7 +56,7 @@ PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
 
 
 def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLICY) -> Charge:
-    """Return what a claim with these requests is charged for a model. The caller must pass valid requests."""
+    """Return the charge of a claim with these requests on a model. The caller must pass valid requests."""
     found = read_claim(view(claim(*requests)), policy)
     assert found.faults == ()
     return found.charge(model)

@@ -1,5 +1,6 @@
-"""Tests of the digest (a short form) of a ResourceClaim's spec. A digest has the meaning of the spec, is small, and is
-computed within bounds.
+"""Tests of the digest of a ResourceClaim's spec (the fields that decide the charge).
+
+A digest has the meaning of the spec, is small, and is computed within bounds.
 """
 
 import itertools
@@ -107,8 +108,9 @@ _DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:
 
 
 def conditions(expression: str) -> Iterator[str]:
-    """Yield the parts of a CEL expression that are combined by `&&`. This is a simple, slow algorithm to compare with:
-    it reads token by token.
+    """Yield the parts of a CEL expression that are combined by `&&`.
+
+    The tests compare this simple, slow algorithm, which reads token by token, with the digest's own.
     """
     parts: list[list[str]] = [[]]
     depth, before, at = 0, "", 0
@@ -130,7 +132,7 @@ def conditions(expression: str) -> Iterator[str]:
 
 
 def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[str]]:
-    """Return the values that each attribute may have if all of these expressions hold."""
+    """Return the values that each device attribute may have if all of these CEL expressions are true."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for match in (_DEMAND.fullmatch(each) for text in expressions for each in conditions(text)):
         if match:
@@ -140,7 +142,7 @@ def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[st
 
 
 def entries_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each entry of a claim's spec, together with its field path."""
+    """Yield each entry of a claim's spec, together with its field path in the spec."""
     for index, request in enumerate(manifest["devices"]["requests"]):
         path = f"spec.devices.requests[{index}]"
         if "exactly" in request:
@@ -343,7 +345,7 @@ def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest)
 
 @pytest.fixture
 def known(api: ApiDouble, monkeypatch: pytest.MonkeyPatch) -> TemplateInformer:
-    """Return an informer that keeps at most two templates per namespace, and three in total."""
+    """Return an informer of claim templates that keeps at most two templates per namespace, and three in total."""
     size = ENTRY_BYTES + 100
     monkeypatch.setattr("vcuda.kube.dra.MOST_OF_NAMESPACE_BYTES", 2 * size)
     monkeypatch.setattr("vcuda.kube.dra.MOST_TEMPLATE_BYTES", 3 * size)
@@ -394,8 +396,9 @@ def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: Templa
 
 
 def test_a_list_that_breaks_does_not_use_up_room_permanently(api: ApiDouble, known: TemplateInformer) -> None:
-    """A LIST of templates fails halfway. The templates that it returned may be deleted before the next LIST, so they
-    must not take up room.
+    """A LIST of claim templates fails halfway. The templates that it returned take up no room permanently.
+
+    They may be deleted before the next LIST.
     """
     [reflector] = known.reflectors().values()
     listed = api.list_pages

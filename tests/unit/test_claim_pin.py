@@ -1,5 +1,6 @@
-"""Tests of the CEL selector that restricts a claim to one GPU model. /mutate writes the selector. /validate parses the
-selector, and checks that it still matches only that model.
+"""Tests of the CEL selector that restricts a claim to one GPU model.
+
+/mutate writes the selector. /validate parses it, and checks that it still matches only that model.
 """
 
 import re

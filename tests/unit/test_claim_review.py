@@ -42,7 +42,7 @@ SCHEDULER = UserInfo("system:kube-scheduler")
 
 
 class Busy(MemoryLedgers):
-    """Ledgers whose answers always come too late."""
+    """Test ledgers whose answers always come too late for the caller."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
         return RetryLater(f"too many pods of {request.namespace} are being created at once", soon=True)
@@ -95,7 +95,7 @@ def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """Return a request of a claim, restricted to a model by the selector that /mutate writes."""
+    """Return a request for devices in a claim. The selector that /mutate writes restricts it to a model."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 
@@ -202,8 +202,10 @@ def test_an_annotation_decides_nothing() -> None:
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
 ) -> None:
-    """vgpu-manager reads the limit of a share of a card from an annotation of the claim. A claim made from a template
-    has the template's annotations.
+    """A claim for a share of a card has an annotation that lifts the limit of the share. /validate rejects the claim.
+
+    It admits the claim if the quota allows the annotation. vgpu-manager reads the limit from the annotations of the
+    claim. A claim made from a template has the template's annotations.
     """
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)

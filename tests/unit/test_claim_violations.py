@@ -1,4 +1,4 @@
-"""Tests of finding claims and pods that exceed the quota of their namespace. Such claims are reported, and never
+"""Tests of the search for claims and pods that exceed the quota of their namespace. Such claims are reported, never
 deleted.
 """
 
@@ -35,8 +35,9 @@ def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
 
 
 def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
-    """Return a claim that was created ``age`` hours ago. By default the claim is pinned to M40 and requests one card.
-    ``given`` is the number of P100 cards that are allocated to the claim.
+    """Return a claim that was created ``age`` hours ago. By default it is pinned to M40 and requests one card.
+
+    ``given``: the number of P100 cards that are allocated to the claim.
     """
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
@@ -161,8 +162,9 @@ def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, m
 
 
 def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
-    """A pod is evicted only after all older claims in the API server have been charged. While the charge of a claim is
-    unknown, nothing is evicted.
+    """A pod exceeds the quota because of older claims. It is evicted only after all these claims have been charged.
+
+    While the charge of a stored claim is unknown, nothing is evicted.
     """
     limit(api, {"quota": {"M40": 2}})
     quota, registry = quota_of(api), CollectorRegistry()

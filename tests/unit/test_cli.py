@@ -1,5 +1,6 @@
-"""Tests of addresses to listen on and of numeric flags: invalid values are rejected in flags and in environment
-variables.
+"""Tests of the addresses at which our programs listen, and of numeric flags.
+
+Invalid values are rejected, in flags and in environment variables.
 """
 
 from collections.abc import Iterator

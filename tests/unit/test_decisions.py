@@ -1,4 +1,6 @@
-"""One table of the webhook's answers on the wire: for each path, each fault of a pod and each mode of the quota."""
+"""One table of the webhook's answers as HTTP responses: for each path, each fault of a pod and each mode of
+the quota.
+"""
 
 import asyncio
 import base64
@@ -30,8 +32,9 @@ BOTH = (*MUTATE, *VALIDATE)
 
 
 class Ledgers(MemoryLedgers):
-    """Ledgers of a namespace that already uses four M40. If ``fault`` is given, each charge and each read returns or
-    raises it.
+    """Test ledgers of a namespace that already uses four M40.
+
+    If ``fault`` is given, each charge and each read returns it or raises it.
     """
 
     def __init__(self, fault: Decision | VcudaError | None = None) -> None:
@@ -57,7 +60,7 @@ class Ledgers(MemoryLedgers):
 
 
 class Refusal(NamedTuple):
-    """The expected answer if the quota is enforced."""
+    """The expected answer of the webhook if the quota is enforced."""
 
     outcome: str
     code: HTTPStatus
@@ -65,9 +68,10 @@ class Refusal(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A pod with a fault. ``lenient``, if given, holds the outcome and the warning under a quota that is not enforced.
+    """A pod with a fault, and the expected answers.
 
-    The owner of the pod gets the warning under mode warn. Under mode audit there is no warning.
+    ``lenient``, if given: the outcome and the warning under a quota that is not enforced. The owner of the pod gets the
+    warning under mode warn. Under mode audit there is no warning.
     """
 
     name: str
@@ -139,7 +143,7 @@ CASES = [
 
 
 class Told(NamedTuple):
-    """An answer of the webhook: the response on the wire, and the outcome that is counted and logged."""
+    """An answer of the webhook: the HTTP response, and the outcome that is counted and logged."""
 
     response: dict[str, Any]
     outcome: str

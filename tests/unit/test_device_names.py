@@ -1,4 +1,4 @@
-"""Tests that find a device by its name in a claim's status. The device may be in any ResourceSlice of its pool."""
+"""Tests that a device is found by its name in a claim's status. The device may be in any ResourceSlice of its pool."""
 
 import pytest
 

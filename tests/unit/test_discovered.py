@@ -1,5 +1,6 @@
-"""Tests of how the model of a node is found: which source determines it, when it is in doubt, and who owns the node's
-label.
+"""Tests of how the model of a node is found.
+
+They check which source determines the model, when the model is in doubt, and who owns the node's label.
 """
 
 from typing import Any
@@ -310,8 +311,10 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """The controller labelled the node with the name of its product. Later the quota got a row that maps this product
-    to a model. Pods may be restricted to the old label value, so it stays.
+    """The controller labelled a node with the name of its product. Later the quota maps this product to a model. The
+    label stays.
+
+    Pods may be restricted to the old label value.
     """
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)

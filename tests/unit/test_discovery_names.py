@@ -1,5 +1,6 @@
-"""Each source names a GPU product in its own way. All of these names must lead to one product name, and to the model of
-the quota.
+"""Tests of the names of GPU products. Each source names a product in its own way.
+
+All of these names must lead to the same product name, and to the model of the quota.
 """
 
 import re

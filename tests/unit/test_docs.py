@@ -1,5 +1,6 @@
-"""Tests of README, CHANGELOG, CONTRIBUTING and docs/: links resolve, every page is on the site, lists and tables are
-rendered.
+"""Tests of README, CHANGELOG, CONTRIBUTING and docs/.
+
+Links must resolve, every page must be on the site, and lists and tables must be rendered.
 """
 
 import re
@@ -45,7 +46,7 @@ def slugs(heading: str) -> set[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of the page that are equal on GitHub and on the mkdocs site."""
+    """Return those anchors of the page that GitHub and the mkdocs site give alike."""
     headings = [found[1] for line in prose(page) if (found := re.match(r"#+ (.+)", line))]
     return {min(of_heading) for heading in headings if len(of_heading := slugs(heading)) == 1}
 
@@ -73,14 +74,15 @@ def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
 
 @pages_of_the_site
 def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> None:
-    """A page of the site must not link to files outside the site, or `make docs` fails."""
+    """A page of the docs site links to a file. The file must be on the site, or `make docs` fails."""
     assert [target for target, _ in relative_links(page) if not target.resolve().is_relative_to(DOCS)] == []
 
 
 @pages_of_the_site
 def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
-    """GitHub does not need the empty line before a list or table. Without it, mkdocs renders a list as text of the
-    paragraph before.
+    """Every list and every table in the docs must follow an empty line.
+
+    GitHub does not need the empty line. Without it, mkdocs renders a list as text of the paragraph before.
     """
     lines = ["", *prose(page)]
     broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]

@@ -1,4 +1,7 @@
-"""The Chinese pages must match the English pages: the same headings, commands, tables, and links to other projects."""
+"""The Chinese pages must match the English pages.
+
+They must have the same headings, commands, tables, and links to other projects.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +25,9 @@ def text_of(path: str) -> str:
 
 
 def code_of(path: str) -> list[tuple[str, str]]:
-    """Return the language and the lines of each code block. Comments are left out, because they are translated."""
+    """Return the language and the lines of each code block of a page. Comments are left out, because they are
+    translated.
+    """
     return [(language, COMMENT.sub("", code)) for _, language, code in BLOCK.findall(text_of(path))]
 
 
@@ -35,7 +40,7 @@ def levels_of(path: str) -> list[str]:
 
 
 def rows_of(path: str) -> list[tuple[int, list[str]]]:
-    """Return for each table row the number of cells and the words in backticks in its first cell."""
+    """Return for each table row of a page the number of cells, and the words in backticks in the first cell."""
     rows = [line.strip("|").split("|") for line in prose_of(path) if line.startswith("|")]
     return [(len(cells), re.findall(r"`([^`]*)`", cells[0])) for cells in rows]
 

@@ -1,4 +1,4 @@
-"""Tests of the leader election: which candidate takes the Lease, and when a leader must stop."""
+"""Tests of the leader election. They check which candidate takes the Lease, and when a leader must stop."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,8 +18,9 @@ TIMING = LeaseTiming.of(30)
 
 
 class Candidate:
-    """A candidate of the leader election. Its clock advances only when the candidate waits. ``meanwhile`` is called at
-    every wait, and stops the candidate if it returns True.
+    """A candidate of the leader election. Its clock advances only when the candidate waits.
+
+    ``meanwhile`` is called at every wait. If it returns True, it stops the candidate.
     """
 
     def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
@@ -29,7 +30,7 @@ class Candidate:
         self.elector = Elector(api.kube, place, identity, timing=timing, wait=self._wait, clock=lambda: self.now)
 
     def stops_after(self, seconds: float) -> None:
-        """Let the candidate make its attempts of the next ``seconds``, and then stop it."""
+        """Let the candidate make its attempts for ``seconds`` seconds, and then stop it."""
         until = self.now + seconds
         self.meanwhile = lambda: self.now > until
 
@@ -52,7 +53,7 @@ def us(api: ApiDouble) -> Candidate:
 
 
 def held_by(api: ApiDouble, holder: str, **spec: Any) -> None:
-    """Store the Lease as if this holder had just renewed it."""
+    """Store the Lease as if the named holder had just renewed it."""
     given = {"holderIdentity": holder, "leaseDurationSeconds": 30, "leaseTransitions": 4}
     api.store(LEASE, {"metadata": {"name": "vcuda-controller"}, "spec": {**given, **spec}})
 
@@ -63,7 +64,7 @@ def spec_of(api: ApiDouble) -> dict[str, Any]:
 
 
 def slow(candidate: Candidate, part: float = 1.0) -> Delivery:
-    """Return a network in which every call fails after the given part of its timeout."""
+    """Return a network in which every call fails after this fraction of its timeout."""
 
     def deliver(_method: str, timeout: float, _effect: Effect) -> bytes:
         candidate.now += timeout * part
@@ -124,8 +125,9 @@ def test_a_lease_lasts_for_its_duration_since_it_was_seen(
 
 
 def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDouble, us: Candidate) -> None:
-    """The holder renewed the Lease all the time, but this candidate could not reach the API server and did not see
-    that.
+    """A candidate could not reach the API server for long, while the holder renewed the Lease all the time.
+
+    The candidate starts to count the Lease's duration again, because it did not see the renewals.
     """
     held_by(api, "them")
     assert not us.acquires_within(2)
@@ -231,8 +233,10 @@ def test_a_leader_that_cannot_renew_stops_before_others_take_over(
 
 
 def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:
-    """The API server stored the Lease, but its answer was slow. Other candidates count the Lease's duration from the
-    write, so the leader must not count from the answer.
+    """The API server stored a leader's Lease at once, but its answer was slow. The leader's time counts from before the
+    call.
+
+    Other candidates count the Lease's duration from the write, so the leader must not count from the answer.
     """
     us = Candidate(api)
     written = 0.0
@@ -310,8 +314,9 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
 
 
 def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:
-    """Return the number of failed seconds in each warning that is logged while the API server is unreachable for
-    ``seconds``.
+    """Return the number of seconds without success in each warning that is logged.
+
+    The API server is unreachable for ``seconds`` seconds meanwhile.
     """
     api.deliver = slow(candidate)
     with structlog.testing.capture_logs() as logs:

@@ -1,5 +1,6 @@
-"""Tests of the watcher that finds pods beyond their quota. Each pod is reported once. With a flag, the newest pods are
-evicted.
+"""Tests of the controller's watcher, which finds pods beyond their quota.
+
+Each pod is reported once. With a flag, the newest pods are evicted.
 """
 
 import json
@@ -29,8 +30,9 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """An API server double that accepts evictions: the pod then terminates. If ``refusal`` is set, an eviction is
-    rejected with it.
+    """An API server double that accepts evictions: an evicted pod terminates.
+
+    If ``refusal`` is set, every eviction is rejected with this error.
     """
 
     def __init__(self) -> None:
@@ -39,7 +41,9 @@ class Cluster(ApiDouble):
         self.refusal: VcudaError | None = None
 
     def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
-        """Create an object. A POST to the eviction path of a pod stores no object; it starts the eviction."""
+        """Create an object. A POST to the eviction path of a pod stores no object, but starts the eviction
+        of the pod.
+        """
         if not path.endswith("/eviction"):
             return super().post(path, body, params, timeout)
         self.evictions.append(json.loads(body))
@@ -64,7 +68,7 @@ class Cluster(ApiDouble):
         self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
 
     def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
-        """Store a pod of team-a that was created at the given hour. By default the pod is pinned to M40."""
+        """Store a pod of team-a that was created at this hour. By default the pod is pinned to M40."""
         at = {"creationTimestamp": f"2026-01-01T{hour:02}:00:00Z", "uid": f"uid-{name}"}
         pod = vcuda_pod({"tencent.com/vcuda-core": 100 * cards}, **{"affinity": held_to("M40"), **fields})
         self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
@@ -74,16 +78,18 @@ class Cluster(ApiDouble):
         return [found for path, found in sorted(self.objects.items()) if f"/events/{about}" in path]
 
     def told(self) -> list[tuple[str, str]]:
-        """Return the pod's name and the reason of each Event."""
+        """Return for each Event the name of its pod and its reason."""
         return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
 
     def evicted(self) -> list[str]:
-        """Return the name of a pod for each request to evict it."""
+        """Return the name of the pod in each request for an eviction."""
         return [eviction["metadata"]["name"] for eviction in self.evictions]
 
 
 class Watched:
-    """A watcher with a stopped clock. The test itself delivers the stored objects to the watches."""
+    """A watcher of pods beyond their quota, with a stopped clock. The test itself delivers the stored objects to its
+    watches.
+    """
 
     def __init__(
         self,
@@ -114,12 +120,12 @@ class Watched:
         self.see_pods()
 
     def see_pods(self) -> None:
-        """Deliver the stored pods to the watch of pods."""
+        """Deliver only the stored pods, to the watch of pods."""
         found = [read_stored(view(each), LABELS) for path, each in self.api.objects.items() if path.startswith(PODS)]
         self.pods = [pod for pod in found if pod]
 
     def look(self, after: float = 0.0) -> list[Any]:
-        """Advance the clock by ``after`` seconds and check namespace team-a once. Return the logged events."""
+        """Advance the clock by ``after`` seconds, and check namespace team-a once. Return the events in the log."""
         self.clock.now += after
         with structlog.testing.capture_logs() as logs:
             self.watcher.reconcile("team-a")
@@ -141,7 +147,7 @@ def api() -> Cluster:
 
 @pytest.fixture
 def watched(api: Cluster) -> Watched:
-    """Return a watcher that may evict pods and has checked the namespace once."""
+    """Return a watcher of pods beyond their quota. It may evict pods, and has checked the namespace once."""
     watched = Watched(api)
     watched.look()
     return watched
@@ -295,7 +301,10 @@ TWO = ("new", "newest")
 def test_the_stored_pods_decide_about_an_eviction(
     api: Cluster, watched: Watched, change: Callable[[Cluster], object]
 ) -> None:
-    """The stored pods decide about an eviction. The watches may be behind."""
+    """Pods or the quota were changed, so that no pod must be evicted, and the watches have not delivered the changes.
+
+    The stored pods decide about an eviction, so no pod is evicted.
+    """
     change(api)
     for _ in range(3):
         watched.look(PERIOD)
@@ -319,8 +328,10 @@ def test_an_eviction_that_a_budget_refuses_is_reported_and_retried(api: Cluster,
 
 
 def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(api: Cluster) -> None:
-    """A PodDisruptionBudget refuses the eviction. At the last attempt the pod is deleted, with its grace period, and no
-    other pod is deleted.
+    """A PodDisruptionBudget rejects the eviction of a pod repeatedly. At the last attempt the pod is deleted and
+    reported.
+
+    It is deleted with its grace period. No other pod is deleted.
     """
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     watched = Watched(api, delete_after=3)
@@ -397,8 +408,9 @@ def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> Non
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
 def test_a_failed_check_of_a_namespace_is_retried(api: Cluster, lost: Delivery) -> None:
-    """The check fails after some Events may have been written. The retry writes the missing Events, and each Event only
-    once.
+    """A check of a namespace fails after some Events may have been written. It is retried.
+
+    The retry writes the missing Events, and each Event only once.
     """
     watched = Watched(api, enforce=False)
     api.deliver = Script(lost, lost)
@@ -430,7 +442,7 @@ def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
 
 
 ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
-"""This grant ends at midnight, 36 hours after the tests' clock."""
+"""A grant that makes all four M40 permitted. It ends at midnight, 36 hours after the tests' clock."""
 THEN = "a GPU grant ends at 2026-11-27 00:00 UTC; then this pod"
 
 

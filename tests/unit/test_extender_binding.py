@@ -1,5 +1,7 @@
-"""Tests of bindings by the scheduler extender. A pod is bound only with the cards that the journal (the ConfigMap of
-placements) has for it. A late binding never allocates the same cards twice.
+"""Tests of bindings by the scheduler extender.
+
+A pod is bound only with the cards that the journal (the ConfigMap of placements) has for it. A late binding never
+allocates the same cards twice.
 """
 
 import json
@@ -31,7 +33,7 @@ UNKNOWN = "the outcome of the binding is unknown"
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Leader:
-    """A leader whose cluster has two nodes with one card each."""
+    """A leader with an extender, whose cluster has two nodes with one card each."""
     return Leader(api, cards={"n1": 1, "n2": 1}).leads()
 
 
@@ -41,9 +43,7 @@ def node_of(api: ApiDouble, name: str) -> str | None:
 
 
 def binding_at(api: ApiDouble) -> list[str]:
-    """The journal records each binding to node n1 that was sent. Return the pod's resourceVersion of each such
-    binding.
-    """
+    """Return the resourceVersion of the pod for each binding to node n1 that the journal records."""
     return [entry["binding"] for entry in json.loads(api.objects[JOURNAL]["data"]["placements"])["placements"]]
 
 
@@ -72,7 +72,7 @@ def test_a_pod_is_bound_where_it_was_placed_at_its_version_and_with_its_cards(ap
 
 @pytest.mark.parametrize("asked", [limits(60), {CORES: 100}, limits(100), {CORES: 200}, limits(200)], ids=str)
 def test_a_pod_is_bound_before_the_watch_has_delivered_it(api: ApiDouble, asked: Mapping[str, int]) -> None:
-    """The scheduler often requests a binding before the watch has delivered the pod."""
+    """The scheduler requests a binding before the extender's watch has delivered the pod. The pod is bound."""
     leader = Leader(api, cards={"n1": 2}).leads()
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
     api.store(pod_path("train"), vcuda_pod(asked, metadata=metadata))
@@ -145,8 +145,10 @@ def test_the_cards_of_a_binding_that_may_land_stay_allocated(
 
 
 def test_a_binding_at_an_outdated_version_keeps_no_cards(api: ApiDouble, leader: Leader) -> None:
-    """A binding at an old resourceVersion can never take effect. The pod has a newer version, because the scheduler
-    writes the failure into its status.
+    """The scheduler requests a binding for an old resourceVersion of a pod. The journal keeps no cards for it.
+
+    Such a binding can never take effect. The pod has a newer version, because the scheduler writes the failure into its
+    status.
     """
     leader.place("train", "n1")
     api.deliver = Script(lost_request, methods=("POST",))
@@ -172,8 +174,9 @@ def test_a_pod_keeps_the_cards_of_a_binding_that_may_land(api: ApiDouble) -> Non
 
 
 def test_bindings_of_unknown_outcome_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler retries a binding for as long as the pod exists. All attempts use one entry of the journal of
-    placements.
+    """The outcome of many bindings of one pod is unknown. They do not fill the journal of placements.
+
+    The scheduler retries a binding for as long as the pod exists. All attempts use one entry of the journal.
     """
     leader.place("train", "n1")
     for _ in range(5):
@@ -242,7 +245,10 @@ def test_a_rejected_binding_is_reported_and_the_pod_keeps_its_cards_for_the_next
 
 
 def test_a_pod_that_requests_zero_cards_is_bound_without_an_allocation(api: ApiDouble, leader: Leader) -> None:
-    """The pod names a GPU resource with amount 0, so the scheduler calls the extender to bind the pod."""
+    """A pod names a GPU resource with amount 0, so the scheduler calls the extender to bind it.
+
+    The pod is bound without an allocation of cards.
+    """
     store_pod(api, "train", 0)
     assert leader.bind("train", "cpu") == ""
     assert (node_of(api, "train"), journaled(api)) == ("cpu", {"n1": {}, "n2": {}})

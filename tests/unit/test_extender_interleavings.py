@@ -1,7 +1,6 @@
-"""A state machine for the extender. No card is over-allocated, whichever calls fail, however often the leader changes,
-and whatever tenants write into annotations.
+"""A state machine for the extender: calls fail, the leader changes, and tenants write annotations, in any order.
 
-No pod is ever bound with other cards than those in the journal of its node.
+No card is over-allocated, and no pod is bound with other cards than those in the journal of its node.
 """
 
 import json
@@ -25,21 +24,21 @@ from tests.extended import CARD_BLOCKS, UNBOUND_SECONDS, Leader, as_stored, on_c
 CARDS = {"n1": 2, "n2": 1}
 DELIVERIES: dict[str, Delivery] = {"delivered": delivered, "lost request": lost_request, "lost reply": lost_reply}
 FAULTS = st.sampled_from(["delivered"] * 6 + ["lost request", "lost reply", "late"])
-"""The outcome of an API call. Most calls succeed, because many pods must be placed before a card could be allocated
+"""The outcomes of an API call. Most calls succeed, because many pods must be placed before a card could be allocated
 twice.
 """
 LEADERS = st.sampled_from([1, 1, 1, 2])
-"""Which leader acts: 1 is the newest leader, and 2 is its predecessor."""
+"""The number of the leader that acts: 1 is the newest leader, and 2 is its predecessor."""
 SIZES = st.sampled_from([30, 60, 75, 100, 200])
 NODES = st.sampled_from([["n1"], ["n2"], ["n1", "n2"]])
 TARGETS = st.sampled_from([None, None, *CARDS])
 WHICH = st.integers(0, 5)
 Shares = Iterable[tuple[int, int, int]]
-"""The card, its cores and its memory."""
+"""For each share of a card: the number of the card, the cores, and the memory."""
 
 
 class Placements(RuleBasedStateMachine):
-    """Successive leaders that share one API server. Each of them still believes that it leads."""
+    """Successive leaders that share one API server. Each former leader still believes that it leads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +61,7 @@ class Placements(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: len(self.leaders) < 4)
     def take_over(self) -> None:
-        """Another process becomes the leader. The former leader does not notice this."""
+        """Make another process the leader. The former leader does not notice this."""
         leader = Leader(self.api, CARDS)
         self.leaders.append(leader)
         for name in self.pods():
@@ -72,14 +71,16 @@ class Placements(RuleBasedStateMachine):
 
     @rule(cores=SIZES, nodes=NODES)
     def create(self, cores: int, nodes: list[str]) -> None:
-        """Create a pod. The scheduler then calls the extender for this pod."""
+        """Create a pod, for which the scheduler then calls the extender."""
         self.created += 1
         self.leaders[-1].filter(store_pod(self.api, f"pod-{self.created}", cores), nodes)
 
     @rule(which=WHICH, card=st.integers(0, 3), node=st.sampled_from(["n1", "n2", "n3"]), who=WHICH)
     @precondition(lambda self: self.pods())
     def forge(self, which: int, card: int, node: str, who: int) -> None:
-        """The owner of a pod writes forged cards into its annotations. The watch of a leader delivers the change."""
+        """Write forged cards into the annotations of a pod, as its owner can do. The watch of a leader delivers the
+        change.
+        """
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         forged = {**on_card(card, node=node), "tencent.com/predicate-time": "9" * 19}
@@ -89,8 +90,9 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
-        """The scheduler asks the newest leader or its predecessor to place a pod. The leader's API calls may be lost or
-        arrive late.
+        """Act as the scheduler: ask the newest leader or its predecessor to place a pod.
+
+        The leader's API calls may be lost or arrive late.
         """
         name = self.pods()[which % len(self.pods())]
         self.api.deliver = self.faults(PUT=put)
@@ -100,7 +102,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
-        """The scheduler requests the binding of a pod to its node, or to a node where the pod may have been placed
+        """Act as the scheduler: request the binding of a pod to its node, or to a node where the pod was placed
         earlier.
         """
         placed = self.placed()
@@ -113,7 +115,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """A former leader binds a pod, and its call arrives late. Meanwhile the newest leader places the same pod
+        """Let a former leader bind a pod, by a call that arrives late. Meanwhile the newest leader places the same pod
         again.
         """
         name = sorted(self.placed())[which % len(self.placed())]
@@ -122,19 +124,19 @@ class Placements(RuleBasedStateMachine):
 
     @rule()
     def land(self) -> None:
-        """Deliver the API calls that were delayed."""
+        """Deliver the API calls that were delayed before."""
         self.late.land()
 
     @rule(which=WHICH, who=WHICH)
     @precondition(lambda self: self.pods())
     def watch(self, which: int, who: int) -> None:
-        """The watch of a leader delivers the current state of one pod."""
+        """Let the watch of a leader deliver the current state of one pod."""
         self.show(self.leaders[who % len(self.leaders)], self.pods()[which % len(self.pods())])
 
     @rule(which=WHICH, phase=st.sampled_from(["Running", "Succeeded", None]))
     @precondition(lambda self: self.pods())
     def change(self, which: int, phase: str | None) -> None:
-        """Change one pod: it runs on its node, it ends, or it is deleted."""
+        """Change one pod: run it on its node, end it, or delete it."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         if phase is None:
@@ -144,7 +146,7 @@ class Placements(RuleBasedStateMachine):
 
     @rule(who=WHICH, seconds=st.sampled_from([0, UNBOUND_SECONDS]))
     def tidy(self, who: int, seconds: int) -> None:
-        """Some time passes. Then one leader removes expired placements from the journals."""
+        """Let some time pass. Then let one leader remove expired placements from the journals."""
         leader = self.leaders[who % len(self.leaders)]
         leader.seconds += seconds
         leader.allocator.tidy()
@@ -192,7 +194,9 @@ class Placements(RuleBasedStateMachine):
         ]
 
     def counts(self, node: str, uid: str) -> bool:
-        """Return whether the pod exists, has not ended, and may use cards of the node."""
+        """Return whether the pod exists, has not ended, and may use cards of this node, so that its
+        placement counts.
+        """
         name = uid.removeprefix("uid-")
         if name not in self.pods():
             return False
@@ -212,7 +216,7 @@ class Placements(RuleBasedStateMachine):
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """Return the node of each pod that was placed on a node and is not bound yet."""
+        """Return the node of each pod that was placed on it and is not bound yet, by pod."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node
@@ -221,8 +225,8 @@ class Placements(RuleBasedStateMachine):
         }
 
     def faults(self, **by_method: str) -> Delivery:
-        """Return a network. It delivers the next call of each named method with the given fault, and every other call
-        normally.
+        """Return a network that delivers the next call of each named method with its given fault. It delivers all other
+        calls normally.
         """
         known: dict[str, Delivery] = {**DELIVERIES, "late": self.late}
         scripts = {method: Script(known[fault], methods=(method,)) for method, fault in by_method.items()}

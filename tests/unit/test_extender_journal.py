@@ -1,5 +1,6 @@
-"""Tests of the journals of placements. A journal is one ConfigMap per node. It is written by compare-and-swap, bounded
-in size, and deleted with its node.
+"""Tests of the journals of placements, one ConfigMap per node.
+
+A journal is written by compare-and-swap, bounded in size, and deleted with its node.
 """
 
 import json
@@ -62,8 +63,9 @@ def test_a_deleted_journal_is_restored_from_memory(api: ApiDouble) -> None:
 
 
 def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> None:
-    """A journal has the placements on one node. The largest possible journal of a node with eight cards is far below
-    the API server's size limit.
+    """The largest possible journal of a node with eight cards is far below the API server's size limit.
+
+    A journal is the ConfigMap with the placements on one node.
     """
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
     with pytest.raises(NotPlaced, match="node n1 already has 1000 pods with cards"):

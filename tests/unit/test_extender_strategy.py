@@ -1,5 +1,5 @@
-"""Tests of the extender's choice of node and cards. The choice must keep more cards whole than
-gpu-admission's order.
+"""Tests of the extender's choice of node and cards. The choice must keep more cards whole than gpu-admission's order
+does.
 """
 
 import heapq
@@ -17,8 +17,10 @@ GIB = 1024
 
 
 def node(*used: int, memory: int = 0) -> Cards:
-    """Return the cards of a node, of 16 GiB each. ``used`` is the number of cores in use on each card, and ``memory``
-    the memory in use.
+    """Return the cards of a node, each with 16 GiB.
+
+    ``used``: the number of cores in use on each card.
+    ``memory``: the memory in use on each card.
     """
     cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
@@ -119,15 +121,19 @@ def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]], strat
 
 
 PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
-"""LIFE is the average number of pods that are created during the life of one pod. With these numbers more than half of
-all cards are in use, and every pod fits.
+"""The numbers of pods, nodes and cards per node. LIFE is the average number of pods that are created while one pod
+lives.
+
+With these numbers more than half of all cards are in use, and every pod fits.
 """
 
 REQUESTS = [found for found in (read_card_request(step.pod) for step in steps()) if isinstance(found, CardRequest)]
 
 
 def whole_share(strategy: Strategy, seed: int) -> float:
-    """Return the average share of the cluster's cards that are completely free, measured after each pod is placed."""
+    """Place pods, and after each pod measure the share of the cluster's cards that are completely free. Return the
+    average.
+    """
     rng = random.Random(seed)  # noqa: S311  # equal pods in each run
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
     running: list[tuple[int, int, Placement]] = []

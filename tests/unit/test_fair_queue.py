@@ -1,5 +1,6 @@
-"""Tests of the queue of large reviews. Keys (namespaces) are served in turn, all bounds hold, and no entry waits
-without need.
+"""Tests of the queue of large reviews, whose keys are namespaces.
+
+Keys are served in turn, all bounds hold, and no entry waits without need.
 """
 
 import asyncio
@@ -38,8 +39,8 @@ def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
 
 
 def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
-    """Return the keys of the entries in the order in which they get a place. Each entry leaves before the next one gets
-    a place.
+    """Return the keys of the queue's entries in the order in which they get a place. Each entry leaves before the next
+    gets one.
     """
     order = ""
     while found := granted(entries):
@@ -57,8 +58,10 @@ def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
 
 
 def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
-    """The entry of a new key waits for the entry that has a place, and for one entry of each other key that is
-    waiting.
+    """An entry of a new key arrives while entries of other keys wait. It gets a place after at most one entry of each
+    other key.
+
+    The entry that has a place must leave before.
     """
     line = queue(ONE)
     flood = [line.enter("a", 0) for _ in range(20)]
@@ -110,8 +113,9 @@ def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_
 
 
 def test_further_keys_share_a_line() -> None:
-    """Beyond a number of different keys, all further keys share one line of the queue. So a tenant that invents a new
-    key for each entry cannot fill the queue.
+    """Entries of very many keys wait in the queue. Beyond a number of keys, all further keys share one line.
+
+    So a tenant that invents a new key for each entry cannot fill the queue.
     """
     line = queue(FEW)
     for key in "abcd":
@@ -121,7 +125,10 @@ def test_further_keys_share_a_line() -> None:
 
 
 def test_an_entry_is_never_granted_after_its_end() -> None:
-    """The process was suspended, so the deadlines of the waiting entries passed before their timers could run."""
+    """The process was suspended, so the deadlines of waiting entries passed before their timers could run.
+
+    None of these entries gets a place.
+    """
     clock = Clock()
     line = queue(ONE, clock)
     first, late, good = line.enter("a", 0), line.enter("b", 0, end=5), line.enter("c", 0, end=7)
@@ -155,7 +162,7 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
 
 
 class Machine(RuleBasedStateMachine):
-    """A state machine in which entries arrive, leave and expire in any order."""
+    """A state machine of the queue of large reviews. Entries arrive, leave and expire in any order."""
 
     entries = Bundle("entries")
 

@@ -1,4 +1,6 @@
-"""Tests of the files that describe a cluster to `check`: the quota, the nodes, their devices, and stored objects."""
+"""Tests of the files that describe a cluster to the command `check`: the quota, the nodes, their devices, and stored
+objects.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
-"""Tests that find pods which were charged for one model and got a card of another, by the annotations of HAMi and
-vgpu-manager.
+"""Tests of the search for pods that were charged for one model and got a card of another.
+
+The annotations of HAMi and vgpu-manager show which card a pod got.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,6 @@
-"""All recorded decisions of gpu-admission are replayed. The extender must choose the same nodes, or none, and the same
-cards.
+"""All recorded decisions of gpu-admission are replayed.
+
+The scheduler extender must choose the same nodes, or none, and the same cards.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from vcuda.allocations.cards import CardRequest, annotations_for, read_card_requ
 
 
 class Answer(NamedTuple):
-    """A decision: the nodes that pass the filter, the annotations without the time, and the number of whole cards that
-    the pod breaks up.
+    """A recorded decision of gpu-admission: the nodes that pass the filter, and the annotations without the time.
+
+    It also has the number of whole cards that the pod breaks up.
     """
 
     passed: tuple[str, ...]
@@ -30,8 +32,9 @@ ELSEWHERE = {
     "1005/10": "30 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
     "1007/6": "20 cores join a share on n2; gpu-admission breaks up the last whole card of n0",
 }
-"""The cases in which the extender places a pod on another node than gpu-admission does. As a result, one more card
-stays completely free.
+"""The cases in which the extender places a pod on another node than gpu-admission does.
+
+In each case the extender leaves one more card completely free.
 """
 
 

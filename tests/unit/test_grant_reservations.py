@@ -1,5 +1,6 @@
-"""Replicas admit from reservations while a grant (temporary quota) ends. No charge may use the larger limit
-after that.
+"""Replicas admit from reservations (quota that a replica holds in advance) while a grant (temporary quota) ends.
+
+After that no charge may use the larger limit.
 """
 
 from collections.abc import Iterator
@@ -18,10 +19,10 @@ GRANT_SECONDS = 20.0
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which a grant doubles the limit and ends in one second. The stored pods exceed the limit
-    without the grant.
+    """Return a test world (replicas, leaders and a double of the API server) in which a grant ends in one second.
 
-    Replica A holds a reservation that was sized by the larger limit.
+    The grant doubles the limit. Without the grant, the stored pods exceed the limit. Replica A holds a reservation that
+    was sized by the larger limit.
     """
     with ReservationWorld() as world:
         end = world.time.now + GRANT_SECONDS
@@ -38,13 +39,13 @@ def world() -> Iterator[ReservationWorld]:
 
 
 def end_grant(world: ReservationWorld, later: float = 0) -> None:
-    """Advance the time to ``later`` seconds after the end of the grant."""
+    """Advance the time of the world to ``later`` seconds after the end of the grant."""
     [grant] = world.grants
     world.pass_by(grant.times.end + later - world.time.now)
 
 
 def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
-    """Create pods until ``number`` are answered, and return how many of them were admitted."""
+    """Create pods until ``number`` of them are answered. Return how many of these were admitted."""
     before = len(world.storable())
     world.ask(replica, number)
     world.go_on()
@@ -92,8 +93,9 @@ def test_a_grant_that_begins_admits_at_once(world: ReservationWorld) -> None:
 def test_without_the_comparison_of_terms_the_reservation_would_admit_more(
     world: ReservationWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here the check that the limits are unchanged is disabled. The replica then admits charges after the grant has
-    ended, so this check is needed.
+    """The check that the limits have not changed is disabled. A replica then admits charges after the grant has ended.
+
+    So this check is needed.
     """
     end_grant(world)
     monkeypatch.setattr(ReservationLease, "is_by", lambda *_: True)

@@ -1,4 +1,7 @@
-"""Tests of when a grant is in force: by the clock of its time zone, also when that clock is set forward or back."""
+"""Tests of the times at which a grant (temporary quota) is in force.
+
+They depend on the clock of a time zone, also when that clock is set forward or back.
+"""
 
 import datetime
 import math
@@ -54,8 +57,9 @@ def clock_at(moment: float, zone: ZoneInfo) -> datetime.datetime:
 
 @st.composite
 def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
-    """Draw the times of a grant and a moment to test. The moment is near a change of the clock, and often near the
-    beginning or end of the grant.
+    """Draw the times of a grant, and a moment to test.
+
+    The moment is near a change of the zone's clock, and often near the beginning or end of the grant.
     """
     zone, day = draw(CHANGES)
     middle = moment_of(datetime.date.fromisoformat(day), zone)
@@ -70,7 +74,9 @@ def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
 
 
 def by_the_clock(times: Times, moment: float) -> bool:
-    """Return whether the grant is in force, computed independently with a calendar and the zone's wall clock."""
+    """Return whether the grant is in force. The result is computed independently, with a calendar and the zone's wall
+    clock.
+    """
     clock = clock_at(moment, times.zone)
     if not times.start <= moment < times.end or (times.days and clock.isoweekday() - 1 not in times.days):
         return False

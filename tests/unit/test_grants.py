@@ -1,5 +1,6 @@
-"""Tests of grants (quota that applies only at certain times): valid documents, the limits at a moment, and the messages
-about the end of a grant.
+"""Tests of grants (quota that applies only at certain times).
+
+They cover valid documents, the limits at a moment, and the messages about the end of a grant.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ team-a:
   time_zone: Europe/Berlin
   grants: [{A100: 4, until: 2026-12-01, why: "paper"}, {T4: 8, weekly: "Sat-Sun"}, {A100: 2, daily: "20:00-06:00"}]
 """
-"""The quota of a team with four A100. At times its grants add more A100, or cards of another model."""
+"""The quota of a team with four A100. At certain times, its grants add more A100, or cards of another model."""
 
 
 def at(text: str, zone: ZoneInfo = BERLIN) -> float:
@@ -52,7 +53,7 @@ def at(text: str, zone: ZoneInfo = BERLIN) -> float:
 
 
 def entry(written: str, zone: ZoneInfo = UTC) -> NamespaceQuota:
-    """Return the quota entry of team-a that is written in YAML's flow style."""
+    """Return the quota entry of team-a, which is written in YAML's flow style."""
     return parse_quota(f"team-a: {{{written}}}", zone=zone).namespaces["team-a"]
 
 
@@ -85,8 +86,9 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """A model that occurs only in grants is always listed, so that the models that a pod may use do not depend on the
-    time.
+    """A model occurs only in grants. It is always one of the quota's models, also while no grant is in force.
+
+    So the models that a pod may use do not depend on the time.
     """
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
@@ -269,8 +271,10 @@ def test_10000_grants_are_rejected_in_one_message() -> None:
 
 
 def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
-    """Weekly and daily times are limited to 1,000 different ones. Dated grants, and namespaces with equal times, do not
-    count towards that limit.
+    """A quota document with more than 1,000 different weekly and daily times is rejected, because the times are
+    compared with the clock.
+
+    Dated grants, and namespaces with equal times, do not count towards this limit.
     """
     assert quota_faults(many_times(MAX_RECURRING)) == ()
     [fault] = quota_faults(many_times(MAX_RECURRING + 1))
@@ -310,7 +314,7 @@ ENDS = (
 
 
 def create(used: int, moment: float, quota: NamespaceQuota = TEAM, **fields: Any) -> AdmissionResponse:
-    """Return the answer of /validate to a pod that requests one A100."""
+    """Return the answer of /validate to a new pod that requests one A100."""
     policy = PolicySnapshot(Quota({"team-a": quota}, version="41").at(moment), NODES)
     ledgers = MemoryLedgers({"team-a": {"A100": Charge(100 * used)}})
     asked = review(pod_of_cores(100, affinity=held_to("A100")), **fields)
@@ -368,8 +372,9 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
 
 
 class Followed:
-    """The leader's follower of grants, with an API server double. It settles namespaces when grants begin or end. The
-    test sets its clock.
+    """The leader's follower of grants, with an API server double. It settles namespaces when grants begin or end.
+
+    The test sets the clock of the follower.
     """
 
     def __init__(self, document: str, moment: float) -> None:

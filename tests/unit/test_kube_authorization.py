@@ -1,5 +1,6 @@
-"""After the API server starts, it may refuse permitted calls for some seconds. Such a refusal must be distinguished
-from a missing right.
+"""For some seconds after its start, the API server may reject permitted calls.
+
+The client must distinguish such a rejection from a missing right.
 """
 
 import pytest

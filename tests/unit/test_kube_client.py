@@ -31,7 +31,7 @@ IN_IT = f"/api/v1/namespaces/{QUOTED}/"
 
 
 class Asked:
-    """A client double that records the path of each call. It has no objects."""
+    """A test double of the client. It records the path of each call, and has no objects."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -94,7 +94,10 @@ def test_lines_are_complete_however_the_stream_is_cut(lines: list[bytes], cuts: 
 
 
 def test_a_line_is_returned_as_soon_as_it_is_complete() -> None:
-    """A watch may be silent for a minute, so its last event must be returned before the next line arrives."""
+    """A line of a watch has arrived completely, and the next line has not. The line is returned at once.
+
+    A watch may be silent for a minute, so its last event must not wait for the next line.
+    """
     lines = split_lines(itertools.chain([b"fir", b"st\nsec"], iter(pytest.fail, None)))
     assert next(lines) == b"first"
 
@@ -112,7 +115,10 @@ def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
 
 
 def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
-    """A server that sends its answer byte by byte must not extend the timeout."""
+    """A server sends its answer byte by byte. This does not extend the timeout.
+
+    Each read of the body may last only for the rest of the timeout.
+    """
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"abc"
@@ -132,8 +138,9 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
 
 
 def test_a_body_is_read_although_its_connection_was_released() -> None:
-    """If the server announces that it will close the connection, Python releases the connection before the body is
-    read.
+    """The server announces that it will close the connection, so Python releases the connection early.
+
+    The body of the answer is read all the same.
     """
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]

@@ -1,4 +1,4 @@
-"""Tests of the check of the API server's version: which versions are too old, and which are unknown."""
+"""Tests of the check of the API server's version. Some versions are too old, and some cannot be parsed."""
 
 import json
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def test_an_answer_that_is_no_version_is_a_warning(answer: bytes) -> None:
 
 
 class Told:
-    """Runs the version check, and records its warnings and errors."""
+    """Runs the check of the API server's version, and records its warnings and errors."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

@@ -1,4 +1,4 @@
-"""Tests of which changes of a node the watch reports. Heartbeats, which are most events, are not reported."""
+"""Tests of the changes of a node that the watch reports. Heartbeats, which are most events, are not reported."""
 
 from typing import Any
 
@@ -37,8 +37,9 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """Each relevant change is reported once to the followers of nodes. A change of the model is also reported to the
-    followers of models, which then read the new model.
+    """A node is changed in several ways. Each relevant change is reported once to the followers of nodes.
+
+    A change of the model is also reported to the followers of models, which then read the new model.
     """
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []

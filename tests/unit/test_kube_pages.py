@@ -1,4 +1,7 @@
-"""Tests of paged LISTs: pages stay small for objects of any size, and a LIST ends in time for any number of objects."""
+"""Tests of LISTs in pages.
+
+Pages stay small for objects of any size, and a LIST ends in time for any number of objects.
+"""
 
 import json
 from collections.abc import Callable
@@ -28,8 +31,9 @@ SIZES = st.lists(
 
 
 class Server:
-    """A server that returns pages of objects with the given sizes. The bodies are small and only pretend to have the
-    sizes of these objects.
+    """A server that returns pages of objects with the given sizes.
+
+    The bodies are small, and only pretend to have these sizes.
     """
 
     def __init__(self, *sizes: int, seconds: Callable[[int], float] = lambda _: 0.0) -> None:
@@ -73,7 +77,7 @@ class Server:
 
 
 class Body(bytes):
-    """A response body that pretends to have another size."""
+    """A response body that pretends to have another size than its own."""
 
     size: int
 

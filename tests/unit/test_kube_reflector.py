@@ -1,4 +1,4 @@
-"""Tests of the delays between a reflector's attempts, in seconds."""
+"""Tests of the delays between two attempts of a reflector, in seconds."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,5 +1,6 @@
-"""A reflector's store must return for one namespace exactly the objects of that namespace, after any sequence of
-changes.
+"""Tests of a reflector's store of objects.
+
+For one namespace it must return exactly the objects of that namespace, after any sequence of changes.
 """
 
 from hypothesis import given, strategies as st

@@ -1,4 +1,7 @@
-"""Tests of the turns of LISTs: a tenant with large objects may delay its own LISTs, and no other tenant's."""
+"""Tests of the turns in which namespaces are listed.
+
+A tenant with large objects may delay LISTs of its own namespaces, and of no other tenant's.
+"""
 
 import asyncio
 import threading
@@ -24,7 +27,7 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lists:
-    """LISTs that each take a given number of seconds on the test's clock, with the turns under test."""
+    """LISTs that each take a number of seconds on the test's clock. The tested turns decide when each LIST begins."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -99,7 +102,7 @@ def test_slow_namespaces_are_remembered_within_a_bound(lists: Lists, monkeypatch
 
 
 class Held:
-    """LISTs that run in threads until the test ends them."""
+    """LISTs of namespaces that run in threads until the test ends them."""
 
     def __init__(self, made: ListTurns) -> None:
         self.turns = made
@@ -154,7 +157,9 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
 
 
 class Uncountable:
-    """An API server that never completes a LIST of pods in time for namespaces named large-…"""
+    """A test double of the API server. It never completes a LIST of pods in time for namespaces whose names begin with
+    large-.
+    """
 
     def __init__(self, api: ApiDouble) -> None:
         self.lists: list[str] = []
@@ -208,8 +213,10 @@ def _overdue(*_: object, **__: object) -> object:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Without an open ledger, each read of the usage LISTs the pods. If reads did not share a LIST, dry runs alone
-    could occupy every thread.
+    """Many callers read the usage of one namespace whose ledger is not open. They share the LISTs of pods.
+
+    Each read without an open ledger needs a LIST. If reads did not share a LIST, dry runs alone could occupy every
+    thread.
     """
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Every valid notation of a watch event must be decoded to the same event."""
+"""Tests of the decoding of watch events. Every valid notation of an event must be decoded to the same event."""
 
 import json
 from typing import Any
@@ -44,6 +44,8 @@ def test_an_event_is_read_in_any_json_notation(
     ],
 )
 def test_a_line_that_cannot_be_read_loses_the_watch(line: bytes) -> None:
-    """A line that cannot be decoded could be about any object, so the watch must start again."""
+    """A watch delivers a line that cannot be decoded. The watch starts again, because the line could be about any
+    object.
+    """
     with pytest.raises(WatchLost):
         read_event(line, "watch")

@@ -16,8 +16,9 @@ LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 
 
 
 class Labelled(ApiDouble):
-    """An API server with namespace team-a. ``asks`` is whether the API server already calls the webhook for team-a, as
-    a dry run shows.
+    """A test double of the API server with namespace team-a.
+
+    ``asks``: True if the API server already calls the webhook for team-a, which a dry run shows.
     """
 
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
@@ -41,7 +42,7 @@ class Labelled(ApiDouble):
         return self.get(TEAM, timeout=timeout)
 
     def labelled(self) -> str | None:
-        """Return the namespace's label after the loop has handled the namespace once."""
+        """Let the controller's loop handle the namespace once, and return the namespace's label after that."""
         self.labels.reflector.relist()
         self.labels.reconciler.turn("team-a")
         value: str | None = self.objects[TEAM]["metadata"]["labels"].get(ENFORCED_LABEL)
@@ -70,8 +71,10 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
 
 @pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])
 def test_no_namespace_is_exempted_by_an_outdated_document(newer: Any) -> None:
-    """The controller's copy of the quota document is outdated: team-a just got a limit. If team-a were exempted from
-    the webhook, its first pods would be stored without a charge.
+    """The controller's copy of the quota document is outdated: team-a has just got a limit. The label does not exempt
+    team-a.
+
+    If team-a were exempt from the webhook, its first pods would be stored without a charge.
     """
     api = Labelled(FREE, None)
     api.limit(newer)

@@ -1,5 +1,6 @@
-"""Tests of refusals. Only a LIST that began after the request can lead to a 403. Any other shortage of quota is
-answered 429.
+"""Tests of refusals. Only a LIST that began after the request can lead to a 403.
+
+Any other shortage of quota is answered with 429.
 """
 
 import asyncio
@@ -26,7 +27,7 @@ TERMINATING = {"gone": Terminating("M40", TWO, 30)}
 
 
 class Namespace:
-    """A namespace whose ledger and pods the test sets, with a clock and one replica that is asked for one more card."""
+    """A namespace whose ledger, pods and clock the test sets. One replica is called for a pod with one more card."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api, self.clock = api, Clock()
@@ -37,7 +38,7 @@ class Namespace:
         self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
-        """Store ``number`` pods with one card each. All other pods are deleted."""
+        """Store ``number`` pods with one card each in the namespace. Delete all its other pods."""
         for path in [path for path in self.api.objects if "/pods/" in path]:
             self.api.remove(path)
         for each in range(number):
@@ -156,8 +157,10 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
-    """A live replica releases its reservation within two seconds. A dead replica does not. So after two seconds the
-    answer no longer has a time after which to retry.
+    """A charge lacks room only because of another replica's reservation. The answer says when to retry.
+
+    After two seconds the answers do not say so any more. A live replica releases its reservation within two seconds,
+    but a dead replica does not.
     """
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
@@ -174,7 +177,7 @@ def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(n
 
 
 class ListGate:
-    """Blocks the first LIST until the test opens the gate."""
+    """Blocks the first LIST of pods until the test opens this gate."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
@@ -208,7 +211,10 @@ def test_all_waiting_calls_share_one_list_and_the_next_list_waits_half_a_second(
 
 
 def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> None:
-    """The running LIST began before the second request, so it may lack pods that were created before that request."""
+    """A call arrives during a LIST of pods. It waits for the next LIST.
+
+    The running LIST began before the call, so it may lack pods that were created in between.
+    """
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -228,8 +234,9 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """After a slow LIST of a large namespace, the replica waits before the next LIST. So LISTs take only a part of the
-    time.
+    """A LIST of a large namespace takes long. The replica waits before it starts the next LIST.
+
+    So LISTs take only a part of the time.
     """
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
@@ -289,7 +296,9 @@ def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace
 
 
 def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_run(namespace: Namespace) -> None:
-    """No watch saw whether the deleted pod ran, so its charge stays for the longest grace period, as after a change of
+    """A pod is deleted while no controller runs. Its charge is released when the pod can no longer run.
+
+    No watch saw whether the deleted pod ran. So its charge stays for the longest grace period, as after a change of
     leader.
     """
     namespace.ledger(

@@ -1,5 +1,6 @@
-"""Tests of a lost ledger: nothing is charged until every pod that was charged in the lost ledger is stored or can never
-be stored.
+"""Tests of a lost ledger.
+
+Nothing is charged until every pod that was charged in the lost ledger is stored, or can never be stored.
 """
 
 import pytest
@@ -18,8 +19,9 @@ MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"
 
 LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""The time after which a lost ledger may open. It includes one lease, because a replica that does not know of the loss
-may still admit from its reservation.
+"""Seconds after which a lost ledger may open.
+
+They include one lease, because a replica that does not know of the loss may still admit from its reservation.
 """
 
 
@@ -46,8 +48,9 @@ def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from
 def test_the_wait_is_measured_separately_for_each_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, replaced: str
 ) -> None:
-    """A replica saw the first loss, but not that the ledger was recreated and lost again. The wait for the second loss
-    starts anew.
+    """A ledger is lost, recreated, and lost again. A replica saw only the first loss.
+
+    The wait for the second loss starts anew.
     """
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
@@ -89,8 +92,9 @@ def test_a_ledger_recreated_and_lost_again_unseen_is_a_new_loss(
 def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
     api: ApiDouble, replica: Replica, clock: Clock
 ) -> None:
-    """The namespace was deleted and recreated. A pod whose creation was in progress may be stored in the new
-    namespace.
+    """A namespace with a ledger was deleted and recreated. Its missing ledger is detected as lost.
+
+    A pod whose creation was in progress may be stored in the new namespace.
     """
     replica.charge("a", deadline=clock.now + 1)
     api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
@@ -103,8 +107,9 @@ def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """A read of a lost ledger writes the closed ledger, and the wait begins then. If /mutate only answered 429 and
-    wrote nothing, the wait would never begin.
+    """/mutate reads a namespace whose ledger is lost. It writes a closed ledger, and the wait for its opening begins.
+
+    If /mutate only answered 429 and wrote nothing, the wait would never begin.
     """
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
@@ -133,8 +138,10 @@ def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
 
 
 def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """A replica first creates the mark (a ConfigMap that records that there is a ledger) and then the ledger. So a mark
-    without a ledger may mean that the ledger is being created.
+    """A mark without a ledger may mean that another replica is creating the ledger. The ledger is awaited, and not
+    taken for lost.
+
+    The mark is a ConfigMap that records that there is a ledger. A replica creates the mark first, and then the ledger.
     """
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []
@@ -241,8 +248,9 @@ def test_a_restored_ledger_stays_lost_when_a_write_gets_no_answer(
 def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """A replica forgets the versions that it saw long ago. Otherwise each replica would close the restored ledger once
-    more at its first use.
+    """A ledger was restored to an old version. A replica that saw a newer version long ago does not report a loss.
+
+    A replica forgets such versions. Otherwise each replica would close the restored ledger once more at its first use.
     """
     other.charge("a", deadline=clock.now + 1)
     restore = api.backup()

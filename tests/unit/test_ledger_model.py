@@ -1,5 +1,6 @@
-"""The rules of the ledger as a model. The test explores every state within small bounds. `python -m tests.model --full`
-uses larger bounds.
+"""Tests of the rules of the ledger by a model, which explores every state within small bounds.
+
+`python -m tests.model --full` uses larger bounds.
 """
 
 import pytest
@@ -17,8 +18,10 @@ def test_no_interleaving_exceeds_the_limit_or_leaves_a_charge_behind(bounds: Bou
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_is_needed(mutant: Mutant) -> None:
-    """With one rule broken, the model must find a fault: usage above the limit, a wrong 403, or a charge that stays
-    forever. Its trace has the steps.
+    """One rule of the model is broken. The model finds a fault: usage above the limit, a wrong 403, or a charge that
+    never ends.
+
+    It also finds the steps to the fault.
     """
     explored = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
     assert explored.fault

@@ -1,5 +1,7 @@
-"""Tests of the first ledger of a namespace. A replica creates the ledger closed, creates a mark ConfigMap, and opens
-the ledger at once. Other replicas must wait.
+"""Tests of the first ledger of a namespace.
+
+A replica creates the ledger closed, creates a mark (a ConfigMap), and opens the ledger at once. Other replicas must
+wait.
 """
 
 import contextlib
@@ -18,8 +20,10 @@ from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.quota.model import Charge
 
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
-"""The API calls that open a ledger: read the ledger, create it closed, create its mark ConfigMap, LIST pods and claims,
-write the open ledger with the first charge.
+"""The API calls that open a ledger.
+
+They read the ledger, create it closed, create its mark (a ConfigMap), LIST pods and claims, and write the open ledger
+with the first charge.
 """
 
 FOUR = Charge(400, 0, 400)
@@ -48,7 +52,10 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Return a network that delivers all calls normally, except for the given deliveries from call ``number`` on."""
+    """Return a network that delivers all calls normally, except the calls from call ``number`` on.
+
+    For those it uses the given deliveries, one for each call.
+    """
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -83,8 +90,10 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """While one replica is suspended, the others open the ledger, if needed after a wait, and fill the namespace with
-    one pod.
+    """Act as the other replicas while one replica is suspended. They open the ledger, and fill the namespace with one
+    pod.
+
+    If the ledger may only open after a wait, they wait.
     """
     for attempt in range(3):
         try:
@@ -102,7 +111,7 @@ def drained(api: ApiDouble, other: Replica, clock: Clock) -> None:
 
 
 def filled_again(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """The namespace was emptied, its first pod is deleted, and a second pod is admitted that is not stored yet."""
+    """Delete the first pod of the namespace, and let a second pod be admitted that is not stored yet."""
     drained(api, other, clock)
     api.remove(POD)
     assert isinstance(other.charge("y", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -133,8 +142,10 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """One replica creates the mark ConfigMap and opens the ledger. The other replica reads the ledger until it
-    is open.
+    """Two replicas open the first ledger of a namespace at once. Both charge their pods, without the wait for a lost
+    ledger.
+
+    One replica creates the mark (a ConfigMap) and opens the ledger. The other reads the ledger until it is open.
     """
     seen: list[str] = []
 
@@ -156,8 +167,9 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
 def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """A replica reads the closed ledger and is suspended. Meanwhile others may open the ledger, and it may be lost
-    again. So the replica opens only the version that it read.
+    """A replica reads a closed ledger and is suspended. Meanwhile others may open the ledger, and it may be lost again.
+
+    The replica opens only the version of the ledger that it read before.
     """
 
     def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
@@ -176,7 +188,9 @@ def test_a_replica_opens_only_the_version_that_it_marked(
 def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """The mark ConfigMap must stay. Without it, a process that finds no ledger could not tell that the newer ledger was
+    """A process that deletes a ledger is suspended before it deletes the mark. Meanwhile a newer ledger is opened.
+
+    The mark (a ConfigMap) stays. Without it, a process that finds no ledger could not tell that the newer ledger was
     lost.
     """
     replica.charge("a")
@@ -214,7 +228,7 @@ def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, repli
 
 
 def closed(api: ApiDouble, replica: Replica) -> Settling:
-    """Return a leader of a namespace whose ledger was created and never opened."""
+    """Return the leader's part for a namespace whose ledger was created and never opened."""
     settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):

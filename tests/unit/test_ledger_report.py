@@ -1,5 +1,6 @@
-"""Tests of the usage report of a namespace: its models in order, the usage by pod and by claim, and the remaining
-quota.
+"""Tests of the usage report of a namespace.
+
+It has the models in order, the usage by pods and by claims, and the remaining quota.
 """
 
 import msgspec
@@ -51,8 +52,10 @@ def test_used_includes_terminating_charges() -> None:
 
 
 def test_reserved_cards_are_neither_used_nor_available() -> None:
-    """The reported reservation is the sum of all replicas. A charge that was admitted from a reservation and then
-    written is pending, so it counts as used.
+    """A namespace has reservations of several replicas. The report shows their sum, as neither used nor available
+    cards.
+
+    A charge that was admitted from a reservation and then written is pending, so it counts as used.
     """
     reserved = {
         "replica-1": Reservation({"M40": Charge(150), "P100": Charge(50, 300)}, 1),
@@ -74,8 +77,10 @@ def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
 
 
 def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
-    """The memory of whole cards is a part of the memory limit. This part must be rounded up once, for used and reserved
-    cards together.
+    """A quota limits cards and memory. In the report, used and reserved memory add up to the charge.
+
+    The memory of whole cards is a part of the memory limit. It must be rounded up once, for used and reserved cards
+    together.
     """
     quota = NamespaceQuota({"P100": Limit(300, 1000)})
     ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})
@@ -89,7 +94,9 @@ def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
 
 
 def test_over_the_limit_nothing_is_available() -> None:
-    """The quota only warns, or its limit was lowered below the usage. Then nothing is available."""
+    """The usage exceeds the limit, because the quota only warns or its limit was lowered. The report says that nothing
+    is available.
+    """
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 

@@ -1,4 +1,7 @@
-"""Tests of the text of a ledger: it is parsed back as written, it stays small, and a damaged text is an error."""
+"""Tests of the stored text of a ledger.
+
+It is parsed back as written, it stays small, and a damaged text is an error.
+"""
 
 import json
 import uuid
@@ -34,7 +37,10 @@ def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
 
 @given(st.uuids())
 def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
-    """The API server compares uids literally, so a uid with capital letters is another uid."""
+    """A ledger's text has uids with capital letters. They are read back unchanged.
+
+    The API server compares uids literally.
+    """
     uids = {str(made), str(made).upper(), made.hex}
     ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
     assert read_ledger(write_ledger(ledger)).pending.keys() == uids
@@ -44,8 +50,9 @@ def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
     ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="charges of 20 sizes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
-    """The expected sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from 20
-    kB on.
+    """A ledger has the maximum number of pending charges. Its text still has at most the expected size.
+
+    The sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from 20 kB on.
     """
     pending = {
         str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)

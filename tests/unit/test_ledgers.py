@@ -1,5 +1,6 @@
-"""Tests of ledgers in memory: no order of events admits more than the quota. Recent choices of a model influence the
-next choices for a short time.
+"""Tests of ledgers in memory. No order of events admits more than the quota.
+
+Recent choices of a model influence the next choices for a short time.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ ROOMY = NamespaceQuota(dict.fromkeys(MODELS, Limit(1000)))
 
 
 def total(charges: list[Charge]) -> Charge:
-    """Return the sum of the charges, computed without the code under test."""
+    """Return the sum of the charges. It is computed without the code under test."""
     return Charge(
         sum(charge.cores for charge in charges),
         sum(charge.memory for charge in charges),
@@ -32,7 +33,7 @@ def total(charges: list[Charge]) -> Charge:
 
 
 def within(charge: Charge, limit: Limit | None) -> bool:
-    """Return whether the total of all charges is within the limit, in exact arithmetic. A missing limit counts as 0."""
+    """Return whether the sum of all charges is within the limit, in exact arithmetic. A missing limit counts as 0."""
     limit = limit or Limit(0)
     if limit.memory is None:
         return charge.cores <= limit.most_cores
@@ -62,8 +63,8 @@ class Admissions(RuleBasedStateMachine):
         return [demand.charge for demand in self.admitted.values() if demand.model == model]
 
     def put(self, demand: ChargeRequest) -> None:
-        """Decide a request. An enforced quota must admit only what fits the limit. Any other quota must admit every
-        request.
+        """Decide a request. An enforced quota must admit it only if it fits the limit. Any other quota must
+        admit it.
         """
         limit = demand.quota.limits.get(demand.model)
         fits = within(total([*self.taken(demand.model), demand.charge]), limit)
@@ -91,8 +92,9 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """Repeat a call. If the first call was admitted, so is the repeated call, under any quota. Otherwise the call
-        is decided again.
+        """Repeat an earlier call. If the first call was admitted, the repeated call must be admitted under any quota.
+
+        If not, the repeated call is decided again.
         """
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
@@ -171,8 +173,10 @@ CHOICES = st.tuples(
 def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """The recent choices are compared with a plain list. Releasing a choice that does not exist, or that has expired,
-    changes nothing.
+    """A charge removes the oldest equal entry from the recent choices of models. A plain list must give the same
+    result.
+
+    The release of a choice that does not exist, or that has expired, changes nothing.
     """
     clock = Clock()
     choices = RecentChoices(clock.monotonic)

@@ -1,4 +1,7 @@
-"""Tests of quotas that limit only memory: what a card is charged, what fits, and figures without cards."""
+"""Tests of quotas that limit only memory.
+
+They cover the charge of a card, the charges that fit, and figures without cards.
+"""
 
 import math
 
@@ -26,7 +29,7 @@ from webhook.ledger.leases import Demand, plan
 GIB = 1024
 CARD = Charge(100, 0, 100)
 A100 = Limit(None, 160 * GIB, 80 * GIB)
-"""A quota of 160 GiB, on cards of 80 GiB."""
+"""A quota of 160 GiB of memory, on cards of 80 GiB each."""
 ROWS = "{A100: {memory: 80Gi}, T4: {memory: 15Gi}}"
 
 

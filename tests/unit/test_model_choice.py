@@ -1,4 +1,4 @@
-"""Tests of which permitted model a pod gets."""
+"""Tests of the choice of a pod's model among the models that it may use."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
-    """Return the usage of each model, given in cores."""
+    """Return the usage of each model. The arguments are numbers of cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
 
 
@@ -33,7 +33,7 @@ def chosen(
     usage: Mapping[str, Usage] = {},  # the default is only read
     quota: NamespaceQuota = QUOTA,
 ) -> tuple[str, str] | tuple[Shortage, ...]:
-    """Return the chosen model and the reason for it, or the shortages if no model has room."""
+    """Return the chosen model and the reason for its choice. If no model has room, return the shortages."""
     choice = choose(candidates.options(quota, lambda _model: asked, usage), candidates.rule)
     return (choice.model, choice.reason) if isinstance(choice, Choice) else choice
 
@@ -69,7 +69,9 @@ def test_the_reason_names_the_place_of_the_order(rule: Rule) -> None:
 
 
 def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
-    """Twelve pods of one card each fill the models one after another, in the order of the quota."""
+    """One workload creates twelve pods of one card each. They fill the models one after another, in the order of the
+    quota.
+    """
     quota = NamespaceQuota({model: Limit(400) for model in ALL})
     usage: dict[str, Usage] = {}
     got = []
@@ -117,7 +119,9 @@ def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_t
 
 
 def test_cards_of_pending_pods_do_not_count_as_free() -> None:
-    """The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to the same
+    """Several pods are created in a burst. The cards of its pending pods do not count as free for the next pod.
+
+    The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to the same
     model.
     """
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
@@ -167,8 +171,9 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
-    """A pod is restricted to one model and cannot change it later. A container cannot combine the free parts of several
-    cards.
+    """A model has free parts of cards, but no card with room for a container of the pod. This model is tried last.
+
+    A container cannot combine the free parts of several cards. A pod that is pinned to a model cannot change it later.
     """
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
     asking = view(pod(*(container(each) for each in limits)))
@@ -200,8 +205,9 @@ def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> Non
 
 
 def test_whole_cards_take_their_share_of_the_memory() -> None:
-    """Two of four cards take half of the memory. A pod that needs more than the other half of the memory gets another
-    model.
+    """Two of four cards are in use by pods with whole cards. So half of the limit of memory is in use too.
+
+    A pod that needs more than the other half gets another model.
     """
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}

@@ -1,5 +1,6 @@
-"""Tests of the leader's model label on nodes. The leader never overwrites the operator's label, and changes no label
-while pods use the node.
+"""Tests of the model label that the leader writes to nodes.
+
+It never overwrites the operator's label, and changes no label while pods use the node.
 """
 
 from collections.abc import Mapping
@@ -40,8 +41,8 @@ NOTHING: Manifest = {}
 
 
 class Labeller:
-    """The leader's labelling of nodes, with an API server double and a stopped clock. It checks nodes when the test
-    calls it.
+    """The leader's labelling of nodes, with an API server double and a stopped clock. It checks nodes only when the
+    test calls it.
     """
 
     def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
@@ -64,7 +65,7 @@ class Labeller:
         self.duty.add_all()
 
     def write_quota(self, quota: str, models: str = "{}") -> None:
-        """Store the quota document and deliver it to the watch."""
+        """Store the quota document, and deliver it to the leader's watch."""
         metadata = {"namespace": "kube-system", "name": "gpuquota"}
         data = {"gpu_quota": quota, "gpu_models": models}
         self.api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", {"metadata": metadata, "data": data})
@@ -89,8 +90,8 @@ class Labeller:
         self.look()
 
     def look(self, seconds: float = LOOK_SECONDS) -> list[Mapping[str, Any]]:
-        """Let time pass, deliver the stored objects to the watches, and check all nodes that are due. Return
-        the log.
+        """Let time pass, deliver the stored objects to the watches, and check all nodes that are due. Return the events
+        in the log.
         """
         self.now += seconds
         queue, served = self.duty.reconciler.queue, [END]
@@ -353,7 +354,10 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
-    """The policy rejects every write, because it permits another label than the label in --model-label."""
+    """The policy rejects each write of a node's label. The leader does not repeat the write on every node.
+
+    The reason is that the policy permits another label than the one in --model-label.
+    """
 
     def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":

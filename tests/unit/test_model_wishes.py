@@ -1,5 +1,6 @@
-"""Tests of where an object's model preference comes from: its annotation, its namespace's quota, or the order in the
-quota document.
+"""Tests of the order of models that an object prefers.
+
+It is stated by the object's annotation, by the quota of its namespace, or by the order in the quota document.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """A cluster in which model L40S is known from another namespace, and B200 from a node."""
+    """A policy with two models outside of the pod's quota: L40S is in the quota of another namespace, and B200 is on a
+    node.
+    """
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
@@ -136,8 +139,9 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """/validate reads the pod's model from its node selection. So an edit of the annotation after /mutate does not
-    change the charge.
+    """A pod's model annotation is edited after /mutate. The charge does not change.
+
+    /validate reads the pod's model from its node selection, and never from the annotation.
     """
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))

@@ -1,4 +1,4 @@
-"""Tests of /mutate: which model a pod gets, which pods are rejected, and that no ledger is written."""
+"""Tests of /mutate. It chooses the model of a pod, rejects some pods, and writes no ledger."""
 
 import asyncio
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline five seconds ahead. Its clock is stopped."""
+    """Return a deadline that is five seconds ahead of its clock. The clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -29,7 +29,7 @@ FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
 class Ledgers(MemoryLedgers):
-    """Ledgers with the given usage. The test fails if a charge is made."""
+    """Test ledgers with the given usage. The test fails if a charge is made."""
 
     def __init__(self, now: Mapping[str, int], a_moment_ago: Mapping[str, int] | None = None) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def mutated(
     quota: NamespaceQuota = QUOTA,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer for one pod while ``used`` cores of each model are in use."""
+    """Return the answer of /mutate for one pod, while ``used`` cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
     return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
 
@@ -105,7 +105,10 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
 
 
 class Counted(Ledgers):
-    """Ledgers that have the given usage when the stored pods are counted. With None, the count takes too long."""
+    """Test ledgers whose usage is found by a count of the stored pods.
+
+    If the usage is None, the count takes too long.
+    """
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -174,8 +177,10 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """A quota that does not enforce admits a pod without a suitable model. The pod still uses a card, so it needs the
-    scheduler that keeps track of the cards.
+    """A quota that does not enforce admits a pod without a suitable model. /mutate removes forged annotations from the
+    pod.
+
+    It also sets the scheduler that keeps track of the cards, because the pod still uses a card.
     """
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))

@@ -1,5 +1,6 @@
-"""Tests of the memory of the namespaces that callers name: it has only existing namespaces, a bounded number, and for a
-limited time.
+"""Tests of the memory of the namespaces that callers name.
+
+It has only existing namespaces, a bounded number of them, each for a limited time.
 """
 
 import asyncio

@@ -1,5 +1,6 @@
-"""The manifests in the pages about other projects must be valid, and the webhook must count the pods that they
-create.
+"""Tests of the manifests in the pages about other projects.
+
+They must be valid, and the webhook must count the pods that they create.
 """
 
 import json
@@ -13,7 +14,9 @@ from tests.documented import documented, documented_objects
 from webhook.cli import main
 
 QUOTA = "team-a: {quota: {H100: 8, T4: 8, A100: 8}}"
-"""The order of models in this quota. It has no effect here, because each manifest has an annotation with its model."""
+"""A quota for the documented manifests. The order of its models has no effect, because each manifest names
+its model.
+"""
 COUNTED = {"Deployment": (1, "A100"), "Notebook": (1, "T4"), "PyTorchJob": (2, "A100"), "RayCluster": (2, "A100")}
 """For each kind, the number of GPU pods that its manifest creates, and their model."""
 

@@ -1,4 +1,7 @@
-"""Tests of how long a directory must be observed before it is removed, however the clocks change."""
+"""Tests of the time for which the node agent must observe a directory before it removes the directory.
+
+The clocks may change meanwhile.
+"""
 
 from collections.abc import Callable
 
@@ -15,12 +18,15 @@ FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """Return the moment ``seconds`` after the start. If ``wall`` is given, the wall clock shows that time instead."""
+    """Return the moment ``seconds`` after the start.
+
+    ``wall``: if given, the time that the wall clock shows at that moment.
+    """
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
 def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """Return the result for one directory in a sweep at each of these moments."""
+    """Return the result for one directory in a sweep of the node agent, at each of these moments."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -67,7 +73,9 @@ def test_a_directory_changed_within_the_grace_period_stays(
 
 
 def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
-    """The directory had vanished, or its pod had returned, so its age counts from the next sweep."""
+    """A directory is missing in one sweep, or its pod exists in one sweep. Its observed time starts again with the next
+    sweep.
+    """
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]

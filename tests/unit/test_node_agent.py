@@ -1,4 +1,4 @@
-"""Tests of the node agent's loop: when it sweeps, what it logs, and when it is healthy."""
+"""Tests of the node agent's loop: the times of its sweeps, its log, and its health."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -36,8 +36,9 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """Replaces the sweeps. Each sweep reports its outcomes and then returns or raises its result. The last sweep is
-    repeated.
+    """Replaces the sweeps of the node agent.
+
+    Each sweep reports its outcomes, and then returns or raises its result. The last sweep is repeated.
     """
 
     script: Script
@@ -64,7 +65,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock: a list whose only element is the time."""
+    """The monotonic clock of the node agent's loop, as a list whose only element is the time."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now
@@ -191,7 +192,7 @@ def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
 
 
 def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
-    """Return how long the loop waits, in seconds."""
+    """Return the seconds for which the node agent's loop waits."""
     began = time.monotonic()
     wakeup.wait(interval)
     return time.monotonic() - began

@@ -1,4 +1,4 @@
-"""Tests of how vendors name the directories of pods, and of which pods still need a directory."""
+"""Tests of the names that vendors give to the directories of pods, and of the pods that still need a directory."""
 
 import pytest
 
@@ -116,7 +116,11 @@ def test_a_directory_stays_by_its_name_and_the_existing_pods(
 def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
-    """The API server may have no mirror pod of a running static pod, for example if its namespace does not exist."""
+    """The API server has no mirror pod for a directory of a static pod. It is removed only if the kubelet has no such
+    pod either.
+
+    The mirror pod of a running static pod may be missing, for example if its namespace does not exist.
+    """
     assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 

@@ -1,5 +1,5 @@
-"""Tests of the list of pods in a file. A list that may be incomplete is rejected, because a missing pod would lose its
-directory.
+"""Tests of the file with a list of pods. A list that may be incomplete is rejected, because a missing pod would lose
+its directory.
 """
 
 import json
@@ -26,7 +26,7 @@ def listed(*pods: Json, kind: str = "List", **metadata: object) -> bytes:
 
 
 def without_kind(found: Json) -> Json:
-    """Return the pod as an item of a PodList, which has no kind."""
+    """Return the pod as an item of a PodList. Such an item has no kind."""
     return {"metadata": found["metadata"], "spec": found["spec"], "status": {"phase": "Failed"}}
 
 

@@ -1,5 +1,6 @@
-"""Tests of the JSON Patch that pins a pod to a GPU model: example pods with their expected patches, and properties of
-any pod.
+"""Tests of the JSON Patch that pins a pod to a GPU model.
+
+They have example pods with expected patches, and properties that hold for any pod.
 """
 
 import asyncio
@@ -34,15 +35,17 @@ SCHEDULER = "gpu-scheduler"
 
 
 NAMES = sorted({path.name.split(".")[0] for path in CASES.iterdir()})
-"""The names of the example cases. Each case has the manifest of a pod (``.pod.yaml``) and the expected patch
-(``.patch.json``).
+"""The names of the example cases.
+
+Each case has the manifest of a pod (``.pod.yaml``) and the expected patch (``.patch.json``).
 """
 
 
 @pytest.mark.parametrize("case", NAMES)
 def test_the_patch_is_the_expected_one(case: str) -> None:
-    """/mutate pins each example pod to M40 in the pools public and lab. For the cases named scheduler-…, a flag names a
-    scheduler.
+    """/mutate pins each example pod to M40 in the pools public and lab. The patch must be the expected one.
+
+    For the cases named scheduler-…, a flag of the webhook names a scheduler.
     """
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
@@ -72,8 +75,9 @@ def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """An admitted pod: the manifest that was sent, the manifest after the patch of /mutate, the answer, the quota and
-    the webhook.
+    """An admitted pod.
+
+    The fields are the manifest before and after the patch of /mutate, the answer, the quota and the webhook.
     """
 
     sent: Manifest
@@ -88,7 +92,7 @@ HINTS = st.builds(Hints, st.just(LABELS), st.sampled_from([None, SCHEDULER, "def
 
 @st.composite
 def admitted(draw: st.DrawFn) -> Admitted:
-    """Draw any pod, quota and cluster for which the webhook chooses a model. The cluster may have no nodes."""
+    """Draw a pod, a quota and a cluster for which the webhook chooses a model. The cluster may have no nodes."""
     pod, quota = draw(strategies.pods()), draw(strategies.quotas())
     quota = msgspec.structs.replace(quota, mode=draw(st.sampled_from([Mode.ENFORCE, Mode.WARN])))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": quota}), draw(strategies.clusters()), draw(HINTS)))
@@ -98,8 +102,8 @@ def admitted(draw: st.DrawFn) -> Admitted:
 
 
 def for_every_admitted_pod(test: Any) -> Any:
-    """Return a version of the test that runs with many random pods for which the webhook chooses a model. Other pods
-    are skipped.
+    """Return a version of the test that runs with many random pods. Pods for which the webhook chooses no model are
+    skipped.
     """
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
@@ -107,7 +111,11 @@ def for_every_admitted_pod(test: Any) -> Any:
 
 @for_every_admitted_pod
 def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools(case: Admitted) -> None:
-    """The patch must exclude exactly the nodes of other models and pools. The test checks every possible node."""
+    """A pod is patched by /mutate. It may run on exactly those nodes of its own selection that have its model and
+    pools.
+
+    The test checks every possible node.
+    """
     for name, labels in EVERY_NODE:
         in_pools = not case.quota.pools or labels.get(POOL) in case.quota.pools
         as_pinned = labels.get(MODEL) == case.answer.model and in_pools
@@ -116,8 +124,9 @@ def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools
 
 @for_every_admitted_pod
 def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
-    """A pod runs on a node if any one of its node selector terms matches. So the patch must restrict every term to the
-    model.
+    """A pod has several node selector terms. The patch restricts each term to the model, and leaves empty terms empty.
+
+    A pod runs on a node if any one of its terms matches.
     """
     before = required_terms_of(case.sent)
     after = required_terms_of(case.patched)
@@ -134,7 +143,7 @@ def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
 
 
 def required_terms_of(pod: Mapping[str, Any]) -> list[Manifest]:
-    """Return the terms of the required node affinity. Return an empty list if a parent field is missing."""
+    """Return the terms of the pod's required node affinity; an empty list if it has none."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
 
@@ -184,12 +193,16 @@ MAY_CHANGE = {
     "metadata.labels": {"nvidia.com/assigned-phase"},
     "spec": {"nodeName", "schedulerName"},
 }
-"""All fields that the patch may change. In addition, the patch may add to the terms of the required node affinity."""
+"""All fields that the patch may change.
+
+In addition, the patch may add requirements to the terms of the required node affinity.
+"""
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return the pod without the fields that the patch may change. A parent field that is null or empty counts as
-    absent.
+    """Return the pod without the fields that the patch of /mutate may change.
+
+    A parent field that is null or empty counts as absent.
     """
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():
@@ -217,8 +230,10 @@ def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
 
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """An annotation can name the card type that a pod may use. HAMi-DRA compares this type with a device's product
-    name, which differs from the model.
+    """No node has a register (an annotation that lists its cards). The patch writes no annotation with a card type.
+
+    The annotation would name the card type that a pod may use. HAMi-DRA compares it with a device's product name, which
+    differs from the model.
     """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
@@ -250,7 +265,7 @@ def check_scheduler(case: Admitted, *, keeps: bool = False) -> None:
 
 @st.composite
 def let_pass(draw: st.DrawFn) -> Admitted:
-    """Draw any pod without a possible model, under a quota that does not enforce and so admits the pod."""
+    """Draw a pod for which no model is possible. The quota does not enforce, so it admits the pod."""
     pod, mode = draw(strategies.pods()), draw(st.sampled_from([Mode.WARN, Mode.AUDIT]))
     webhook = Webhook(PolicySnapshot(Quota({"team-a": NamespaceQuota({}, mode=mode)}), Nodes(), draw(HINTS)))
     answer = webhook.mutate(pod)
@@ -272,8 +287,9 @@ def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_se
 
 @st.composite
 def nearly_pinned(draw: st.DrawFn) -> Manifest:
-    """Draw a pod whose owner tries to make it look restricted to one model: some terms are, and others allow further
-    models or pools.
+    """Draw a pod whose owner tries to make it look restricted to one model.
+
+    Some of its node selector terms are restricted, and others allow further models or pools.
     """
     model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
     held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]
@@ -295,8 +311,9 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
-    """The check of /validate must hold even if /mutate was never called, or if another webhook changed the
-    pod later.
+    """/validate accepts a pod. This pod cannot run on nodes of another model or pool than it is charged for.
+
+    This must hold even if /mutate was never called, or if another webhook changed the pod later.
     """
     verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)

@@ -1,5 +1,6 @@
-"""Tests that docs/architecture.md lists the modules that run for a create and for a turn of the settler, in the order
-of their calls.
+"""Tests that docs/architecture.md lists the modules of a create, and of a turn of the settler.
+
+The modules must be in the order of their first calls.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ POD: dict[str, Any] = {
 
 
 def documented(heading: str) -> list[str]:
-    """Return the modules in the numbered list under this heading."""
+    """Return the modules in the numbered list of docs/architecture.md under this heading."""
     section = ARCHITECTURE.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
     return [path.replace("/", ".") for path in re.findall(r"^\d+\. `([\w/]+)\.py`", section, re.MULTILINE)]
 
@@ -54,8 +55,10 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """The first pod creates the ledger. Then another replica admits a second pod, and only the modules of this usual
-    path are traced.
+    """docs/architecture.md has the modules of a create, in the order of their calls.
+
+    In this test the first pod creates the ledger. Then another replica admits a second pod, and only the modules of
+    this usual path are traced.
     """
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),

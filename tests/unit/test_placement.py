@@ -1,5 +1,7 @@
-"""Tests of placement: the models that a pod may use, the message if there is no such model, and the constraints that
-restrict the pod to one model.
+"""Tests of placement.
+
+They cover the models that a pod may use, the message if there is no such model, and the constraints that restrict the
+pod to one model.
 """
 
 import itertools
@@ -88,7 +90,9 @@ A_OR_NEW = required(*(term(fields=[requirement("metadata.name", "In", name)]) fo
 
 
 def selecting(key: str, operator: str, *values: str) -> Manifest:
-    """Return the part of a pod's spec that selects nodes by this label, or by name if ``key`` is metadata.name."""
+    """Return the part of a pod's spec that selects nodes by this label. If ``key`` is metadata.name, it selects them by
+    name.
+    """
     line = requirement(key, operator, *values)
     return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
 
@@ -202,7 +206,7 @@ def test_a_node_without_a_model_has_none(name: str) -> None:
 @given(strategies.pods(), strategies.quotas(), strategies.clusters())
 @settings(max_examples=150)
 def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: NamespaceQuota, cluster: Nodes) -> None:
-    """If a node of a model can run the pod, that model must be a candidate. The test checks every node."""
+    """A node of a model can run a pod. Then this model must be a candidate for the pod. The test checks every node."""
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
     usable = {model for model in quota.limits if wanted(pod, model) and takers(pod, model, quota, cluster)}
     assert found.present == usable
@@ -216,8 +220,9 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """If a pod does not select nodes by name, a new node may still suit it. So a model is a candidate even if no known
-    node suits the pod.
+    """No known node suits a pod that does not select nodes by name. The models are candidates all the same.
+
+    A node that is added later may suit the pod.
     """
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
@@ -226,7 +231,7 @@ def test_the_model_of_a_future_node_is_a_candidate_too(
 
 
 def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> list[str]:
-    """Return the nodes of the model and of the quota's pools on which the pod may run."""
+    """Return the nodes of the model and of the quota's pools that can run the pod."""
     return [
         name
         for name, labels in cluster.labels.items()
@@ -237,8 +242,9 @@ def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> 
 
 
 def wanted(pod: Mapping[str, Any], model: str) -> bool:
-    """Return whether the pod's annotations permit the model. Only the annotations of the vendors whose resources its
-    containers request count.
+    """Return whether the pod's annotations permit the model.
+
+    Only annotations of those vendors count whose resources the pod's containers request.
     """
     resources = " ".join(name for one in pod["spec"]["containers"] for name in one["resources"]["limits"])
     annotations = pod["metadata"].get("annotations") or {}
@@ -299,8 +305,9 @@ def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool
 
 
 def at_length(n: int, *lines: Manifest) -> Manifest:
-    """Return a pod with a single node selector term. The term has ``n`` different requirements for one key and the
-    given requirements.
+    """Return a pod with a single node selector term.
+
+    The term has ``n`` different requirements for one key, and the given requirements.
     """
     above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
     return vcuda_pod(affinity=required(term(*above, *lines)))
@@ -312,8 +319,8 @@ def by_model(n: int) -> Manifest:
 
 
 def by_many(n: int, terms: int) -> Manifest:
-    """Return a pod with ``n`` keys in its nodeSelector. Each of its ``terms`` node selector terms contradicts one of
-    these keys.
+    """Return a pod with ``n`` keys in its nodeSelector and ``terms`` node selector terms. Each term contradicts one of
+    the keys.
     """
     alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
     return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
@@ -337,10 +344,11 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_placement_takes_linear_time_in_the_pods_size_and_not_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Tenants write the node selector terms. With an earlier algorithm, N requirements for one key took N³ steps per
-    model, which stopped admission.
+    """A pod has very many node selector terms, or the cluster has many nodes. Placement takes at most linear time.
 
-    Stored pods count too: a tenant can add terms to a gated pod, and the leader reads all stored pods.
+    Tenants write these terms. With an earlier algorithm, N requirements for one key took N³ steps per model, which
+    stopped admission. Stored pods count too: a tenant can add terms to a gated pod, and the leader reads all stored
+    pods.
     """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)
@@ -354,8 +362,9 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return the number of function calls that it takes to find the candidate models and to read the pod's model.
-    Measured time would depend on the machine.
+    """Return the number of function calls that find the candidate models and read the pod's model.
+
+    Measured time would depend on the machine instead.
     """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
     find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # this call fills the nodes' caches

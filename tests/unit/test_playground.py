@@ -1,4 +1,7 @@
-"""Tests of the playground: the texts that it prints, the check for missing programs, and the actions of its teams."""
+"""Tests of the playground.
+
+They cover the texts that it prints, the check for missing programs, and the actions of its teams.
+"""
 
 import itertools
 from collections import Counter

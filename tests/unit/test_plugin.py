@@ -19,7 +19,9 @@ MEMORY = {"memory_limit": 1000, "memory_used": 250}
 
 
 def test_the_bar_is_full_only_if_nothing_is_left() -> None:
-    """The bar is empty only if nothing is used, and full only if nothing is left."""
+    """The plugin shows the usage as a bar. The bar is empty only if nothing is used, and full only if
+    nothing is left.
+    """
     amounts = [(0, 8, 0), (4, 8, 10), (8, 8, 20), (9, 8, 20), (2.5, 2.5, 20), (0, 0, 0), (1, 0, 20)]
     nearly = [(0.1, 8, 1), (0.01, 1000, 1), (7.9, 8, 19), (7.99, 8, 19)]
     for used, limit, filled in [*amounts, *nearly]:
@@ -27,8 +29,9 @@ def test_the_bar_is_full_only_if_nothing_is_left() -> None:
 
 
 def test_the_bar_shows_reserved_after_used_cards() -> None:
-    """Even a very small reservation takes one character. If nothing else is free, the reservation fills the rest of the
-    bar.
+    """The plugin's bar shows reserved cards after used cards. Even a very small reservation takes one character.
+
+    If nothing else is free, the reservation fills the rest of the bar.
     """
     for used, limit, reserved, shown in [
         (4, 8, 2, "##########+++++-----"),
@@ -51,7 +54,10 @@ def test_a_namespace_is_shown_as_a_table(cluster: Cluster) -> None:
 
 
 def test_reserved_cards_have_a_column_only_while_there_are_some(cluster: Cluster) -> None:
-    """Reserved cards are neither used nor free, so they need their own column."""
+    """The plugin's table has a column of reserved cards only if some cards are reserved.
+
+    Reserved cards are neither used nor free, so they need their own column.
+    """
     cluster.publish("team-a", {**M40, "used": 5, "available": 1, "reserved": 2.0}, P100)
     cluster.publish("team-b", {**M40, **MEMORY, "reserved": 1.0, "memory_reserved": 100})
     assert run("-A").stdout.splitlines() == [
@@ -165,8 +171,8 @@ def test_every_namespace_is_listed_with_its_mode_if_it_does_not_enforce(cluster:
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str, read: Any) -> None:
-    """JSON and YAML output is a list even for one namespace. It has every field, even if the field has its default
-    value.
+    """The plugin prints JSON or YAML. The output is a list even for one namespace, and has every field, even with
+    default values.
     """
     cluster.publish("team-a", M40)
     absent: dict[str, Any] = {
@@ -192,8 +198,9 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
     ],
 )
 def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
-    """A policy permits only the controller to write reports. The plugin must ignore other ConfigMaps even if that
-    policy is missing.
+    """Another ConfigMap looks like a usage report. The plugin shows only the report that the controller wrote.
+
+    A policy permits only the controller to write reports, but the policy may be missing.
     """
     cluster.publish("team-a", M40)
     forged = {"namespace": "team-b", "mode": "enforce", "models": [M40]}
@@ -214,7 +221,9 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml", "wide"])
 def test_terminal_codes_are_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
-    """The forged texts contain colours, line breaks, cursor movements and right-to-left marks."""
+    """A report contains forged texts with colours, line breaks, cursor movements and right-to-left marks. The plugin
+    escapes them.
+    """
     hostile = "M40\x1b[31m\r\n\x9b2A\u202etxt\x7f"
     cluster.publish("team-a", {**M40, "model": hostile}, mode="\x1b[8m")
     cluster.publish("team-b", text='{"namespace": "\\u001b[2J", "mode": "enforce", "models": []}')
@@ -238,8 +247,9 @@ def test_a_namespace_without_a_report_is_reported(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("text", [" ", "{}", "no JSON", '{"namespace": 5}'])
 def test_a_damaged_report_affects_only_its_namespace(cluster: Cluster, text: str) -> None:
-    """Users of the namespace with the damaged report get an error. The table of all namespaces leaves this namespace
-    out.
+    """The usage report of one namespace is damaged. Users of this namespace get an error.
+
+    The table of all namespaces leaves this namespace out, and shows the others.
     """
     cluster.publish("team-a", text=text)
     cluster.publish("team-b", M40)
@@ -289,8 +299,9 @@ PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64
     ],
 )
 def test_an_invalid_namespace_name_is_bad_input(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
-    """The name of a namespace becomes a part of an API path. A name that contains a slash could lead to another
-    namespace.
+    """The plugin gets an invalid name of a namespace. It reports bad input.
+
+    The name becomes a part of an API path, so a name with a slash could lead to another namespace.
     """
     cluster.publish("team-b", M40)
     in_manifest = given == "of the manifest"

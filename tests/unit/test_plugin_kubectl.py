@@ -1,4 +1,6 @@
-"""Tests of how `kubectl gpuquota` reads the output of kubectl and the JSON of a published report."""
+"""Tests of the parsing of two inputs of `kubectl gpuquota`: the output of kubectl, and the JSON of a
+published report.
+"""
 
 import json
 

@@ -1,5 +1,6 @@
-"""Tests of `kubectl gpuquota why`, which shows a workload's last rejection, the present decision, and the pods that
-must end first.
+"""Tests of `kubectl gpuquota why`.
+
+It shows a workload's last rejection, the present decision, and the pods that must end first.
 """
 
 import json
@@ -20,7 +21,7 @@ TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [co
 
 
 def deployment(cluster: Cluster) -> None:
-    """Store a Deployment with its ReplicaSet, and a ReplicaSet of another Deployment."""
+    """Store a Deployment with its ReplicaSet, and also a ReplicaSet of another Deployment."""
     about = {"apiVersion": "apps/v1", "kind": "Deployment"}
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
     cluster.store(
@@ -103,8 +104,9 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
 def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     cluster: Cluster, short: Shortage, needed: float | None, of_memory: bool, sentence: str
 ) -> None:
-    """The webhook's own code writes the rejection. Its first sentence is about model M40, and the second has the
-    shortage under test.
+    """A rejection has several sentences, and the shortage is in the second. The plugin finds the missing amount.
+
+    The webhook's own code writes the rejection. Its first sentence is about model M40.
     """
     deployment(cluster)
     cluster.refusal = ApiError(

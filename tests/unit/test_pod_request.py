@@ -1,4 +1,7 @@
-"""Tests of the charge of a pod for each kind of request and of container, and of all malformed requests."""
+"""Tests of the charge of a pod.
+
+They cover each kind of request, each kind of container, and all malformed requests.
+"""
 
 from typing import Any
 
@@ -14,7 +17,7 @@ CORES, MEMORY = GPU_MANAGER.cores, GPU_MANAGER.memory
 
 
 def charge_of(manifest: Manifest) -> Charge:
-    """Return the charge of a pod. The pod must not have any faults."""
+    """Return the charge of a pod. The caller must pass a pod without faults."""
     request = read_request(view(manifest))
     assert request.faults == ()
     return request.charge
@@ -79,8 +82,8 @@ def test_cores_and_memory_of_each_vgpu_are_charged(
     none_said_is_all=({"gpu": 1, "gpumem": 0, "gpumem-percentage": 0}, Charge(100, 0, 100)),
 )
 def test_memory_in_percent_is_that_share_of_a_card(asked: dict[str, int], charge: Charge) -> None:
-    """If a pod requests a percentage of memory from HAMi, it is charged this percentage of a card's memory, for cards
-    of any size.
+    """A pod requests a percentage of memory from HAMi. It is charged this percentage of a card's memory, for cards of
+    any size.
     """
     assert charge_of(vcuda_pod({f"nvidia.com/{name}": amount for name, amount in asked.items()})) == charge
 
@@ -174,7 +177,9 @@ def test_a_pod_without_a_vcuda_request_is_charged_nothing(manifest: Manifest) ->
 @EACH
 @pytest.mark.parametrize("zero", [0, "0"])
 def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> None:
-    """Helm charts write ``nvidia.com/gpu: 0`` for pods that need no card."""
+    """A pod requests amount 0 of GPU resources, as Helm charts write ``nvidia.com/gpu: 0``. It counts as a pod without
+    a request.
+    """
     manifest = vcuda_pod(dict.fromkeys(scheme.resources, zero))
     assert not asks_for_vcuda(view(manifest))
     request = read_request(view(manifest))
@@ -184,8 +189,9 @@ def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> No
 @EACH
 @pytest.mark.parametrize("amount", [1, "1", "-1", "0.5", "two", "1m", ""])
 def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> None:
-    """An amount that cannot be parsed still counts as a request. Otherwise the pod would be admitted without a
-    charge.
+    """A pod has an amount that is not zero, or that cannot be parsed. It counts as a request.
+
+    Otherwise the pod would be admitted without a charge.
     """
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
@@ -202,7 +208,7 @@ LIMITS = "spec.containers[0].resources.limits"
 
 
 def refusals(manifest: Manifest) -> list[str]:
-    """Return the text of every fault of the pod."""
+    """Return the text of every fault in the requests of the pod."""
     return [str(fault) for fault in read_request(view(manifest)).faults]
 
 
@@ -220,7 +226,10 @@ def refusals(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """If an amount is not a whole number, only this fault is reported, because other faults may follow from it."""
+    """A pod requests an amount that is not a whole number. It is rejected, and only this fault is reported.
+
+    Other faults may follow from this fault.
+    """
     assert refusals(vcuda_pod({resource: amount})) == [f"{LIMITS}[{resource}]: {why}; write a whole number from 0 up"]
 
 
@@ -233,15 +242,18 @@ WRONG_CORE_LIMITS = [
     *(("50", cores, f"{WITHIN}, 60, to 100") for cores in ((10, 60), (60, 10))),
     *((text, (200,), LEAVE_OUT) for text in ("100", "200", "x")),
 ]
-"""Each row has the annotation's text, the cores that each container requests, and the expected message. The limit must
-suit the container that requests the most cores.
+"""Wrong core limits. Each row has the annotation's text, the cores that each container requests, and the expected
+message.
+
+The limit must suit the container that requests the most cores.
 """
 
 
 @pytest.mark.parametrize("scheme", [GPU_MANAGER, NVIDIA_VCUDA], ids=lambda scheme: scheme.name)
 class TestCoresOfTheContainer:
-    """Tests of gpu-manager and its fork for nvidia.com: the cores and memory of a request are those of the whole
-    container.
+    """Tests of gpu-manager, and of its fork for nvidia.com.
+
+    There the cores and memory of a request are those of the whole container.
     """
 
     @pytest.mark.parametrize("memory", [0, 4])
@@ -279,8 +291,8 @@ class TestCoresOfTheContainer:
 
 
 def core_limit_refusals(scheme: Scheme, text: str, *cores: int) -> list[str]:
-    """Return the faults of a pod with this annotation as its core limit, and with one container per amount in
-    ``cores``.
+    """Return the faults of a pod whose annotation is its core limit. The pod has one container per amount
+    in ``cores``.
     """
     containers = [container({scheme.cores: number, scheme.memory: 4}) for number in cores]
     return refusals(pod(*containers, annotations={str(scheme.core_limit): text}))
@@ -295,14 +307,17 @@ def test_a_core_limit_of_another_scheme_is_not_read() -> None:
 @pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("count", [0, 1, 2])
 class TestCoresOfEachVgpu:
-    """Tests of HAMi and vgpu-manager: a request has a number of vGPUs, and the cores of each vGPU."""
+    """Tests of HAMi and vgpu-manager. There a request has a number of vGPUs, and the cores of each vGPU."""
 
     @pytest.mark.parametrize("memory", [0, 100])
     @pytest.mark.parametrize("cores", [101, 150, 200, 300])
     def test_more_than_the_card_of_a_vgpu_is_rejected(
         self, scheme: Scheme, count: int, cores: int, memory: int
     ) -> None:
-        """Whole cards are requested by the number of vGPUs. So 200 cores per vGPU are as wrong as 150."""
+        """A pod requests more than 100 cores per vGPU, for example 150 or 200. It is rejected.
+
+        Whole cards are requested by the number of vGPUs, so even 200 cores per vGPU are wrong.
+        """
         sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card; write at most 100, the cores of each vGPU"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]
@@ -334,7 +349,10 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     three=({"nvidia.com/gpu": 1, CORES: 100, "nvidia.com/vgpu-number": 1}, "hami and gpu-manager and vgpu-manager"),
 )
 def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
-    """The message names the resources in the order in which the API server stores them."""
+    """A container requests resources of two schemes (the resource names of two vendors). It is rejected.
+
+    The message names the resources in the order in which the API server stores them.
+    """
     sentence = f"{LIMITS}: requests resources of two schemes, {names}; request resources of only one scheme"
     assert refusals(vcuda_pod(limits)) == [sentence]
 

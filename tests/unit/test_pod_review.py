@@ -1,4 +1,4 @@
-"""Tests of which reviews the quota applies to. The rules are the same for /mutate and /validate."""
+"""Tests of the reviews to which the quota applies. The rules are the same for /mutate and /validate."""
 
 from http import HTTPStatus
 from typing import Any
@@ -21,7 +21,7 @@ NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
 def outcome(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> str:
-    """Return the outcome of a review to which no quota applies. The pod must be admitted unchanged."""
+    """Return the outcome of a review to which no quota applies. Assert that the pod is admitted unchanged."""
     answer = review_of(request, policy)
     assert isinstance(answer, AdmissionResponse)
     assert answer == AdmissionResponse(answer.outcome), "admitted without a patch, a warning or a message"
@@ -42,8 +42,10 @@ def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
 
 
 def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
-    """The vendors' schemes that a pod uses become a label of metrics. Pods with many containers must not create more
-    label values.
+    """A pod has many containers with two schemes (the resource names of two vendors). Each scheme is named once in the
+    metric's label.
+
+    So pods with many containers create no further label values.
     """
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
@@ -60,7 +62,11 @@ def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limit
 
 
 def test_the_namespace_is_the_requests_own() -> None:
-    """In /mutate the pod's own namespace field may still be empty, so only the namespace of the request counts."""
+    """In a review, the pod's own namespace field is empty or names another namespace. The namespace of the request
+    counts.
+
+    In a review for /mutate, the API server may not have filled the field of the pod yet.
+    """
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
     assert limited(review(elsewhere, "team-a")).namespace == "team-a"
     assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
@@ -95,8 +101,9 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """If the webhook is called for another kind of object, the rules that call it are wrong. Admitting the object would
-    hide this mistake.
+    """The webhook is called for another kind of object. It rejects the object.
+
+    The rules of its registration are wrong then. An admission would hide this mistake.
     """
     message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)

@@ -1,4 +1,4 @@
-"""Tests of the controller's watch of pods: its views, and the events that it reports."""
+"""Tests of the controller's watch of pods, its views of a namespace, and the events that it reports."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from vcuda.quota.model import Charge
 
 
 class Busy:
-    """A reflector whose store gets one more pod of one card at each access."""
+    """A reflector whose store changes all the time: each access adds one pod of one card."""
 
     _version = 0
     listed_version = "0"
@@ -34,10 +34,11 @@ class Busy:
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """A view is the pods of a namespace at one resourceVersion. If the version of a view were too new, the charge of a
-    pod that is stored in between would never be counted.
+    """Pods change while a view is made, that is, the pods of a namespace at one resourceVersion.
 
-    If the version were too old, a leader with exactly that view would remove the charge again.
+    The view has exactly the pods of its version. With a version that is too new, the charge of a pod that is stored in
+    between would never be counted. With a version that is too old, a leader with exactly that view would remove the
+    charge again.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -87,8 +88,9 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """The charge of a deleted pod moves from committed to terminating. The pod is reported as vanished before its event
-    arrives, so its charge is counted at every moment.
+    """A bound pod is deleted. It is reported as vanished before its event is reported.
+
+    Its charge moves from committed to terminating. By this order, the charge is counted at every moment.
     """
     manifest = stored_pod(CARD, "uid-1", **BOUND)
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
@@ -99,7 +101,7 @@ def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
 
 
 class Empty:
-    """A reflector whose store has lost all objects."""
+    """A reflector whose store has lost all its objects."""
 
     listed_version = "1000"
 

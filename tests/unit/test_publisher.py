@@ -1,4 +1,4 @@
-"""Tests of publishing usage reports: when a report is written, and what happens if the write fails."""
+"""Tests of the controller's usage reports: the times at which they are written, and failed writes."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,7 +35,7 @@ def publisher(api: ApiDouble) -> Publisher:
 
 
 def publish(publisher: Publisher, times: int = 1) -> list[str]:
-    """Publish a report in team-a ``times`` times. Return the logged warnings."""
+    """Publish the usage report of team-a ``times`` times. Return the warnings in the log."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(times):
             publisher.reconciler.turn("team-a")
@@ -47,7 +47,7 @@ def published_in(api: ApiDouble) -> list[str]:
 
 
 def refused(error: VcudaError) -> Delivery:
-    """Return a network whose API server rejects every creation with this error."""
+    """Return a network in which the API server rejects every creation with this error."""
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "POST":
@@ -74,8 +74,9 @@ def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publis
 
 
 def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
-    """The first write got no answer but was stored. The second attempt finds the report that the first attempt has
-    stored.
+    """The first write of a usage report got no answer, but was stored. It is repeated.
+
+    The second attempt finds the report that the first attempt has stored.
     """
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
@@ -172,8 +173,10 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_reserved_cards_have_their_own_metrics() -> None:
-    """The age of a reservation (quota that a replica holds in advance) has its own metric. After the reservation was
-    deleted with its ledger, the metric is absent.
+    """The reserved cards, and the age of a reservation (quota that a replica holds in advance), have metrics of their
+    own.
+
+    After the reservation was deleted with its ledger, these metrics are absent.
     """
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
     at_rest = replace(use_of(), namespace="team-b")

@@ -1,5 +1,6 @@
-"""Tests of changes between two versions of the quota document: the warnings for the author of an edit, and the log
-lines.
+"""Tests of changes between two versions of the quota document.
+
+They cause warnings for the author of the edit, and log lines.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of the quota document: valid documents and their meaning, and the message for each mistake."""
+"""Tests of the quota document: the meaning of valid documents, and the message for each mistake."""
 
 import pytest
 
@@ -11,12 +11,12 @@ GIB = 1024
 
 
 def faults(text: str) -> list[str]:
-    """Return the text of every fault in the document ``text``."""
+    """Return the text of every fault in the quota document ``text``."""
     return [str(fault) for fault in quota_faults(text)]
 
 
 def limits(written: str) -> dict[str, Limit]:
-    """Return the limits of a namespace whose quota is ``written`` in YAML's flow style."""
+    """Return the limits of a namespace. Its quota is ``written`` in YAML's flow style."""
     return dict(parse_quota(f"team-a: {{quota: {{{written}}}}}").namespaces["team-a"].limits)
 
 
@@ -41,8 +41,10 @@ GPU_ADMISSION = """{
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
 def test_gpu_admissions_json_works_unchanged(mark: str) -> None:
-    """The tools of gpu-admission write tabs, and null for pools. A namespace that has pools but no quota may use no
-    model.
+    """A quota document has gpu-admission's JSON with tabs, and null for pools, as its tools write it. It is read
+    unchanged.
+
+    A namespace that has pools but no quota may use no model.
     """
     assert parse_quota(mark + GPU_ADMISSION) == Quota(
         {
@@ -107,7 +109,7 @@ def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
 
 
 def test_yaml_keys_stay_as_written() -> None:
-    """These keys stay texts. YAML 1.1 would convert them to numbers, booleans or null."""
+    """The keys of a quota document look like numbers, booleans or null in YAML 1.1. They are read as texts."""
     quota = parse_quota("no: {quota: {4090: 1, 1e3: 1, 0x10: 1, 010: 1}}\n123: {}\non: {}\nnull: {}")
     assert list(quota.namespaces) == ["no", "123", "on", "null"]
     assert list(quota.namespaces["no"].limits) == ["4090", "1e3", "0x10", "010"]
@@ -122,7 +124,10 @@ def test_json_that_only_yaml_can_read_is_read_as_yaml() -> None:
 
 
 def test_anchors_and_merge_keys_may_be_used() -> None:
-    """A key that is written in a mapping overrides merged keys. Of several merged mappings, the earlier one wins."""
+    """A quota document uses YAML's anchors and merge keys. They are permitted.
+
+    A key that is written in a mapping overrides merged keys. Of several merged mappings, the earlier one wins.
+    """
     quota = parse_quota(
         "a: &a {mode: warn, pool: &pools [public], quota: {M40: 1}}\n"
         "b: &b {mode: audit, quota: {M40: 2}}\n"
@@ -212,8 +217,10 @@ def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """An entry for an impossible namespace name would silently never apply. The example of gpu-admission has such
-    names.
+    """A quota document has an entry for an impossible namespace name, as gpu-admission's example has. This is reported
+    as a fault.
+
+    Otherwise the entry would silently never apply.
     """
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
@@ -332,7 +339,10 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
 
 @pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
 def test_half_a_character_is_never_repeated_in_a_fault(text: str) -> None:
-    """A lone UTF-16 surrogate cannot be encoded in UTF-8, so an answer that quotes it could not be sent."""
+    """A quota document contains a lone UTF-16 surrogate. The messages about its faults do not repeat it.
+
+    It cannot be encoded in UTF-8, so an answer that quotes it could not be sent.
+    """
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]
 
 

@@ -1,5 +1,6 @@
-"""Property tests of any text as a quota document: either it is read back as it was written, or its faults are reported.
-No text causes an exception.
+"""Property tests of any text as a quota document.
+
+Either it is read back as it was written, or its faults are reported. No text causes an exception.
 """
 
 import json
@@ -62,8 +63,8 @@ def test_no_depth_of_nesting_crashes(opening: str) -> None:
 
 
 def bomb(mapping: str) -> str:
-    """Return a YAML "bomb": ten lines, each with ten aliases of the line above, so ten thousand million entries in
-    total.
+    """Return a YAML "bomb": ten lines, each with ten aliases of the line above. They would expand to ten thousand
+    million entries.
     """
     names = [f"a{n}" for n in range(10)]
     lines = (mapping.format(this=b, above=",".join(10 * [f"*{a}"])) for a, b in pairwise(names))
@@ -174,7 +175,10 @@ def test_any_damaged_document_is_a_quota_or_a_quota_fault(
 @given(JSON_VALUES)
 @settings(max_examples=300)
 def test_faults_are_short_lines_that_can_be_sent(value: Any) -> None:
-    """For any JSON, a message must not contain control characters, surrogates or very long values."""
+    """A quota document is any JSON. The messages about its faults are short lines that can be sent.
+
+    They contain no control characters, no surrogates and no very long values.
+    """
     for fault in quota_faults(json.dumps({"team-a": value})):
         assert str(fault).isprintable()
         assert str(fault).encode()

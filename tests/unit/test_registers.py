@@ -1,4 +1,4 @@
-"""Tests of parsing the annotations in which HAMi and vgpu-manager register the cards of a node."""
+"""Tests of the parsing of registers: the annotations in which HAMi and vgpu-manager list the cards of a node."""
 
 import json
 from typing import Any
@@ -22,8 +22,9 @@ OURS = [
 
 
 def as_hami(cards: list[Card]) -> str:
-    """Return the register of cards as HAMi writes it from version 2.8 on. Fields that are zero or false are left out,
-    so an unhealthy card has no ``health``.
+    """Return a register (the annotation with a node's cards) as HAMi writes it from version 2.8 on.
+
+    Fields that are zero or false are left out, so an unhealthy card has no ``health``.
     """
     modes: dict[bool, dict[str, Any]] = {
         True: {"mode": "mig", "migProfiles": [{"name": "1g.5gb"}]},
@@ -37,8 +38,9 @@ def as_hami(cards: list[Card]) -> str:
 
 
 def as_hami_text(cards: list[Card]) -> str:
-    """Return the register of cards as HAMi 2.5 to 2.7 writes it. Earlier versions leave out the fields index
-    and mode.
+    """Return a register (the annotation with a node's cards) as HAMi 2.5 to 2.7 writes it.
+
+    Earlier versions leave out the fields index and mode.
     """
     modes = {True: ",0,mig", False: ""}
     return "".join(f"{card.uuid},10,{card.memory},100,{card.type},0,true{modes[card.mig]}:" for card in cards)
@@ -120,7 +122,11 @@ def test_any_text_is_a_register_or_an_error(text: str) -> None:
 
 
 def test_a_malformed_register_is_reported_once_and_ignored_until_it_is_corrected(api: ApiDouble) -> None:
-    """The Node object changes every few seconds. Its register of cards is parsed again only if its text has changed."""
+    """A node's register (the annotation with its cards) is malformed. It is reported once, and ignored until it is
+    corrected.
+
+    The Node object changes every few seconds. The register is parsed again only if its text has changed.
+    """
     watch, path = NodeInformer(api.kube, LABELS), "/api/v1/nodes/gpu-1"
 
     def heard(text: str, beat: str) -> list[Any]:

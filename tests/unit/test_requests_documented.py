@@ -1,5 +1,6 @@
-"""Tests prove each row of the tables in docs/requests.md. Their names are listed here, because the page itself is for
-users.
+"""Tests that each row of the tables in docs/requests.md is proved by a test.
+
+The names of the tests are listed here, because the page itself is for users.
 """
 
 import re
@@ -63,8 +64,9 @@ PROOF = {
     "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
     "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
 }
-"""The key is the beginning of a row in docs/requests.md. The values are the test functions or files in tests/unit that
-prove the row's promise.
+"""The tests that prove a row of docs/requests.md. The key is the beginning of the row.
+
+The values are the test functions or files in tests/unit that prove the row's promise.
 """
 
 
@@ -73,7 +75,7 @@ def page() -> str:
 
 
 def rows() -> list[str]:
-    """Return the rows of all tables of the page whose heading is "it is charged". The leading bar of each row is
+    """Return the rows of all tables of the page that have a column "it is charged". The leading bar of each row is
     removed.
     """
     lines = page().splitlines()

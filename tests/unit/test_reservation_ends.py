@@ -1,5 +1,7 @@
-"""Tests of how a reservation (quota that a replica holds in advance) ends: the replica or the leader releases it, or
-its ledger is deleted. Also tests of writes whose outcome is unknown.
+"""Tests of the end of a reservation (quota that a replica holds in advance).
+
+The replica or the leader releases it, or its ledger is deleted. There are also tests of writes whose outcome is
+unknown.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +20,10 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a world in which replica A holds a reservation. No other replica has written the ledger since."""
+    """Return a test world (replicas, leaders and a double of the API server) in which replica A holds a reservation.
+
+    Since replica A reserved quota in advance, no other replica has written the ledger.
+    """
     with ReservationWorld() as world:
         world.reserve(A)
         written(world)
@@ -46,7 +51,7 @@ def test_a_replica_that_stops_writes_its_charges_and_releases_the_rest(world: Re
 
 
 def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
-    """A replica that stops still answers calls, but it reserves nothing any more."""
+    """A replica with a reservation is told to stop. It still answers calls, but it reserves nothing any more."""
     world.close(A)
     world.ask(A, 20)
     world.go_on()
@@ -60,8 +65,10 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
 def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """The leader removes the reservation of a replica that has crashed. It measures the time on its own clock, from
-    when it first saw the reservation.
+    """A replica with a reservation has crashed. The leader removes the reservation when none of its pods can be stored
+    any more.
+
+    The leader measures the time on its own clock, from when it first saw the reservation.
     """
     world.crash(A)
     world.settle(leader)

@@ -1,5 +1,6 @@
-"""A state machine for reservations: in any order of steps, and with any faults of replicas, leaders and API calls, no
-charge exceeds the limit.
+"""A state machine for reservations (quota that a replica holds in advance).
+
+In any order of steps, and with any faults of replicas, leaders and API calls, no charge exceeds the limit.
 """
 
 import os
@@ -10,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.reservation_machine import ReservationMachine
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "80"))
-"""The number of examples. `make fuzz` sets a larger number."""
+"""The number of random examples that the state machine of this file tries. `make fuzz` sets a larger number."""
 
 
 def test_no_order_of_calls_admits_too_much_or_leaves_a_charge_behind() -> None:

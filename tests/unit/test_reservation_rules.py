@@ -1,6 +1,6 @@
-"""Tests that each rule of reservations is needed: with that rule broken, a scenario must fail.
+"""Tests that each rule of reservations is needed: if the rule is broken, a scenario must fail.
 
-To break a rule, the test replaces one function or class of the product with a version that does less.
+To break a rule, a test replaces one function or class of the product with a version that does less.
 """
 
 import functools
@@ -35,7 +35,7 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
 
 
 class GrantsWithoutRoom(ReservationLease):
-    """Broken: admits a charge that is larger than the rest of the reservation."""
+    """A broken rule: a replica admits a charge that is larger than the rest of its reservation."""
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
         self._left[asked.model] = asked.charge
@@ -43,7 +43,7 @@ class GrantsWithoutRoom(ReservationLease):
 
 
 class LeasedFromTheAnswer(ReservationLease):
-    """Broken: counts the lease from the answer to a write, not from the time when the write was sent."""
+    """A broken rule: the lease is counted from the answer to a write, and not from the time when the write was sent."""
 
     def confirmed(self, answered: float) -> None:
         super().confirmed(answered)
@@ -51,7 +51,9 @@ class LeasedFromTheAnswer(ReservationLease):
 
 
 class GrantsFromTheNext(ReservationLease):
-    """Broken: admits charges from the next reservation while its write may still fail."""
+    """A broken rule: a replica admits charges from its next reservation while the write of that reservation may still
+    fail.
+    """
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         sent = super().send(ledger, charges, *terms)
@@ -60,7 +62,7 @@ class GrantsFromTheNext(ReservationLease):
 
 
 class GrantsFromTheOld(ReservationLease):
-    """Broken: during a write, admits charges from the old reservation, which this write replaces."""
+    """A broken rule: during a write, a replica admits charges from its old reservation, which this write replaces."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         left = {**self._left}
@@ -70,14 +72,14 @@ class GrantsFromTheOld(ReservationLease):
 
 
 class WritesNoGranted(ReservationLease):
-    """Broken: writes the next reservation, but not the charges that were admitted from the last reservation."""
+    """A broken rule: a replica writes its next reservation, but not the charges that it admitted from the last one."""
 
     def flushed(self, ledger: Ledger) -> Ledger:
         return msgspec.structs.replace(super().flushed(ledger), pending=ledger.pending)
 
 
 class ForgetsLaterGrants(ReservationLease):
-    """Broken: forgets the charges that were admitted during a write."""
+    """A broken rule: a replica forgets the charges that it admitted during a write."""
 
     def confirmed(self, answered: float) -> None:
         self.granted = {}
@@ -85,14 +87,14 @@ class ForgetsLaterGrants(ReservationLease):
 
 
 class GrantsTwice(ReservationLease):
-    """Broken: does not subtract admitted charges from the reservation, so its room is used twice."""
+    """A broken rule: a replica does not subtract admitted charges from its reservation, so the room is used twice."""
 
     def _remaining(self) -> dict[str, Charge]:
         return {**self._reserved}
 
 
 class KeepsReaped(ReservationLease):
-    """Broken: keeps using a reservation that was removed from the ledger."""
+    """A broken rule: a replica keeps using its reservation after the leader has removed it from the ledger."""
 
     def observe(self, ledger: Ledger) -> None:
         missing = {} if self.holder in ledger.reserved else {self.holder: Reservation({}, -1)}
@@ -100,7 +102,7 @@ class KeepsReaped(ReservationLease):
 
 
 class SameHolder(ReservationLease):
-    """Broken: uses the same id as every other replica."""
+    """A broken rule: each replica has the same id as every other replica."""
 
     def __init__(self, *clock: Any) -> None:
         super().__init__(*clock)
@@ -139,8 +141,8 @@ reservations = ChargeAges.reservations
 
 
 def reservations_as(**changed: float) -> Callable[..., Overdue]:
-    """Return a version of ``reservations`` that computes which reservations have expired as if each had these
-    values.
+    """Return a version of ``reservations``, which finds the expired reservations. It acts as if each reservation had
+    these values.
     """
 
     def expired(ages: ChargeAges, namespace: str, ledger: Ledger, *now: Any) -> Overdue:
@@ -166,8 +168,9 @@ def nothing_expired(*_: object) -> Overdue:
 
 
 class Broken(NamedTuple):
-    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``. Then ``scenario`` must fail with the
-    fault ``wrong``.
+    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``.
+
+    Then ``scenario`` must fail with the fault ``wrong``.
     """
 
     rule: str

@@ -1,5 +1,7 @@
-"""Tests of the retry of rejected workloads: which owners (controllers of pods) were rejected, and which may retry. The
-oldest rejections come first, and no more retry than fit.
+"""Tests of the retry of rejected workloads.
+
+They check which owners (controllers of pods) were rejected, and which of them may retry. The oldest rejections come
+first, and no more retry than fit.
 """
 
 import json
@@ -26,8 +28,9 @@ NODES = Nodes(LABELS)
 
 
 def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
-    """Return a ReplicaSet that still has to create ``missing`` pods of one container. ``spec`` has further fields of
-    its pod template.
+    """Return a ReplicaSet that still has to create ``missing`` pods of one container.
+
+    ``spec``: further fields of its pod template.
     """
     template = {"spec": {"containers": [container(limits)], **spec}}
     return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
@@ -38,12 +41,14 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota of each model. A plain number means that many cores, with unlimited memory."""
+    """Return the free quota of each model. An argument that is a plain number means so many cores, with unlimited
+    memory.
+    """
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
-    """Return the indexes of the owners that may retry. The owners were rejected in the given order."""
+    """Return the indexes of the owners that may retry. The owners were rejected in the order of the arguments."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(refused))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
@@ -162,8 +167,9 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Owners that were rejected at the same time are ordered by path. Otherwise each pass could choose
-    another owner.
+    """Several owners were rejected at the same time. They are ordered by path.
+
+    Otherwise each pass of the retrier could choose another owner.
     """
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
@@ -223,7 +229,7 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
 
 
 def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
-    """Store an Event about a rejected pod. The Event is on the pod's owner, by default a Job."""
+    """Store an Event that reports a rejected pod. The Event is about the pod's owner, by default a Job."""
     event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40"}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
@@ -243,8 +249,9 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """Tenants can write Events, and the leader reads owners with its own rights. So an Event must not lead outside its
-    namespace.
+    """An Event reports a rejected pod of an owner. It leads to an owner in the Event's own namespace, or to none.
+
+    Tenants can write Events, and the leader reads owners with its own rights.
     """
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
@@ -262,8 +269,9 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """A workload that cannot be decoded must not affect others. Two valid workloads are stored too: the rejection of
-    one is in its condition, and the rejection of the other is in an Event.
+    """One stored workload cannot be decoded. Two valid workloads are retried all the same.
+
+    The rejection of one is in its condition, and the rejection of the other is in an Event.
     """
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
@@ -279,7 +287,7 @@ def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, An
 
 class Retried:
     """A retrier for namespace team-a, which has much free quota and some rejected workloads. The test sets
-    its clock.
+    the clock.
     """
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
@@ -298,7 +306,7 @@ class Retried:
         assert self.queue.next() == "team-a"
 
     def add_owner(self, name: str) -> None:
-        """Store a ReplicaSet whose condition has the rejection. No Event is stored."""
+        """Store a ReplicaSet whose condition reports the rejection of its pod. No Event is stored."""
         spec = {"replicas": 1, "template": {"spec": {"containers": [container(ONE)]}}}
         path = f"{REPLICA_SETS.format('team-a')}/{name}"
         self.api.store(path, {**REFUSED, "metadata": {"name": name}, "spec": spec})
@@ -313,7 +321,10 @@ class Retried:
 
 
 def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: ApiDouble) -> None:
-    """In this test, each reading of the clock uses a fifth of the time for one pass over the namespace."""
+    """A pass over a namespace ends before all rejected owners are judged. The others are judged in a later pass.
+
+    In this test, each reading of the clock uses a fifth of the time of one pass.
+    """
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -325,7 +336,11 @@ def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: A
 def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
-    """A ReplicaSet may still have the condition after its Event has expired, or if its Event was never written."""
+    """A namespace has no rejections. A pass of the retrier over it is one LIST, of Events.
+
+    Now and then a pass also lists the owners, and so finds rejected owners without an Event. The Event may have
+    expired, or was never written.
+    """
     retried = Retried(api, owners=0)
 
     def lists() -> int:
@@ -351,8 +366,9 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
 
 
 def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """After a slow LIST, the namespace rests for a multiple of the LIST's time. Meanwhile other namespaces have their
-    turns.
+    """A LIST takes long. The namespace then rests for a multiple of the LIST's time.
+
+    Meanwhile other namespaces have their turns.
     """
     retried = Retried(api, owners=1)
 

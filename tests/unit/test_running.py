@@ -1,4 +1,4 @@
-"""Tests of forced deletions: the ledger must charge a GPU until no container can use that GPU any more."""
+"""Tests of forced deletions. The ledger must charge a GPU until no container can use it any more."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -20,8 +20,9 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card, which the pod requests itself or by a claim. The leader has already counted
-    the pod.
+    """Return a running pod with one card, which the leader has already counted.
+
+    The pod requests the card itself, or by a claim.
     """
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
@@ -56,7 +57,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """The pod's charge was pending for a while before the deletion. Its terminating time must start at the deletion."""
+    """A pod was pending for a while, and is then deleted by force. Its terminating time must start at the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -207,8 +208,9 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """A claim loses its devices if its pod is removed with a lost node. The scheduler may later allocate other devices
-    to the claim.
+    """A claim loses its devices because its pod is removed with a lost node. Later the claim is used again.
+
+    The scheduler may then allocate other devices to it.
     """
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
@@ -224,8 +226,9 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """In a quiet cluster, the watch lags behind a replica's LIST. Only that LIST has seen the pod, which is deleted
-    before the watch delivers it.
+    """A pod is deleted by force before the leader's watch delivers it. Only a replica's LIST has seen the pod.
+
+    In a quiet cluster, the watch lags behind such a LIST.
     """
     running(world, "other")
     pod = TruePod("pod", LONG)
@@ -418,8 +421,10 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The watch of claims may be ahead of the watch of pods. Meanwhile the claim's charge must not become terminating,
-    because a terminating charge stays for a fixed time.
+    """A pod with a claim ends, and the watch of claims is ahead of the watch of pods. The claim stays in the count.
+
+    It must not become terminating, because a terminating charge stays for a fixed time. It stays until the watch of
+    pods shows that the pod has ended.
     """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
@@ -488,8 +493,10 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     ],
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """A replica may admit pods from its reservation, so they are stored before they are pending. Such pods must not
-    hide a decrease of the count.
+    """A replica admits pods from its reservation, so they are stored before they are pending. Meanwhile another pod
+    vanishes.
+
+    The new pods do not hide the decrease of the count.
     """
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)

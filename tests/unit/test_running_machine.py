@@ -1,5 +1,6 @@
-"""A state machine for deletions: in any order of deletions, restarts and changes of leader, the ledger charges every
-GPU that kubelet may still use.
+"""A state machine for deletions, with any order of deletions, restarts and changes of leader.
+
+The ledger charges every GPU that the kubelet may still use.
 """
 
 import math
@@ -21,11 +22,13 @@ GRACES = st.sampled_from([600, 60, 30, 0])
 COLLECTIONS = st.sampled_from([PODS, CLAIMS])
 WHICH = st.integers(0, 9)
 BOUND = 5
-"""The number of steps until a pod, together with its claim if it has one, is bound."""
+"""The number of steps until a pod is bound. They include the steps of its claim, if it has one."""
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """A state machine for deleted pods. Each rule is one step of one process."""
+    """A state machine for deleted pods. Each rule is one step of one process, such as the leader or the claim
+    controller.
+    """
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
@@ -41,7 +44,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
-        """Create a pod and let it make ``steps`` steps of these: admitted, stored, its claim admitted and stored,
+        """Create a pod and let it make ``steps`` of these steps: admitted, stored, its claim admitted and stored,
         bound.
         """
         self.number += 1
@@ -49,7 +52,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(1, 4))
     def go_on(self, which: int, steps: int) -> None:
-        """Let a pod that is not bound make some further steps."""
+        """Let a pod that is not bound yet make some further steps towards its binding."""
         coming = [pod for pod in self.world.pods.values() if self._is_coming(pod)]
         if coming:
             self._go_on(coming[which % len(coming)], steps)
@@ -76,7 +79,9 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def end(self, which: int, steps: int) -> None:
-        """A pod ends by itself. Then the claim controller makes some steps to release the pod's claim."""
+        """End a pod, as if its containers had ended. Then let the claim controller make some steps to release the pod's
+        claim.
+        """
         if running := self._running():
             pod = running[which % len(running)]
             self.world.end(pod)
@@ -84,8 +89,8 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def delete_by_force(self, which: int, steps: int) -> None:
-        """A pod in any state is deleted by force. Then the claim controller makes some steps to release the pod's
-        claim.
+        """Delete a pod in any state by force. Then let the claim controller make some steps to release the
+        pod's claim.
         """
         stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
         if stored:
@@ -95,7 +100,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(1, 2))
     def let_claim_go(self, which: int, steps: int) -> None:
-        """The claim controller makes further steps to release the claim of a pod that was deleted or has ended."""
+        """Let the claim controller make further steps to release the claim of a pod that was deleted or has ended."""
         over = [pod for pod in self.world.pods.values() if not self._is_coming(pod) and pod not in self._running()]
         if over:
             self._let_claim_go(over[which % len(over)], steps)
@@ -115,7 +120,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(collection=COLLECTIONS | st.none(), number=st.integers(1, 4))
     def hear(self, collection: str | None, number: int) -> None:
-        """One of the leader's watches delivers some events, or both watches deliver all events."""
+        """Let one of the leader's watches deliver some events, or let both watches deliver all events."""
         if collection:
             self.world.leader.hear(collection, number)
         else:
@@ -123,12 +128,12 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(looks=st.booleans())
     def settle(self, *, looks: bool) -> None:
-        """The leader settles the ledger by the events that its watches have delivered."""
+        """Let the leader settle the ledger by the events that its watches have delivered."""
         self.world.leader.settle(looks=looks)
 
     @rule(missed=COLLECTIONS | st.none())
     def lose_sight(self, missed: str | None) -> None:
-        """Either the leader crashes and another leader starts, or one of the leader's watches misses events."""
+        """Let the leader crash and another leader start, or let one of the leader's watches miss events."""
         if missed:
             self.world.leader.miss(missed)
         else:
@@ -144,7 +149,7 @@ class RunningMachine(RuleBasedStateMachine):
         self.world.check()
 
     def teardown(self) -> None:
-        """After a long time, only stored objects may still be charged."""
+        """Let a long time pass. After that, only stored objects may still be charged."""
         if not hasattr(self, "world"):
             return
         for _ in range(4):
@@ -155,7 +160,7 @@ class RunningMachine(RuleBasedStateMachine):
 
 
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
-"""The number of examples. `make fuzz` sets a larger number."""
+"""The number of random examples that the state machine of this file tries. `make fuzz` sets a larger number."""
 
 
 def test_no_order_of_events_hides_a_gpu_that_a_container_may_use() -> None:

@@ -1,4 +1,4 @@
-"""Tests of runtime classes and environment variables by which a container could get a GPU that its pod does not
+"""Tests of runtime classes and environment variables. By them a container could get a GPU that its pod does not
 request.
 """
 
@@ -130,7 +130,9 @@ REQUESTS: dict[str, Mapping[str, int]] = {
     "a time slice": {"nvidia.com/gpu.shared": 1},
     "a device of a DeviceClass": {f"{CLASS}gpu.nvidia.com": 1},
 }
-"""The requests for which a device plugin or a CDI specification sets NVIDIA_VISIBLE_DEVICES in the container."""
+"""The requests for which a device plugin or a CDI specification sets NVIDIA_VISIBLE_DEVICES in the
+container, by name.
+"""
 
 
 @pytest.mark.parametrize("limits", REQUESTS.values(), ids=REQUESTS)
@@ -189,8 +191,10 @@ def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """A user with a claim can set NVIDIA_VISIBLE_DEVICES to void without a loss. A CDI device makes its cards available
-    with any value.
+    """A pod has a claim and sets CUDA_VERSION. It is refused, because the webhook does not know the claim's driver.
+
+    If the pod also sets NVIDIA_VISIBLE_DEVICES to void, it is not refused. Its user loses nothing, because a CDI device
+    makes its cards available with any value.
     """
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])

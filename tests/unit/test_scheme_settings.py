@@ -1,8 +1,8 @@
-"""Tests of a cluster's settings for schemes (vendors' ways to request GPUs), and of pods that the webhooks of HAMi and
-vgpu-manager change too.
+"""Tests of a cluster's settings for schemes (the resource names of one vendor).
 
-A row of ``tests/data/peers/webhooks.json`` has a pod's limits, key ``gpu_schemes``, the JSON Patch of the vendor's
-webhook, and the expected charge (cores, MiB and hundredths of card memory) and scheduler.
+In some tests the webhooks of HAMi and vgpu-manager change the pods too. A row of ``tests/data/peers/webhooks.json`` has
+a pod's limits, key ``gpu_schemes``, the JSON Patch of the vendor's webhook, and the expected charge (cores, MiB and
+hundredths of card memory) and scheduler.
 """
 
 import asyncio
@@ -43,7 +43,9 @@ def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
 def test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks(row: dict[str, Any], order: str) -> None:
-    """If another webhook changes a pod after ours, the API server calls ours again (reinvocationPolicy). In the end
+    """A vendor's webhook changes a pod before or after ours. Charge, pin and scheduler are the same in both cases.
+
+    If another webhook changes a pod after ours, the API server calls ours again (reinvocationPolicy). In the end
     nothing is left to change.
     """
     asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])

@@ -1,5 +1,6 @@
-"""Tests that the table of schemes (vendors' ways to request GPUs) agrees with the resources, annotations and policies
-that use it.
+"""Tests that the table of schemes (the resource names of each vendor) agrees with its users.
+
+These are the lists of resources and annotations, and the policies.
 """
 
 import re
@@ -20,8 +21,9 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 
 def test_no_resource_belongs_to_two_schemes() -> None:
-    """The resources that a container requests determine its scheme (a vendor's way to request GPUs). So no resource may
-    be in two schemes.
+    """No resource is in two schemes (the resource names of each vendor).
+
+    The resources that a container requests determine its scheme.
     """
     counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
     assert [resource for resource, times in counted.items() if times > 1] == []
@@ -29,8 +31,9 @@ def test_no_resource_belongs_to_two_schemes() -> None:
 
 
 def test_every_resource_of_a_request_is_in_the_table() -> None:
-    """Each scheme lists the resources by which a vendor's GPUs are requested. A resource that is missing there could be
-    used without a charge.
+    """Each scheme (the resource names of one vendor) lists every resource by which the vendor's GPUs are requested.
+
+    A resource that is missing in the list could be used without a charge.
     """
     resources = {scheme.name: set(scheme.resources) for scheme in SCHEMES}
     assert len(resources) == len(SCHEMES)
@@ -52,8 +55,9 @@ def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
-    """Each scheme has a pattern for the names of its vendor's resources. The pattern must also match a resource that
-    the scheme's list lacks, so that such a resource is refused.
+    """A pod requests a resource of a vendor's domain that is not in the vendor's scheme. It is refused.
+
+    Each scheme has a pattern for the names of its vendor's resources, which must match such a resource too.
     """
     assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
@@ -71,7 +75,9 @@ def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(
 
 @EACH
 def test_some_settings_are_only_for_counted_schemes(scheme: Scheme) -> None:
-    """A percentage of memory makes sense only with a number of vGPUs. A core limit makes sense only for the cores of a
+    """The table of schemes (the resource names of each vendor) has some settings only for certain schemes.
+
+    A percentage of memory makes sense only with a number of vGPUs. A core limit makes sense only for the cores of a
     whole container.
     """
     assert scheme.count or not scheme.memory_percentage
@@ -86,9 +92,7 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 @EACH
 def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
-    """The records of an allocation are removed from every pod. So an annotation that users may write must not be such a
-    record.
-    """
+    """The records of an allocation, which are removed from every pod, include no annotation that users may write."""
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -121,8 +125,9 @@ def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """If this test fails, add the annotations and labels of a new scheme to the policy, or remove unused ones from the
-    policy.
+    """The policy protects exactly the annotations and labels of the schemes (the resource names of each vendor).
+
+    If not, add those of a new scheme to the policy, or remove unused ones from it.
     """
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
@@ -145,5 +150,5 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
 
 
 def _missing_and_left_over(listed: Iterable[str], written: Set[str]) -> tuple[set[str], set[str]]:
-    """Return two sets of keys: those to add to the list in policies.yaml, and those to remove from the list."""
+    """Return two sets of keys: those that the list in policies.yaml lacks, and those that it must not have."""
     return {*written} - {*listed}, {*listed} - {*written}

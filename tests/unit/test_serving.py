@@ -1,5 +1,6 @@
-"""Tests of mixed clusters, with HAMi on some nodes and NVIDIA's device plugin on others. Each pod must get a node that
-can serve it.
+"""Tests of mixed clusters, with HAMi on some nodes and NVIDIA's device plugin on others.
+
+Each pod must get a node that can serve it.
 """
 
 from typing import Any
@@ -23,15 +24,18 @@ VGPU = {"vgpu-manager": Register.of(Card("GPU-1", "Tesla V100"))}
 
 
 def cluster(**nodes: tuple[str, dict[str, Register]]) -> Nodes:
-    """Return a cluster of these nodes. Each node is given by its name, its model and the cards that its annotations
-    list.
+    """Return a cluster of these nodes.
+
+    Each node is given by its name, its model, and the cards in its register (an annotation).
     """
     labels = {name: {MODEL: model, HOSTNAME: f"host-{name}"} for name, (model, _) in nodes.items()}
     return Nodes.of(labels, LABELS, {name: register for name, (_, register) in nodes.items() if register})
 
 
 SEPARATE = cluster(h1=("A100", HAMI), p1=("T4", {}), v1=("V100", VGPU))
-"""A cluster in which each model has one kind of node. No node has model L4."""
+"""A cluster in which all nodes of a model are of the same kind: either HAMi or NVIDIA's device plugin. No node has
+model L4.
+"""
 MIXED = cluster(h1=("A100", HAMI), p1=("A100", {}), h2=("A100", HAMI))
 
 SETTINGS = parse_config(
@@ -65,8 +69,8 @@ IGNORED = {"labels": {"hami.io/webhook": "ignore"}}
 
 
 def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
-    """Return the model and the scheduler of the pod after /mutate and /validate. A second /mutate must not change the
-    pod.
+    """Return the model and the scheduler of the pod after /mutate and /validate. Assert that a second /mutate changes
+    nothing.
     """
     answer = asked.mutate(manifest)
     assert answer.allowed, answer.message
@@ -153,8 +157,10 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. A later change removed this
-    restriction. HAMi's device plugin would not serve the pod.
+    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. Another webhook removed this
+    restriction.
+
+    /validate rejects the pod, because HAMi's device plugin would not serve it.
     """
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message

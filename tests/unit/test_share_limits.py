@@ -1,5 +1,6 @@
-"""Tests of the limits of a share of a card: a pod must not replace any file or variable that its vendor's library
-reads.
+"""Tests of the limits of a share of a card.
+
+A pod must not replace any file or variable that its vendor's library reads.
 """
 
 from collections.abc import Mapping
@@ -53,8 +54,9 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""For each scheme (a vendor's way to request GPUs), the variables that its device plugin sets or its library reads. For
-any other scheme, the tests use the variables in the scheme's own table.
+"""For each scheme (the resource names of one vendor), the variables that its device plugin sets or its library reads.
+
+For any other scheme, the tests use the variables in the scheme's own table.
 """
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
@@ -72,7 +74,7 @@ VARIABLES = pytest.mark.parametrize(
 
 
 def faults_of(manifest: Manifest, *allow: Allowance, units: str = "") -> list[str]:
-    """Return the field paths of the pod's faults, in a cluster in which claims are charged."""
+    """Return the field paths of the pod's faults. The cluster charges ResourceClaims."""
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
     known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
     policy = policy_for(quota)
@@ -111,7 +113,10 @@ def test_a_value_from_another_object_is_rejected_because_it_is_unknown(scheme: S
 
 @VARIABLES
 def test_on_a_whole_card_a_limit_may_be_set(scheme: Scheme, name: str) -> None:
-    """On a whole card, a pod may set a limit. Variables that switch the vendor's control off are still rejected."""
+    """A pod requests a whole card and sets a variable that limits its share. It is admitted.
+
+    Variables that switch the vendor's control off are still rejected.
+    """
     limit = scheme.limits.find(name)
     switches = limit is not None and limit.allowance is Allowance.DISABLE_CONTROL
     assert faults_of(with_variable(card_of(scheme), name)) == [VARIABLE] * switches

@@ -1,5 +1,6 @@
-"""Tests of pods that request a part of a card by its memory alone. With `default_cores: memory`, the charged cores are
-computed from the memory.
+"""Tests of pods that request a part of a card by its memory alone.
+
+With `default_cores: memory`, the charged cores are computed from the memory.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""Tests of which allocations of cards to pods are stale, by each rule and for each vendor, and of expired locks on
-nodes.
+"""Tests of the allocations of cards that are stale, by each rule and for each vendor.
+
+There are also tests of expired locks on nodes.
 """
 
 from collections.abc import Mapping
@@ -22,14 +23,14 @@ from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, VGPU_MANAGER
 START = 1_700_000_000.0
 TIMEOUT = 300.0
 LATE = START + TIMEOUT
-"""The first moment at which an allocation made at START is stale."""
+"""The first moment at which an allocation that was made at START is stale."""
 
 EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)
 WITH_PHASE = pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 
 
 def stored(scheme: Scheme, **fields: Any) -> StoredPod:
-    """Return a stored pod whose allocation was made at START, in the form that the rules use."""
+    """Return a stored pod whose allocation was made at START, in the form in which the rules read pods."""
     found = read_stored(view(allocated_pod(scheme, fields.pop("at", START), **fields)), LABELS, whole_keys=True)
     assert found
     return found
@@ -46,7 +47,7 @@ def without_times(pod: StoredPod, scheme: Scheme) -> StoredPod:
 
 
 def find_stale(pod: StoredPod, now: float, *nodes: str) -> tuple[Removal, ...]:
-    """Return the stale allocations of the pod. The cluster has these nodes, by default gpu-1."""
+    """Return the stale allocations of the pod. The cluster has these nodes; by default it only has gpu-1."""
     return tuple(stale.find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT))
 
 
@@ -85,7 +86,10 @@ def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> N
     ids=lambda text: text[:12] or "empty",
 )
 def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
-    """vgpu-manager writes the largest 64-bit number to mean "never"."""
+    """An allocation has an impossible time, such as the largest 64-bit number, by which vgpu-manager means "never".
+
+    The creation time of the pod counts instead.
+    """
     pod = stored(scheme, at=START + 50, created=START, annotations={})
     assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
@@ -112,8 +116,9 @@ def test_the_time_of_each_scheme_is_used(scheme: Scheme, at: float, counts: floa
 
 
 def test_the_newest_of_two_times_is_used() -> None:
-    """HAMi writes one time when it chooses the node, and another when it binds the pod. It writes the first time again
-    at each attempt.
+    """An allocation has two times: HAMi writes one when it chooses the node, and another when it binds the pod.
+
+    The newest time counts. HAMi writes the first time again at each attempt.
     """
     for newer in HAMI.predicate_times:
         again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
@@ -145,8 +150,10 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
 
 @EACH
 def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
-    """The annotation that says "success" was copied together with the pod's manifest. A device plugin only serves bound
-    pods, so it cannot have written this annotation.
+    """A pod that is not bound has an annotation that says "success". This annotation does not keep its allocation.
+
+    It was copied together with the pod's manifest. A device plugin only serves bound pods, so it cannot have written
+    it.
     """
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
@@ -177,7 +184,10 @@ def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> 
 def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
     scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
 ) -> None:
-    """A Node object may be deleted for a moment and registered again, while all pods of the node keep running."""
+    """The node of a bound pod is missing. The allocation of the pod on this node is not stale.
+
+    A Node object may be deleted for a moment and registered again, while all pods of the node keep running.
+    """
     pod = stored(scheme, status=status, phase=phase, bound=NODE)
     assert rules(pod, START + 10 * ABSURD, *nodes) == []
     assert due(pod, *nodes) is None
@@ -185,7 +195,10 @@ def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
 
 @EACH
 def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Scheme) -> None:
-    """gpu-manager itself leaves out the node's name if the scheduler has not written it."""
+    """A bound pod has an allocation that names no node. It is never stale.
+
+    gpu-manager itself leaves out the node's name if the scheduler has not written it.
+    """
     pod = stored(scheme, node=None, bound=NODE)
     assert due(pod) is None
 
@@ -198,8 +211,9 @@ def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Sche
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """An allocation names another node than the node of its pod. The pod may still be starting, so the allocation is
-    stale only after its time.
+    """An allocation names another node than the node of its pod. It is stale only after its time.
+
+    Before that, the pod may still be starting.
     """
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
@@ -210,7 +224,9 @@ def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
 
 @EACH
 def test_an_allocation_that_a_device_plugin_confirmed_belongs_to_the_pods_node(scheme: Scheme) -> None:
-    """Schedulers count a confirmed allocation on the node where the pod runs. If it were removed, its cards could be
+    """A device plugin has confirmed an allocation that names another node than the pod's. The allocation is not stale.
+
+    Schedulers count a confirmed allocation on the node where the pod runs. If it were removed, its cards could be
     allocated twice.
     """
     pod = stored(scheme, phase="done", bound="gpu-2")
@@ -233,8 +249,10 @@ def test_an_allocation_on_a_pod_that_has_ended_is_stale_at_once(
 
 @EACH
 def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) -> None:
-    """A terminating pod uses its cards while it runs. A terminating pod that was never bound may stay forever because
-    of a finalizer.
+    """A pod is being deleted. Its allocation is stale by the same rules as that of any other pod.
+
+    A terminating pod uses its cards while it runs. A terminating pod that was never bound may stay forever because of a
+    finalizer.
     """
     gone = {"deletionTimestamp": "2023-11-14T22:13:21Z"}
     assert rules(stored(scheme, bound=NODE, status="Running", **gone), LATE) == []
@@ -257,8 +275,9 @@ def test_the_allocations_of_two_schemes_are_judged_separately() -> None:
 
 
 def test_a_name_that_two_schemes_share_is_removed_once() -> None:
-    """A pod may have the records of two vendors that share a key under nvidia.com/. A JSON Patch that removes a key
-    twice would fail.
+    """A pod has the records of two vendors, which share a key under nvidia.com/. The patch removes this key once.
+
+    A JSON Patch that removes a key twice would fail.
     """
     other, _ = marks(VGPU_MANAGER, START)
     pod = stored(NVIDIA_VCUDA, annotations=other)
@@ -274,7 +293,7 @@ TIMES = st.one_of(st.integers(0, 700).map(lambda s: START + s), st.just(START + 
 
 @st.composite
 def pods(draw: st.DrawFn) -> StoredPod:
-    """Draw a pod in any state, with one or two allocations."""
+    """Draw a pod in any state, with one or two allocations of cards."""
     scheme, other = draw(st.sampled_from(RECORDED)), draw(st.sampled_from(RECORDED))
     extra, extra_labels = marks(other, draw(TIMES), node=draw(st.sampled_from([NODE, "gpu-2", "", None])))
     both = draw(st.booleans())
@@ -293,7 +312,9 @@ def pods(draw: st.DrawFn) -> StoredPod:
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
 def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
-    """A loop that checks a pod only when it is due must miss no stale allocation, and must never check a pod without a
+    """A pod is due at a time exactly if some allocation of it is stale at this time.
+
+    A loop that checks a pod only when it is due must miss no stale allocation, and must never check a pod without a
     result.
     """
     since = stale.first_stale(pod, nodes.__contains__, now, TIMEOUT)

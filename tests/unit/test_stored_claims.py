@@ -1,5 +1,5 @@
-"""Tests of stored ResourceClaims: the charge of each claim, from a LIST and from the watch, and which claims are left
-out.
+"""Tests of stored ResourceClaims: the charge of each claim, from a LIST and from the watch, and the claims that are
+left out.
 """
 
 import json
@@ -35,7 +35,7 @@ OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
-    """Return a claim as the API server stores it: with a uid, and pinned to A100 by /mutate."""
+    """Return a claim as the API server stores it: with a uid, and with the pin (model selector) of /mutate for A100."""
     bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
     patch = read_claim(view(bare), claim_policy()).patch("A100")
     return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
@@ -51,7 +51,7 @@ M40_CARD, A100_CARD, SLICE, AWAY = (
 
 
 def given(manifest: Manifest, *devices: tuple[str, str, str], request: str = "r0") -> Manifest:
-    """Return a claim to which the scheduler has allocated these devices."""
+    """Return a claim with an allocation. The scheduler has allocated these devices to it."""
     results = [dict(zip(("driver", "pool", "device"), each, strict=True), request=request) for each in devices]
     return {**manifest, "status": {"allocation": {"devices": {"results": results}}}}
 
@@ -113,7 +113,7 @@ def test_claims_of_one_spec_keep_one_digest() -> None:
 
 
 def extended(name: str, **status: str) -> Manifest:
-    """Return a pod that requests extended resources, for which the scheduler has created a claim named ``name``."""
+    """Return a pod that requests extended resources. The scheduler has created a claim named ``name`` for it."""
     pod = stored_pod({"nvidia.com/gpu": 1}, uid="pod-uid")
     return {**pod, "status": {**status, "extendedResourceClaimStatus": {"resourceClaimName": name}}}
 
@@ -199,8 +199,9 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """A quiet watch does not learn newer versions. If the ledger agrees with the watch, the claims are not listed.
-    Otherwise each settling would LIST them.
+    """The watch of claims is quiet. Claims are listed only if the ledger differs from the watch.
+
+    A quiet watch does not learn newer versions. Without this rule each settling would LIST the claims.
     """
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
@@ -234,7 +235,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
 def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """A DeviceClass is deleted. While this leader still remembers the claim's charge, the charge does not change."""
+    """A DeviceClass is deleted. A claim for it keeps its charge while this leader remembers the charge."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -253,8 +254,10 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """The watches of claims begin when the API server serves claims, for example after an upgrade of the cluster to
-    Kubernetes 1.34.
+    """The API server begins to serve claims, for example after an upgrade to Kubernetes 1.34. The watches of claims
+    begin.
+
+    Until then they delay nothing.
     """
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
@@ -297,7 +300,7 @@ EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/po
 
 
 def woken(api: ApiDouble) -> list[str]:
-    """Return the names of the pods that were woken since the last call."""
+    """Return the names of the pods that were woken since the last call of this method."""
     pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
@@ -350,7 +353,10 @@ def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_cl
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
-    """A user can write many Events about pods. These Events must not delay other namespaces."""
+    """A user writes many Events about pods. In each turn, only few of these pods are looked up.
+
+    These Events must not delay other namespaces.
+    """
     for number in range(3 * MOST_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

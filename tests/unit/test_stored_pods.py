@@ -1,4 +1,7 @@
-"""Tests of stored pods as the ledger counts them: which pods use cards, of which model, and how many."""
+"""Tests of stored pods in a ledger's count.
+
+They check which pods use cards, of which model, and how many.
+"""
 
 from typing import Any
 
@@ -61,7 +64,10 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
 
 
 def test_requirements_added_to_a_gated_pod_do_not_remove_its_charge() -> None:
-    """KEP-3838 lets users add any number of node requirements to a pod with scheduling gates."""
+    """A user adds requirements to the node selection of a stored pod with scheduling gates. The pod stays charged.
+
+    KEP-3838 permits any number of such requirements.
+    """
     added = builders.requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
     affinity = builders.required(builders.term(builders.requirement(builders.MODEL, "In", "M40"), added))
     assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
@@ -107,7 +113,7 @@ def test_a_pod_is_charged_for_the_model_of_its_node_selection(spec: dict[str, An
 
 
 def test_an_annotation_does_not_determine_the_model() -> None:
-    """Any user may edit the annotations of a stored pod, so they do not determine its model."""
+    """A user edits the model annotation of a stored pod. The model of the pod's charge does not change."""
     assert kept(stored(annotations={"quota.vcuda.io/model": "M40"})).model is None
 
 
@@ -125,8 +131,9 @@ def allocation_on(manifest: builders.Manifest) -> Allocation | None:
 
 @EACH
 def test_every_key_that_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
-    """Every key that the rules read must be removed together with the allocation. Otherwise the key would be read
-    again.
+    """Every key of a pod that the rules for stale allocations read is removed together with the allocation.
+
+    Otherwise such a key would be read again.
     """
     assert scheme.predicate_node
     assert scheme.predicate_times
@@ -166,8 +173,9 @@ def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: S
 
 
 def test_a_pod_may_also_have_records_of_another_scheme() -> None:
-    """A pod can have the allocation records of two vendors, for example if its manifest was copied. Each record is
-    judged by the rules of its own vendor.
+    """A pod has the allocation records of two vendors, for example because its manifest was copied.
+
+    Each record is judged by the rules of its own vendor.
     """
     foreign, _ = marks(HAMI, 1000)
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
@@ -186,8 +194,9 @@ def test_an_empty_value_is_ignored() -> None:
 
 
 def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
-    """Pods with equal requests share one parsed request. Other fields may differ: a gated pod's node selection may be
-    narrowed later.
+    """Pods with equal requests share one parsed request. The other fields of these pods are not mixed up.
+
+    They may differ: a gated pod's node selection may be narrowed later.
     """
     cache = RequestCache(BUILT_IN, builders.LABELS)
     long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
@@ -206,11 +215,11 @@ def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
 
 
 HUGE = 250_000
-"""The number of bytes that a user may write into the annotations of one pod. Kubernetes permits 256 KiB."""
+"""The size in bytes of the largest annotations of a pod in these tests. Kubernetes permits 256 KiB."""
 
 
 def size_of(pod: StoredPod) -> int:
-    """Return the number of bytes that are kept of texts that a tenant can write. Each share of a card counts as 100
+    """Return the number of bytes that are kept of the texts that a tenant can write. Each share of a card counts as 100
     bytes.
     """
     found, cards = pod.allocation, pod.cards
@@ -226,7 +235,10 @@ ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_a
 @pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: str) -> None:
-    """Any user may write huge annotations if the user may create pods in a namespace whose quota is not enforced."""
+    """Pods have huge annotations. Only a bounded part of them is kept in memory.
+
+    A user may write such annotations if the user may create pods in a namespace whose quota is not enforced.
+    """
     key = f"{name}0" if name.endswith("-") else name
     text = fill * (HUGE // len(fill.encode()))
     asked = {"tencent.com/vcuda-core": 10**9}
@@ -267,8 +279,9 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
-    """If a record of an allocation is cut off, the pod is marked. Text that no rule reads may be dropped without a
-    mark.
+    """A pod has so much text that a record of an allocation is cut off. The pod is marked.
+
+    Text that no rule reads may be dropped without a mark.
     """
     limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
@@ -286,8 +299,9 @@ def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_is_marke
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
-    """A model name that is longer than a label can be is ignored, because no node can have it. The API server of
-    Kubernetes 1.30 stores such a pod.
+    """A pod names a model that is longer than a label can be. The name is ignored, because no node can have it.
+
+    The API server of Kubernetes 1.30 stores such a pod.
     """
     assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
     assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None

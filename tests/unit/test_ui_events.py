@@ -1,4 +1,4 @@
-"""Tests of the rejections and removals that the usage page finds in Events."""
+"""Tests of the search in Events for the rejections and removals that the usage page shows."""
 
 from dataclasses import replace
 from typing import Any
@@ -82,8 +82,8 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
 def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
-    """A time that is in the future, or before the Event was stored, is impossible. The API server's time of storing is
-    used instead.
+    """An Event has a time in the future, or before the Event was stored. The API server's time of storing is used
+    instead.
     """
     written = {"lastObservedTime": forged} if field == "series" else forged
     assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
@@ -106,8 +106,9 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
-    """Add a rejection for each given namespace and second. Return the rejections that are remembered as
-    NAMESPACE/SECOND, the newest first.
+    """Add a rejection for each given namespace and second.
+
+    Return the rejections that are remembered as NAMESPACE/SECOND, the newest first.
     """
     newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
     for namespace, at in told:
@@ -120,8 +121,9 @@ def test_only_the_newest_are_remembered() -> None:
 
 
 def test_events_of_one_namespace_never_displace_those_of_another() -> None:
-    """Even several full namespaces remove no Event of another namespace. The namespace with the most Events
-    loses one.
+    """Events of many namespaces fill the memory for Events. The namespace with the most Events loses one.
+
+    Even several full namespaces remove no Event of another namespace.
     """
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)

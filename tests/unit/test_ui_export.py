@@ -1,5 +1,6 @@
-"""Tests of the files with the usage page's figures. Both formats have every row, and no cell is a formula that a
-spreadsheet would execute.
+"""Tests of the exported files with the usage page's figures, as CSV and as JSON.
+
+Both formats have every row, and no cell is a formula that a spreadsheet would execute.
 """
 
 import csv
@@ -41,7 +42,7 @@ def json_of(client: FlaskClient, path: str) -> dict[str, Any]:
 
 
 def as_text(value: str | float | None) -> str:
-    """Return the text that the CSV file has for this value. Numbers are rounded to two decimals."""
+    """Return the text of this value in the CSV file. Numbers are rounded to two decimals."""
     return value if isinstance(value, str) else "" if value is None else f"{round(value, 2):.10g}"
 
 

@@ -1,5 +1,6 @@
-"""Tests of the feed of the usage page. The picture (the page's data) is computed at most once a second, and listeners
-receive changes, even if they are late.
+"""Tests of the feed (live updates) of the usage page.
+
+The picture (the page's data) is computed at most once a second. Listeners receive its changes, even if they are late.
 """
 
 import itertools
@@ -47,24 +48,27 @@ def sample() -> Sample:
 
 @pytest.fixture
 def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
-    """Return a feed that admits two listeners. Its thread is not started, so pictures are computed on request."""
+    """Return a feed (live updates of the page) that admits two listeners.
+
+    Its thread is not started. So its picture, the page's data, is computed only on request.
+    """
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 2)
     return Feed(sample.source(), VIEWS, clock=clock)
 
 
 @pytest.fixture(autouse=True)
 def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the heartbeat interval to 0, so that a listener without changes gets a heartbeat at once."""
+    """Set the feed's heartbeat interval to 0, so that a listener without changes gets a heartbeat at once."""
     monkeypatch.setattr("controller.ui.feed.HEARTBEAT_SECONDS", 0)
 
 
 def use_cards(sample: Sample, cards: float) -> None:
-    """Set the number of cards that team-a uses."""
+    """Set the number of cards that team-a uses in the sample data."""
     sample.report(namespace_use("team-a", model_use("M40", 8, cards)))
 
 
 def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Iterator[bytes]]:
-    """Return a listener and its stream. The first line of the stream was already read."""
+    """Return a new listener of the feed, and its stream. The first line of the stream was already read."""
     listener = feed.listen(since, namespace)
     stream = iter(listener)
     assert next(stream) == b"retry: 2000\n\n"
@@ -72,13 +76,13 @@ def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Itera
 
 
 def look(feed: Feed, clock: Clock) -> Picture:
-    """Return the picture after one more second."""
+    """Return the feed's picture (the page's data) after one more second."""
     clock.now += 1
     return feed.picture()
 
 
 def changes(text: bytes) -> list[dict[str, Any]]:
-    """Return the changes in this part of a stream."""
+    """Return the changes that this part of a listener's stream contains."""
     pairs = itertools.pairwise(text.decode().splitlines())
     return [json.loads(data.removeprefix("data: ")) for event, data in pairs if event == "event: change"]
 
@@ -147,8 +151,8 @@ def test_a_new_namespace_or_model_reloads_the_page(feed: Feed, sample: Sample, c
 
 
 def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """A pod was bound to a node. The figures of its namespace did not change, but the namespace's page must be
-    updated.
+    """A pod was bound to a node, and the figures of its namespace did not change. The page of the namespace
+    is updated.
     """
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
@@ -189,8 +193,9 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
 
 @pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
 def test_a_version_of_another_leader_reloads_the_page(feed: Feed, since: str) -> None:
-    """A browser has a version of the page that is from another leader, from the future, or malformed. It must load the
-    page again.
+    """A browser has a version of the usage page from another leader, from the future, or a malformed one.
+
+    It is told to load the page again.
     """
     epoch = feed.picture().version.partition("-")[0]
     _, stream = listen(feed, since.format(epoch=epoch))
@@ -203,8 +208,10 @@ def test_without_changes_a_heartbeat_shows_that_the_connection_is_alive(feed: Fe
 
 
 def test_the_number_of_listeners_is_bounded(feed: Feed) -> None:
-    """A browser may close the connection before the first byte is sent. Closing a listener twice must release its place
-    only once.
+    """The feed has its maximum number of listeners. A further listener is rejected.
+
+    A listener whose connection is closed releases its place once, even if it is closed twice. A browser may close the
+    connection before the first byte is sent.
     """
     version = feed.picture().version
     listen(feed, version)
@@ -223,8 +230,9 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
 
 
 def test_a_message_is_one_line_with_any_content(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """A message is one line. A line break would end the message, and a tenant's text could pretend to be another
-    message.
+    """The feed sends a message with any content. The message is one line.
+
+    A line break would end the message, and a tenant's text could pretend to be another message.
     """
     _, stream = listen(feed, feed.picture().version)
     forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"

@@ -1,5 +1,6 @@
-"""Tests of units. A unit of a resource that belongs to no vendor's scheme has a value in cores and memory, from the
-built-in rows or from the operator.
+"""Tests of units of resources that belong to no vendor's scheme (its resource names).
+
+A unit has a value in cores and memory, from the built-in rows or from the operator.
 """
 
 import json
@@ -69,7 +70,11 @@ def test_a_unit_without_a_value_is_no_request(name: str) -> None:
 
 
 def test_units_are_compared_per_resource_as_by_the_scheduler() -> None:
-    """Units that two containers of a pod request are added up. An init container's units are not added to them."""
+    """Several containers of a pod request units. The units of two containers are added up, as the scheduler does for
+    each resource.
+
+    The units of an init container are not added to them.
+    """
     mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
     init = [container(mig), sidecar(shared)]
     request = read_request(view(pod(container(mig), container(shared), init=init)), known())
@@ -178,8 +183,10 @@ def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -
 
 
 class World:
-    """An API server with the quota, and with a pod in team-a that requests two units of a shared card. The test sets
-    the value of a unit.
+    """A test double of the API server with the quota, and with a pod in team-a that requests two units of a shared
+    card.
+
+    The test sets the value of a unit.
     """
 
     def __init__(self, api: ApiDouble) -> None:
@@ -200,7 +207,10 @@ class World:
 
 
 def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDouble) -> None:
-    """Pods whose requests did not count before the edit must be read again too. No count may use the old values."""
+    """Only the values of units are edited in the quota ConfigMap. The pods are listed and charged again.
+
+    Pods whose requests did not count before the edit must be read again too. No count may use the old values.
+    """
     world = World(api)
     world.edit("{}")
     world.pods.reflector.relist()
@@ -225,8 +235,8 @@ def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts()
 
 
 def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: ApiDouble) -> None:
-    """A ledger that was counted by older values of units must be counted again, even if its count of the pods
-    is new.
+    """A ledger was counted by older values of units. A replica counts it again, even if its count of the
+    pods is new.
     """
     world, replica = World(api), Replica(api)
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")

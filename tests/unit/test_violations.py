@@ -1,5 +1,6 @@
-"""Tests of finding pods that exceed their quota: the newest pods are found, only as many as needed, each with a
-message.
+"""Tests of the search for pods that exceed their quota.
+
+The newest pods are found, only as many as needed, each with a message.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ FOUR = NamespaceQuota({"M40": Limit(400)})
 
 
 def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPod:
-    """Return a pod on M40 that was created ``age`` hours ago, with ``cores``. It is charged the memory of
+    """Return a pod on M40 that was created ``age`` hours ago and uses these ``cores``. It is charged the memory of
     whole cards.
     """
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
@@ -28,7 +29,7 @@ def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPo
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
-    """Return the name and the kind of violation of each pod that is found."""
+    """Return the name and the kind of violation of each pod that exceeds its quota."""
     return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 
@@ -146,7 +147,9 @@ def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mo
 
 
 def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
-    """An eviction would only delete the mirror pod. The static pod would keep running, and kubelet would create the
+    """A mirror pod (of a static pod) exceeds the quota. It is reported and not evicted.
+
+    An eviction would only delete the mirror pod. The static pod would keep running, and the kubelet would create the
     mirror pod again.
     """
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
@@ -155,7 +158,7 @@ def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:
-    """Return the pods after giving each a unique name."""
+    """Give each of these pods a unique name, and return them."""
     return [msgspec.structs.replace(each, name=f"p{at}", uid=f"uid-p{at}") for at, each in enumerate(pods)]
 
 

@@ -1,5 +1,6 @@
-"""Tests of reading manifests of workloads: which ones are read, the number of their pods, and the errors for malformed
-ones.
+"""Tests of the reading of workload manifests.
+
+They check which manifests are read, the number of their pods, and the errors for malformed manifests.
 """
 
 import json
@@ -36,7 +37,7 @@ def read(*manifests: object) -> list[Workload]:
 
 
 def unread(text: str) -> Unread:
-    """Return the only object in the text. The object must be of a kind that is not decoded."""
+    """Return the only object in the text, which must be of a kind that is not decoded further."""
     (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found
@@ -123,8 +124,8 @@ def test_a_file_without_objects_has_no_workloads(text: str) -> None:
 
 
 def test_unquoted_text_that_yaml_converts_stays_text() -> None:
-    """YAML reads an unquoted date as a date, and a number as a number. kubectl treats both as text where a text is
-    expected.
+    """A manifest has unquoted text that YAML reads as a date or a number. Where a text is expected, it stays text, as
+    with kubectl.
     """
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = typed_workloads("file", text.replace("on:", "'on':"), "team-a")
@@ -213,8 +214,9 @@ def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """Objects that create no pods are skipped, so that a whole bundle can be checked, for example the output of
-    kustomize.
+    """A manifest contains objects that create no pods. They are skipped.
+
+    So a whole bundle can be checked, for example the output of kustomize.
     """
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
@@ -253,7 +255,10 @@ def test_aliases_of_aliases_are_visited_once() -> None:
 
 
 def test_a_null_field_counts_as_absent(path: Path) -> None:
-    """Kubernetes treats null fields in the same way. YAML that is written by hand or by templates has such fields."""
+    """A field of a manifest is null. It counts as absent, as in Kubernetes.
+
+    YAML that is written by hand or by templates has such fields.
+    """
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
     (found,) = read_workloads([path], "team-a")
     assert isinstance(found, Workload)

@@ -1,5 +1,6 @@
-"""Tests of the work queue (each key once, at its earliest time, with a minimum interval) and of the loop that serves
-its keys.
+"""Tests of the work queue, and of the loop that serves its keys.
+
+Each key is in the queue once, at its earliest time, with a minimum interval between its turns.
 """
 
 import itertools
@@ -30,7 +31,7 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Return all keys that are due now, in their order. A special key that is added last marks the end."""
+    """Return all keys that are due now, in their order. The function adds a special key last, to recognize the end."""
     end = f"end-{next(ENDS)}"  # each call needs a new name, because the queue delays a repeated key
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
@@ -53,8 +54,8 @@ def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: C
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Let ``seconds`` pass, and return the keys that are due then. Assert that no key was due a tenth of a second
-    earlier.
+    """Let ``seconds`` pass, and return the keys that are due then. Assert that none of them was due a tenth of a second
+    before.
     """
     clock.now += seconds - 0.1
     assert due_now(queue) == []
@@ -72,8 +73,9 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """An event arrives during the turn of its key. The turn may have missed the event's change, so another turn follows
-    after the minimum interval.
+    """An event arrives during the turn of its key. Another turn of the key follows after the minimum interval.
+
+    The running turn may have missed the event's change. Other keys are not delayed.
     """
     queue.add("a")
     assert due_now(queue) == ["a"]
@@ -177,7 +179,7 @@ def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue
 
 
 class Reconciled:
-    """A loop that returns or raises the answer in ``answers`` for each key. After an error, it retries within 4 s."""
+    """A loop that returns or raises, for each key, the answer in ``answers``. After an error, it retries within 4 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}
@@ -188,7 +190,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve all keys that become due within ``until`` seconds. Return the logged lines."""
+        """Serve all keys that become due within ``until`` seconds. Return the lines that were logged."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):
@@ -246,7 +248,10 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """If a turn raises an unexpected error, the loop raises it too. The loop's caller then ends the process."""
+    """A turn of the loop raises an unexpected error. The loop ends with this error.
+
+    The loop's caller then ends the process.
+    """
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):

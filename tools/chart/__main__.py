@@ -54,7 +54,7 @@ def _lines(
 
 
 def _marked(found: Json) -> Json:
-    """Return the object with a mark in place of each name that users can set in the chart's values."""
+    """Return the object with marks in place of the names that users can set in the chart's values."""
     return found if found is ABSENT else rename(found, MARKS)
 
 

@@ -1,4 +1,7 @@
-"""The values of the Helm chart that enable kustomize components, and the objects of the base with components."""
+"""The values of the Helm chart that enable kustomize components.
+
+This module also renders the objects of the base with components.
+"""
 
 import functools
 import os
@@ -33,14 +36,14 @@ COMPONENTS: Mapping[str, str] = {
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",
 }
-"""By component, the value of the chart that enables it, as a condition in a template."""
+"""For each component, the chart's value that enables it, as a condition in a template."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""For each component that changes objects of other components, the names of these other components."""
+"""The components that change objects of other components. For each of them, the names of these other components."""
 
 
 class Identity(NamedTuple):
-    """The fields that identify an object in a cluster."""
+    """The fields of a manifest that identify its object in a cluster."""
 
     api: str
     kind: str
@@ -52,7 +55,7 @@ Objects = Mapping[Identity, Json]
 
 
 def identity_of(found: Json) -> Identity:
-    """Return the identity of a manifest."""
+    """Return the fields of a manifest that identify its object in a cluster."""
     metadata = found["metadata"]
     return Identity(found["apiVersion"], found["kind"], metadata.get("namespace", ""), metadata["name"])
 

@@ -15,11 +15,11 @@ import msgspec
 Json = Any
 
 ABSENT = object()
-"""Stands for a part that a variant does not have."""
+"""The value of a part that a variant of the object does not have."""
 
 
 class Condition(NamedTuple):
-    """The condition under which a part exists."""
+    """The condition under which the template renders a part of an object."""
 
     in_base: bool = True
     """True if the part exists unless one of ``components`` is enabled; False if it exists only with one of them."""
@@ -34,26 +34,29 @@ ALWAYS = Condition()
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """A scalar, or an empty list or mapping."""
+    """A scalar, or an empty list or mapping, in the merged tree."""
 
     value: Json
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value that differs by component. ``base``: the value if none of the components is enabled."""
+    """A value in the merged tree that differs by component.
+
+    ``base``: the value if none of the components is enabled.
+    """
 
     by_component: tuple[tuple[str, "Tree"], ...]
     base: "Tree | None"
 
 
 class Branch(msgspec.Struct, frozen=True):
-    """A mapping, as its keys with their values and conditions."""
+    """A mapping in the merged tree: its keys, with their values and conditions."""
 
     parts: tuple[tuple[str, "Tree", Condition], ...]
 
 
 class Items(msgspec.Struct, frozen=True):
-    """A list, as its items with their conditions."""
+    """A list in the merged tree: its items, with their conditions."""
 
     parts: tuple[tuple["Tree", Condition], ...]
 
@@ -62,7 +65,10 @@ Tree = Leaf | Choice | Branch | Items
 
 
 def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
-    """Return the tree for a value. ``base``: the value in the base. ``variants``: the value with each component.
+    """Return the merged tree for a value of an object.
+
+    ``base``: the value in the base.
+    ``variants``: the value with each component.
 
     Values may be `ABSENT`.
     """
@@ -79,7 +85,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return the condition of a part that has these values. The parameters are those of `merge`."""
+    """Return the condition of a part of an object that has these values. The parameters are those of `merge`."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
@@ -136,7 +142,7 @@ def _list(base: Json, variants: Mapping[str, Json]) -> Items:
 
 
 def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
-    """Return the items that components add at one position. Equal items of several components are merged."""
+    """Return the items that components add at one position of a list. Equal items of several components are merged."""
     by_text: dict[str, tuple[Sequence[Json], list[str]]] = {}
     for component, items in found.items():
         by_text.setdefault(json.dumps(items, sort_keys=True), (items, []))[1].append(component)

@@ -1,6 +1,6 @@
-"""Renames the namespaces and the quota ConfigMap in all manifests, as an installation may choose these names.
+"""Renames the namespaces and the quota ConfigMap in all manifests, because an installation may choose these names.
 
-The address of the documentation, to which alerts link, can be chosen too.
+An installation may also choose the address of the documentation to which alerts link.
 """
 
 import re

@@ -31,7 +31,7 @@ _VALUES = Names(
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A part of an object that comes from the chart's values."""
+    """A part of an object that comes from the values of the Helm chart."""
 
     kind: str
     name: str
@@ -48,12 +48,15 @@ Filled = Callable[[Place], Value | None]
 
 
 def write_object(tree: Tree, condition: Condition, filled: Filled) -> Iterator[str]:
-    """Yield the lines of one object."""
+    """Yield the lines of the template of one object."""
     yield from _if(condition, ["---", *_block(tree, 0, (), filled)])
 
 
 def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines inside an ``if`` for the condition. Raises KeyError if no value enables a component."""
+    """Yield the lines of the template inside an ``if`` for the condition.
+
+    Raises KeyError if no value of the chart enables a component.
+    """
     if condition.always:
         yield from lines
         return
@@ -65,7 +68,7 @@ def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
 
 
 def _block(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str]:
-    """Yield the lines of a mapping or a list in block style."""
+    """Yield the lines of the template for a mapping or a list, in YAML's block style."""
     match tree:
         case Branch(parts):
             for key, part, condition in parts:
@@ -153,6 +156,6 @@ def _filling(value: Value, key: str, indent: int) -> Iterator[str]:
 
 
 def lookup(values: Sequence[Value], kind: str, name: str) -> Filled:
-    """Return a function that returns the chart's value for a place in this object."""
+    """Return a function that takes a place in this object, and returns the chart's value for that place."""
     own: Mapping[Place, Value] = {each.path: each for each in values if (each.kind, each.name) == (kind, name)}
     return own.get

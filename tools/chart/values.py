@@ -21,7 +21,7 @@ _PULL_SECRETS = (
 )
 _PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
 _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
-"""The flags of the links on the usage page, with the chart's value for each flag."""
+"""The flags of the links on the usage page. Each has the value of the chart that sets it."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
 """The keys of a pod that the chart's values may add, each with the key after which it is written."""
@@ -30,13 +30,16 @@ _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
 
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
-"""The Deployments that have values of their own, with the section of these values."""
+"""The Deployments that have values of their own in the chart, each with the section of these values."""
 FIRST = "-first"
 """The last part of the name of a Job that runs once after an apply."""
 
 
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
-    """Yield the parts of one object that come from the chart's values. ``manifest``: the object with all components."""
+    """Yield those parts of one object that come from the values of the Helm chart.
+
+    ``manifest``: the object with all components.
+    """
     here = (found.kind, found.name)
     if found.kind == "Job" and found.name.endswith(FIRST):
         # Kubernetes forbids changing the pod template of a Job. So each upgrade of the chart creates a Job with a new

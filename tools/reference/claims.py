@@ -1,4 +1,4 @@
-"""The messages about ResourceClaims and their templates, produced by the code itself."""
+"""The messages about ResourceClaims and their templates in docs/reference.md. The product's own code produces them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HOW = (
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about a claim."""
+    """Return every message about a ResourceClaim or a template."""
     return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
 
 

@@ -1,4 +1,7 @@
-"""The table of Events. The reasons and types come from the product's source, the descriptions from this module."""
+"""The table of Events in docs/reference.md.
+
+The reasons and types come from the product's source, and the descriptions from this module.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tools.reference.sources import calls, constant
 
 
 class Posted(NamedTuple):
-    """The reason and type of an Event in the product's source."""
+    """The reason and type of an Event that the product's source creates."""
 
     reason: str
     type: str
@@ -113,7 +116,7 @@ TOLD = {
 
 
 def posted() -> set[Posted]:
-    """Return the reason and type of every Event that the product's source creates."""
+    """Return the reason and type of every Event that the product's source code creates."""
     found = set()
     for module, called, call in calls("Event"):
         if not called.startswith("vcuda.kube"):
@@ -126,7 +129,7 @@ def posted() -> set[Posted]:
 
 
 def section() -> str:
-    """Return the table of the Events."""
+    """Return the text of the section with the table of Events."""
     rows = [
         (code(event.reason), event.type, told.on, told.when, told.todo)
         for event in sorted(posted())

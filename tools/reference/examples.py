@@ -65,7 +65,7 @@ def policy_for(quota: NamespaceQuota, nodes: Nodes = NO_NODES) -> PolicySnapshot
 class ExampleServer:
     """A test double of the API client. It serves ``objects`` by their path, and admits every dry run.
 
-    ``events``: the messages of the Events that were written.
+    ``events``: the messages of the Events that the code has written.
     """
 
     def __init__(self, objects: Mapping[str, Manifest] | None = None) -> None:
@@ -74,7 +74,7 @@ class ExampleServer:
 
     @property
     def kube(self) -> Kube:
-        """This double, typed as the client that the code needs."""
+        """This double, with the type of the API client that the code needs."""
         return cast("Kube", self)
 
     def get(self, path: str, **_: object) -> bytes:

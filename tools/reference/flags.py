@@ -1,4 +1,4 @@
-"""The sections of all commands with their flags, from the definitions in click."""
+"""The sections of docs/reference.md with all commands and their flags, which are read from click's definitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADING = ("flag", "environment", "default", "what")
 
 
 class Leaf(NamedTuple):
-    """A command that can be run, with its full name and its click context."""
+    """A command of our programs that can be run, with its full name and its click context."""
 
     name: str
     command: click.Command
@@ -31,7 +31,7 @@ class Leaf(NamedTuple):
 
 
 def leaves() -> Iterator[Leaf]:
-    """Yield every command of every program, without groups that only contain subcommands."""
+    """Yield every command of every program. Groups that only contain subcommands are left out."""
     for name, program in PROGRAMS.items():
         yield from _leaves(Leaf(name, program, click.Context(program, info_name=name, **program.context_settings)))
 
@@ -75,7 +75,9 @@ def _row(context: click.Context, parameter: click.Parameter) -> tuple[str, str, 
 
 
 def _value(context: click.Context, option: click.Option) -> str:
-    """Return the placeholder for the value of an option: NUMBER for numbers, otherwise click's placeholder."""
+    """Return the placeholder for the value of an option. It is NUMBER for numbers, and otherwise click's
+    placeholder.
+    """
     numbers = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
     return "NUMBER" if numbers and option.metavar is None else option.make_metavar(context)
 
@@ -89,7 +91,7 @@ def variables(context: click.Context, option: click.Option) -> list[str]:
 
 
 def _default(option: click.Option) -> str:
-    """Return the default of an option as text; empty without a default, and for flags."""
+    """Return the default of an option as text; empty if the option has no default or is a flag."""
     value = option.to_info_dict()["default"]
     if option.required:
         return "required"

@@ -1,6 +1,7 @@
-"""The tables of all annotations and labels that the product sets or reads.
+"""The tables of all annotations and labels that the product sets or reads, for docs/reference.md.
 
-Keys of schemes come from the table of the schemes. Our own keys are described in this module.
+The keys of schemes (the resource names of each vendor) come from the table of the schemes. This module describes our
+own keys.
 """
 
 from __future__ import annotations
@@ -208,7 +209,9 @@ _NEITHER = {
 
 
 def in_the_source() -> set[str]:
-    """Return every key of an annotation or label in the product's source, except keys that the code composes."""
+    """Return every key of an annotation or label that is written in the product's source. Keys that the code composes
+    are left out.
+    """
     return {
         key
         for _, text in strings()
@@ -224,14 +227,14 @@ def in_the_manifests() -> set[str]:
 
 
 def of_schemes() -> set[str]:
-    """Return every key of the schemes: the names of resources, annotations and labels."""
+    """Return every key in the table of schemes: the vendors' names of resources, annotations and labels."""
     return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
         name for scheme in SCHEMES for name in scheme.resources
     }
 
 
 def section() -> str:
-    """Return a table of our own keys, and a table for each scheme."""
+    """Return a table of our own keys, and a table for each scheme (the resource names of one vendor)."""
     ours = table(("key", "on", "who", "what"), [(code(key), told.on, told.by, told.what) for key, told in OURS.items()])
     schemes = "\n\n".join(_section(scheme) for scheme in SCHEMES)
     return f"### Ours, and those of Kubernetes\n\n{ours}\n\n{schemes}"
@@ -248,7 +251,7 @@ def _section(scheme: Scheme) -> str:
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
-    """Yield each key, the object that has it, and its use. A key that ends in ``-`` is a prefix."""
+    """Yield each key, the kind of object that has it, and its use. A key that ends in ``-`` is a prefix."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later when it is stale{written}"
     named = (

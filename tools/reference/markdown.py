@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table. A line break in a cell becomes a space."""
+    """Return a table in Markdown. A line break in a cell becomes a space."""
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
 

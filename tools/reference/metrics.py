@@ -1,4 +1,7 @@
-"""The tables of all metrics, from the registries of our programs. The programs are constructed, but not started."""
+"""The tables of all metrics in docs/reference.md.
+
+They are read from the registries of our programs, which are constructed but not started.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{nam
 
 
 class Family(NamedTuple):
-    """One metric. ``name``: the name of its samples, without the suffixes of a histogram such as ``_bucket``."""
+    """One metric.
+
+    ``name``: the name of its samples, without the suffixes of a histogram such as ``_bucket``.
+    """
 
     name: str
     type: str
@@ -64,12 +70,12 @@ def families() -> dict[str, tuple[Family, ...]]:
 
 
 def in_the_source() -> set[str]:
-    """Return the names of all metrics in the product's source."""
+    """Return the names of all metrics in the product's source code."""
     return {text for _, text in strings() if _NAME.fullmatch(text)}
 
 
 def sections() -> str:
-    """Return a table for each program."""
+    """Return the text of the sections, each with the table of one program's metrics."""
     return "\n\n".join(f"### {part}\n\n{_table(found)}" for part, found in families().items())
 
 
@@ -116,7 +122,9 @@ def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
 
 
 def _families_of(collector: Collector) -> Iterator[Family]:
-    """Yield the metrics of a registry. The names of labels are only in a private attribute of each collector."""
+    """Yield the metrics of a registry with the names of their labels. Those are only in a private attribute of each
+    collector.
+    """
     holder: Any
     for metric in collector.collect():
         holder = collector if isinstance(collector, MetricWrapperBase) else metric

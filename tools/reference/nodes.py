@@ -1,4 +1,4 @@
-"""The messages about nodes whose GPU model is not certain, and about models that no node has."""
+"""The messages in docs/reference.md about nodes whose GPU model is not certain, and about models that no node has."""
 
 from __future__ import annotations
 

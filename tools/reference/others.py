@@ -1,4 +1,7 @@
-"""The other messages: about the version of Kubernetes, from the extender, in Events, and from `kubectl gpuquota`."""
+"""The messages in docs/reference.md that no other module of this package produces.
+
+They are about the version of Kubernetes, from the extender, in Events, and from `kubectl gpuquota`.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +154,10 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 
 
 def _why(found: object) -> str:
-    """Return the text of a reason. ``found``: the reason, or the reasons by node, of which the first is used."""
+    """Return the text of the reason why nodes were left out.
+
+    ``found``: the reason, or the reasons by node, of which the first is used.
+    """
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
         raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # the example did not lead to a reason
@@ -167,7 +173,10 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """Return the message of the Event about the last document. ``documents``: the data of successive versions."""
+    """Return the message of the Event about the last quota document.
+
+    ``documents``: the data of successive versions of the document.
+    """
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -181,7 +190,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Yield each rule for the removal of an allocation, with the message of the Event."""
+    """Yield each rule for the removal of an allocation, with the message of the Event that reports the removal."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")
@@ -219,7 +228,10 @@ def _of_nodes() -> Iterator[Removal]:
 
 
 class _Cluster(ExampleServer):
-    """A cluster whose webhooks admit every pod unchanged. ``fault``: an error of HAMi-DRA's webhook, or empty."""
+    """A test double of a cluster whose webhooks admit every pod unchanged.
+
+    ``fault``: the error that HAMi-DRA's webhook returns, or empty.
+    """
 
     fault = ""
 
@@ -273,7 +285,7 @@ def _plugin() -> Iterator[Told]:
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
-    """Yield the texts in the column REASON that are not messages of our webhook."""
+    """Yield those texts in the column REASON of `kubectl gpuquota` that are not messages of our webhook."""
     offline = "Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'

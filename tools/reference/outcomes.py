@@ -1,4 +1,4 @@
-"""The tables of the values of the metrics' labels, with their meanings."""
+"""The tables in docs/reference.md with the values of the metrics' labels, and their meanings."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ _ANSWERS = (
 
 
 def incidents() -> set[str]:
-    """Return the names of the incidents that a watch counts."""
+    """Return the names of the incidents that the watches of our programs count in a metric."""
     return {field.name for field in dataclasses.fields(Counts)}
 
 
 def section() -> str:
-    """Return a table for each label."""
+    """Return the text of a section, which has a table for each label."""
     reasons = {each.value: f"{each.why}{'' if each.is_expected else '; check it'}" for each in KeepReason}
     schemes = {
         scheme.name: f"`{scheme.cores}` and the related resources; several schemes are separated by commas"
@@ -132,7 +132,7 @@ def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """Yield the possible texts of an expression: one for a literal, two for a conditional expression."""
+    """Yield the possible texts of an expression: one text for a literal, and two texts for a conditional expression."""
     choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
     for choice in choices:
         if isinstance(choice, ast.Constant) and isinstance(choice.value, str):

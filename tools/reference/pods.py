@@ -110,7 +110,7 @@ INVALID = (
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about a pod. Each chapter has the messages that reach people in the same way."""
+    """Return every message about a pod. The messages of one chapter reach people in the same way."""
     return (
         Chapter("Rejected by quota: 403", LIMITED, tuple(_refused())),
         Chapter(
@@ -141,7 +141,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
-    """Return the answer of /mutate for a pod."""
+    """Return the answer of /mutate for an example pod."""
     policy = policy_for(quota, nodes)
     return asyncio.run(
         mutate(
@@ -170,7 +170,7 @@ def _charge(
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
-    """Return the answer of /validate to a shortage that the stored objects do not confirm."""
+    """Return the answer of /validate to a pod that does not fit the ledger, but fits the stored objects."""
     return _charge(CARD, SMALL, _Busy(PutOff((shortage,), counted=counted))).message
 
 
@@ -376,7 +376,7 @@ _BESIDE = [
 
 
 class _Busy(MemoryLedgers):
-    """Ledgers whose answer to every charge is ``answer``."""
+    """Test ledgers whose answer to every charge is ``answer``."""
 
     def __init__(self, answer: Decision) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ class _Busy(MemoryLedgers):
 
 
 class _Full(MemoryLedgers):
-    """Ledgers with the maximum number of pending charges."""
+    """Test ledgers that have the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
@@ -447,7 +447,7 @@ def _undecided() -> list[Told]:
 
 
 def _dropped() -> Iterator[str]:
-    """Yield the messages about reviews that a replica does not decide."""
+    """Yield the messages about reviews that a replica drops without a decision."""
     late, abandoned = ReviewDeadline(0), ReviewDeadline()
     abandoned.abandon()
     for deadline in (late, abandoned):
@@ -458,7 +458,9 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield the messages, with what to do, if a namespace could not be listed in time or has to wait for its LIST."""
+    """Yield the messages about a namespace whose LIST did not end in time, or must wait for its turn, each with what to
+    do.
+    """
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
@@ -540,7 +542,7 @@ def _warnings() -> list[Told]:
 
 
 def _forecasts() -> list[str]:
-    """Return the messages of dry runs, which say what model a pod would get."""
+    """Return the messages of dry runs, which name the model that a pod would get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)

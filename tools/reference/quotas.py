@@ -124,11 +124,11 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Invalid values of the other keys of the ConfigMap."""
+"""Invalid values of the keys of the quota ConfigMap other than the quota document."""
 
 
 def many_times(number: int) -> str:
-    """Return a document with ``number`` grants at different times."""
+    """Return a quota document with ``number`` grants, each at another time."""
     hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
     return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 
@@ -211,7 +211,10 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
-    """Return the answer to an edit. ``limits``: the limits before the edit; by default eight cards of model M40."""
+    """Return the answer of /quota to an edit.
+
+    ``limits``: the limits before the edit; by default eight cards of model M40.
+    """
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
@@ -239,7 +242,7 @@ def _edits() -> Iterator[Told]:
 
 
 class _Used(MemoryLedgers):
-    """Ledgers in which three cards are used."""
+    """Test ledgers in which three cards are used."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         return {"M40": Usage(Charge(300, 0, 300))}

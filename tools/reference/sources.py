@@ -37,7 +37,10 @@ def modules() -> dict[str, ast.Module]:
 
 
 def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield every call of a function or class named ``of``: the calling module, the callee's dotted name, the call."""
+    """Yield every call of a function or class named ``of``.
+
+    Each item has the calling module, the dotted name of the called function or class, and the call.
+    """
     for module, tree in modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and (called := _dotted(module, node.func)).rpartition(".")[2] == of:
@@ -93,7 +96,7 @@ def sentences(*names: str) -> Iterator[Sentence]:
 
 
 def _template(node: ast.AST) -> str:
-    """Return a string literal, with ``{}`` for each inserted value; empty for other expressions."""
+    """Return a string literal with ``{}`` for each inserted value; empty if the expression is not a string literal."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     values = node.values if isinstance(node, ast.JoinedStr) else []
@@ -101,8 +104,10 @@ def _template(node: ast.AST) -> str:
 
 
 def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes that `sentences` must skip: arguments of log lines and patterns, annotations of types, and the
-    parts of an f-string, which is used as a whole.
+    """Yield the nodes that `sentences` must skip.
+
+    These are the arguments of log lines and patterns, annotations of types, and the parts of an f-string, which is used
+    as a whole.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -120,7 +125,9 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the docstrings of modules, classes, functions, fields and constants: texts that are statements."""
+    """Yield the docstrings in the source of modules, classes, functions, fields and constants. They are texts that are
+    statements.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

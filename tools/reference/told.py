@@ -1,4 +1,4 @@
-"""The parts of docs/reference.md that list messages, each with what to do about it."""
+"""The parts of docs/reference.md that list messages. Each message has advice about what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):
-    """One message, and what to do about it. ``todo`` is empty if the message itself says what to do."""
+    """One message in docs/reference.md, and advice about what to do. ``todo`` is empty if the message itself has the
+    advice.
+    """
 
     message: str
     todo: str = ""

@@ -1,4 +1,6 @@
-"""Compares the requests in the API server's audit log with the RBAC rules of the accounts that made them."""
+"""Compares two things: the requests in the API server's audit log, and the RBAC rules of the accounts that
+sent them.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,10 @@ from tests.processes import eventually
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of request. ``namespace`` is empty for all namespaces, and ``name`` is empty for all objects."""
+    """A kind of request to the API server.
+
+    ``namespace`` is empty for all namespaces, and ``name`` is empty for all objects.
+    """
 
     verb: str
     group: str
@@ -35,7 +40,7 @@ class Permission:
     ``account``: the name of the ServiceAccount.
     ``kind``, ``namespace``, ``role``: the kind, namespace and name of the role. The namespace of a ClusterRole is
     empty.
-    ``index``: the number of the rule in the role.
+    ``index``: the position of the rule in the role.
     ``rule``: the rule itself.
     """
 
@@ -47,7 +52,7 @@ class Permission:
     rule: Json
 
     def allows(self, asked: Asked) -> bool:
-        """Return whether the rule permits the request, as RBAC's authorizer decides."""
+        """Return whether the RBAC rule permits the request, as RBAC's authorizer decides."""
         names = self.rule.get("resourceNames")
         return (
             self.namespace in ("", asked.namespace)
@@ -58,7 +63,7 @@ class Permission:
         )
 
     def covers(self, other: "Permission") -> bool:
-        """Return whether the rule permits everything that another rule of the same account permits."""
+        """Return whether this RBAC rule permits everything that the other rule, of the same account, permits."""
         names, others = self.rule.get("resourceNames"), other.rule.get("resourceNames", [""])
         return (
             self.account == other.account
@@ -79,11 +84,13 @@ class AuditLog:
     file: Path
 
     def requests(self, user: str) -> set[Asked]:
-        """Return every kind of request that ``user`` made and was authorized to make. The requests may have failed."""
+        """Return every kind of request that RBAC permitted to ``user`` and that ``user`` sent. The requests may have
+        failed.
+        """
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
     def refused(self, user: str) -> set[Asked]:
-        """Return every kind of request that ``user`` made and was not authorized to make."""
+        """Return every kind of request that ``user`` sent and that RBAC denied."""
         events = [event for event in self._events() if event["user"]["username"] == user and not was_allowed(event)]
         return {asked_in(event) for event in events}
 
@@ -105,7 +112,7 @@ def asked_in(event: Json) -> Asked:
 
 
 def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
-    """Return every rule that the manifests bind to this ServiceAccount. Rules of Kubernetes' own roles are left out."""
+    """Return every RBAC rule that the manifests bind to this ServiceAccount, except rules of Kubernetes' own roles."""
     roles = {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each["rules"]
         for each in objects
@@ -125,23 +132,24 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def lists_in_pages(requests: set[Asked]) -> set[Asked]:
-    """Return the LISTs that our programs would send in place of these watches.
+    """Return the LISTs that our programs send in place of these watches if the API server does not stream a list.
 
-    They send such a LIST if the API server does not stream lists, as on Kubernetes 1.30, or if the stream was cut
-    short.
+    The API server of Kubernetes 1.30 does not stream lists. Later API servers may cut a stream short.
     """
     return {replace(each, verb="list") for each in requests if each.verb == "watch"}
 
 
 def needing(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> dict[tuple[str, str], Asked]:
-    """Return a request for each verb and resource of the rule. No other rule of the account permits these requests."""
+    """Return those requests that only this rule of the account permits. Return one for each verb and resource of the
+    rule.
+    """
     others = [each for each in rules if each.account == permission.account and each != permission]
     needed = {each for each in requests if permission.allows(each) and not any(other.allows(each) for other in others)}
     return {(each.verb, each.resource): each for each in sorted(needed, key=str)}
 
 
 def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
-    """Return the pairs of a verb and a resource that the rule permits, and for which no request needed the rule."""
+    """Return the pairs (verb, resource) that the rule permits although no request needed them."""
     rule = permission.rule
     held = {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
     return held - needing(permission, requests, rules).keys()
@@ -150,7 +158,9 @@ def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permissi
 def check_refused_without(
     cluster: Cluster, user: str, permission: Permission, requests: set[Asked], rules: Sequence[Permission]
 ) -> None:
-    """Remove the rule from its role, and assert that the API server then denies the requests that need the rule."""
+    """Remove the RBAC rule from its role, and assert that the API server then denies the requests that need
+    the rule.
+    """
     needed = needing(permission, requests, rules)
     assert needed
     for request in needed.values():
@@ -162,7 +172,7 @@ def check_refused_without(
 
 @contextmanager
 def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
-    """Remove the rule from its role during the ``with`` statement."""
+    """Remove the RBAC rule from its role during the ``with`` statement."""
     where = f"/namespaces/{permission.namespace}" if permission.namespace else ""
     path = f"{RBAC}{where}/{permission.kind.lower()}s/{permission.role}"
     role = cluster.rest.get(path)

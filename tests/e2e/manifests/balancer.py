@@ -1,4 +1,4 @@
-"""Acts as kube-proxy for a Service: accepts connections at one address, and forwards each to one of the endpoints.
+"""Acts as kube-proxy for a Service. It accepts connections at one address, and forwards each to one of the endpoints.
 
 A connection stays with its endpoint, even if the endpoint is removed.
 """
@@ -29,7 +29,9 @@ class Balancer:
             self._endpoints.append(port)
 
     def remove(self, port: int) -> None:
-        """Remove this port from the endpoints, if it is one of them. New connections then go to other endpoints."""
+        """Remove this port from the endpoints. New connections then go to the other endpoints. Unknown ports are
+        ignored.
+        """
         with self._changed:
             self._endpoints = [each for each in self._endpoints if each != port]
 
@@ -57,8 +59,8 @@ class Balancer:
             self._hand_over(client)
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Connect a client to an endpoint. Close the connection if no endpoint exists, or if the chosen endpoint is
-        down.
+        """Forward the connection of a client to an endpoint. If no endpoint exists, or the chosen one is down, close
+        the connection.
         """
         endpoints = self.endpoints()
         try:

@@ -1,4 +1,4 @@
-"""A separate control plane for the tests that apply the manifests.
+"""The fixtures of the tests that apply the manifests: a control plane that only these tests use.
 
 The webhooks in the manifests are called for the whole cluster, so they would affect other tests.
 """

@@ -22,7 +22,7 @@ REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
-    """Return the code blocks below this heading of any page. Code blocks in subsections are left out."""
+    """Return the code blocks below the heading with this text, in any page of docs/, without those in subsections."""
     pages = (page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     found = [re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1:] for page in pages]
     [section] = [section for sections in found for section in sections]
@@ -31,16 +31,14 @@ def commands(heading: str) -> list[str]:
 
 
 def run(system: System, script: str) -> str:
-    """Run the commands in a shell, with the directory of the applied manifests in place of manifests/base. Return the
-    output.
-    """
+    """Run commands of docs/ in a shell, and return the output. manifests/base is replaced by the applied directory."""
     done = _typed(system, script)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def refused_run(system: System, script: str) -> str:
-    """Run commands, of which one must fail. Return the error output."""
+    """Run commands of docs/ in a shell, of which one must fail. Return the error output."""
     done = _typed(system, script)
     assert done.returncode != 0, done.stdout
     return done.stderr
@@ -64,7 +62,7 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 
 @contextmanager
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
-    """Apply and run the system. The example quota is in force in the new namespace `TEAM`."""
+    """Apply the manifests and run the system. The example quota is in force in the new namespace `TEAM`."""
     directory.mkdir()
     # Delete the objects of an earlier system that `kubectl apply` would keep: its webhooks, which have the earlier CA,
     # and the roles of components that this system does not have.

@@ -1,4 +1,6 @@
-"""Scenes that together make the controller use all its rights. Each scene needs rights that no other scene needs."""
+"""Scenes that together make the controller use all its RBAC rights. Each scene needs rights that no other
+scene needs.
+"""
 
 import time
 from collections.abc import Iterator
@@ -60,8 +62,8 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
 def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap) -> None:
     """The controller does its work for a namespace, from the first label to the removal of the ledger.
 
-    The namespace is labelled. A pod is charged and settled. A charge whose pod was never stored is released. The usage
-    is published. At last the ledger and the usage are removed.
+    It labels the namespace, and settles the ledger after a pod was charged. It releases a charge whose pod was never
+    stored, and publishes the usage. At last it removes the ledger and the usage.
     """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         collection, _, name = installation.ledger_path(namespace).rpartition("/")
@@ -75,14 +77,15 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
 
 
 def pending(ledger: Json) -> bool:
-    """Return whether this ConfigMap, a ledger, has pending charges."""
+    """Return whether this ConfigMap, which holds a ledger, has pending charges."""
     return bool(read_ledger(ledger["data"]["ledger"]).pending)
 
 
 def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """A quota is added to a namespace with two pods. An Event reports that the pod without a node is not counted.
+    """A quota is added to a namespace that already has two pods: one runs on a node, and the other has no node.
 
-    The running pod is counted, so a ledger is written for the namespace.
+    The running pod is counted, so a ledger is written for the namespace. An Event reports that the waiting pod is not
+    counted.
     """
     namespace = cluster.create_namespace()
     running = card_pod("runs", namespace)
@@ -96,7 +99,8 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
 
 
 def stale_allocations_are_removed(cluster: Cluster) -> None:
-    """The controller removes an allocation from a pod that was never bound, and HAMi's lock from a node.
+    """The controller removes two stale things: an allocation from a pod that was never bound, and HAMi's lock from a
+    node.
 
     An Event reports each removal.
     """
@@ -119,9 +123,9 @@ def every_kind_of_workload_tries_again(cluster: Cluster, plane: ControlPlane, qu
 
 
 def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """Each part that reads the quota reports a malformed document by an Event.
+    """Each part of the system that reads the quota reports a malformed quota by an Event.
 
-    The ConfigMap has no label here, so the webhook does not check the edit.
+    The ConfigMap has no label here, so /quota does not check the edit.
     """
     good = quota.document()
     cluster.rest.send("DELETE", quota.path).ok()
@@ -138,9 +142,10 @@ def nodes_have_models(cluster: Cluster) -> None:
 def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
     cluster: Cluster, controller: ControllerProcess
 ) -> None:
-    """The controller recreates a damaged journal of a node after its deletion, and deletes the journal with the node.
+    """A journal, the ConfigMap with the extender's placements on one node, is damaged.
 
-    `damage_a_journal` must have damaged the journal before this controller became the leader.
+    The controller recreates the journal after its deletion, and deletes the journal with its node. The caller must have
+    called `damage_a_journal` before this controller became the leader.
     """
     controller.await_log("placements of a node cannot be read")
     cluster.rest.send("DELETE", f"{CORE}/configmaps/{JOURNAL}").ok()
@@ -150,12 +155,16 @@ def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
 
 
 def damage_a_journal(cluster: Cluster) -> None:
-    """Damage the journal of a node: the ConfigMap with the extender's placements on that node. It must exist."""
+    """Damage the journal of a node, the ConfigMap with the extender's placements on it. The caller must ensure that it
+    exists.
+    """
     cluster.rest.merge_patch(f"{CORE}/configmaps/{JOURNAL}", {"data": {"placements": "{"}})
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
-    """An endpoint of the webhook's Service serves an expired certificate. An Event on the Service reports that."""
+    """An endpoint of the webhook's Service serves an expired certificate. The controller reports that by an Event on
+    the Service.
+    """
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
         with system.controller():  # the new leader checks the certificates at once
@@ -177,7 +186,7 @@ def endpoint_slice(address: str) -> Json:
 
 
 def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The second scheduler places the pod. Its extender writes the chosen card into the annotations of the pod."""
+    """The second scheduler places a pod. Its extender writes the chosen card into the annotations of the pod."""
     with limited(cluster, quota, {"quota": {"M40": 1}}) as namespace:
         placed = place(cluster, namespace, "placed")
         assert placed["spec"]["schedulerName"] == SCHEDULER
@@ -190,7 +199,10 @@ def place(cluster: Cluster, namespace: str, name: str) -> Json:
 
 
 def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The newer of two pods is evicted. No kubelet runs here, so the evicted pod stays in the state Terminating."""
+    """A quota is lowered, so that only one of two pods fits. The controller evicts the newer pod.
+
+    No kubelet runs here, so the evicted pod stays in the state Terminating.
+    """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
         for name in ("a-older", "b-newer"):
             place(cluster, namespace, name)
@@ -203,7 +215,7 @@ def a_pod_beyond_a_lowered_quota_is_evicted(cluster: Cluster, quota: QuotaConfig
 def the_extenders_certificate_is_renewed(system: System) -> None:
     """The extender's certificate gets another DNS name while the extender runs.
 
-    The extender serves the new certificate after kubelet has updated the mounted Secret.
+    The extender serves the new certificate after the kubelet has updated the mounted Secret.
     """
     done = system.rotate(EXTENDER_JOB, dns="extender.example.com", timeout="1s")
     assert "IssueLeaf" in done.stdout, done.stdout + done.stderr
@@ -215,7 +227,7 @@ def the_extenders_certificate_is_renewed(system: System) -> None:
 def the_schedulers_certificate_is_renewed(system: System) -> None:
     """The scheduler's certificate and its CA are replaced, as after a leak of the key.
 
-    The extender first trusts the new CA in addition to the old CA. It stops trusting the old CA last.
+    The extender first trusts both CAs, the new and the old. At the end it trusts only the new CA.
     """
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     spans = {"overlap": "1s", "retention": "1s", "timeout": "20s"}
@@ -225,7 +237,7 @@ def the_schedulers_certificate_is_renewed(system: System) -> None:
 
 @contextmanager
 def showing_an_old_leaf(directory: Path) -> Iterator[str]:
-    """Yield the address of a server whose certificate expired ten days ago."""
+    """Run a server whose certificate expired ten days ago, and yield its address."""
     directory.mkdir()
     installation.make_certificates(directory, datetime.now(UTC) - timedelta(days=100))
     with echoing(lambda: tls(directory), own_address()) as server:

@@ -1,4 +1,4 @@
-"""Runs the whole system as processes: every workload of the manifests, with its flags and with its account's token."""
+"""Runs the whole system as processes: every workload of the manifests, with its flags and the token of its account."""
 
 import base64
 import json
@@ -31,7 +31,10 @@ EXTENDER = "vcuda-extender"
 PAGE = "vcuda-page"
 WEBHOOKS = "quota.vcuda.io/webhooks"
 FIRST_JOBS = (CERTIFICATES, f"{EXTENDER}-certs-first", f"{SCHEDULER}-certs-first")
-"""The Jobs that issue the first certificates. The template of a Job is immutable, so an earlier Job is deleted."""
+"""The Jobs that issue the first certificates.
+
+The template of a Job is immutable. So a Job of an earlier system is deleted before the manifests are applied.
+"""
 LEFT_BEHIND = (
     f"{CORE}/secrets/vcuda-webhook-ca",
     f"{CORE}/secrets/vcuda-webhook-tls",
@@ -47,14 +50,12 @@ LEFT_BEHIND = (
     "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/00-vcuda-quota",
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/vcuda-quota",
 )
-"""Objects of an earlier system that would affect the next one, for example its certificates and the Lease of its
-leader.
-"""
+"""Objects of an earlier system that would affect the next system in the same cluster, such as its certificates."""
 
 
 @dataclass(frozen=True)
 class System:
-    """The system whose manifests are applied to a cluster. A test starts its parts one by one.
+    """The system whose manifests are applied to a cluster. A test starts each part of it separately.
 
     ``balancer``: acts as the webhook's Service.
     ``kustomization``: the applied directory.
@@ -72,7 +73,7 @@ class System:
 
     @cached_property
     def quota_config_map(self) -> tuple[str, str]:
-        """The namespace and the name of the ConfigMap that the webhook reads the quota from."""
+        """The namespace and the name of the ConfigMap from which the webhook reads the quota."""
         flag = "--quota-configmap="
         [value] = [each for each in container(self.workload("Deployment", "vcuda-webhook"))["args"] if flag in each]
         namespace, _, name = value.removeprefix(flag).partition("/")
@@ -82,15 +83,18 @@ class System:
         return one(self.objects, kind, name)
 
     def rotate(self, name: str = CERTIFICATES, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run the command of this Job, which issues certificates. ``flags`` override the flags of the Job."""
+        """Run the command of the Job with this name, which issues certificates. ``flags`` override the flags of the
+        Job.
+        """
         job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
         return self._run(command_of(job, changed))
 
     def certs(self, command: str, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of vcuda-certs as an administrator, with those flags of the certificates' Job that name
-        objects.
+        """Run a command of vcuda-certs as an administrator.
+
+        Of the flags of the Job for certificates, the command gets those that name objects.
         """
         job = self.workload("Job", CERTIFICATES)
         changed: dict[str, str | Path] = {f"--{name}": value for name, value in flags.items()}
@@ -103,7 +107,7 @@ class System:
         )
 
     def webhook(self) -> WebhookProcess:
-        """Run a replica of the webhook. The replica does not become an endpoint of the Service."""
+        """Run a replica of the webhook, without making it an endpoint of the Service."""
         deployment = self.workload("Deployment", "vcuda-webhook")
         certificates = self.directory / "certificates"
         mount_secret(self.cluster, deployment, certificates)
@@ -119,7 +123,10 @@ class System:
         return process
 
     def controller(self, **flags: str) -> ControllerProcess:
-        """Run a controller, which becomes the leader or a standby. ``flags`` override the flags of the Deployment."""
+        """Run a controller. It becomes the leader, or a standby if another controller leads.
+
+        ``flags`` override the flags of the Deployment.
+        """
         deployment = self.workload("Deployment", "vcuda-controller")
         changed: dict[str, str | Path] = {
             "--status-address": "127.0.0.1:0",
@@ -133,7 +140,9 @@ class System:
         return ControllerProcess(*rest)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
-        """Return the flags for the extender's address and certificates; empty if the manifests have no extender."""
+        """Return the controller's flags for the extender's address and certificates; none if the manifests have no
+        extender.
+        """
         if "volumes" not in pod_spec(deployment):
             return {}
         address = f"{own_address()}:{free_ports(1)[0]}"
@@ -151,7 +160,7 @@ class System:
 
     @contextmanager
     def scheduler(self, extender: str) -> Iterator[Component]:
-        """Run the second scheduler with its Lease. It calls the extender at this address (IP:PORT)."""
+        """Run the second scheduler with its own Lease. It calls the extender at this address (IP:PORT)."""
         deployment = self.workload("Deployment", SCHEDULER)
         account = account_of(self.cluster, deployment)
         mounted = self.directory / "scheduler"
@@ -174,7 +183,9 @@ class System:
         return config
 
     def node_agent(self) -> NodeProcess:
-        """Run the agent of the node `NODE`, with directories of this test. The agent's own pod is also created."""
+        """Run the agent of the node `NODE`, with directories of this test in place of the node's. Create the agent's
+        own pod first.
+        """
         daemon_set = self.workload("DaemonSet", "vcuda-node-gpu-manager")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
         for each in (kubelet_pods, root):
@@ -190,8 +201,8 @@ class System:
         return NodeProcess(*rest)
 
     def _agents_pod(self, daemon_set: Json) -> Json:
-        """Create the agent's own pod, running on the node, as the DaemonSet controller and kubelet would do. Return the
-        pod.
+        """Create the node agent's own pod, and return it. It runs on the node, as after work of the DaemonSet
+        controller and kubelet.
         """
         namespace, name = daemon_set["metadata"]["namespace"], f"vcuda-node-{uuid.uuid4().hex[:5]}"
         metadata = {"namespace": namespace, "name": name}
@@ -203,7 +214,7 @@ class System:
     def serving(self, replicas: int) -> Iterator[list[WebhookProcess]]:
         """Issue all first certificates, run replicas of the webhook, and register the webhooks.
 
-        When this returns, the replicas are ready and are endpoints of the Service.
+        At the beginning of the ``with`` statement, the replicas are ready and are endpoints of the Service.
         """
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
@@ -223,7 +234,9 @@ class System:
             yield processes
 
     def renew(self) -> subprocess.CompletedProcess[str]:
-        """Run the Job of the webhook's certificates again. The replicas may still serve the earlier certificate."""
+        """Run the Job of the webhook's certificates again. Afterwards the replicas may still serve the earlier
+        certificate.
+        """
         # The Service of this system has the type ExternalName and no endpoints. So the Job gets the address of the
         # balancer.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
@@ -239,7 +252,10 @@ class System:
         )
 
     def _try_wrong_quota(self) -> Answer:
-        """Create, in a dry run, a quota that the webhook rejects. Return the answer."""
+        """Create the quota ConfigMap with a malformed quota, in a dry run, and return the answer.
+
+        If /quota is in effect, the answer is a rejection.
+        """
         namespace, name = self.quota_config_map
         metadata = {"namespace": namespace, "name": name, "labels": {"quota.vcuda.io/config": "true"}}
         wrong = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpu_quota": "{team-a: 8}"}}
@@ -252,7 +268,9 @@ def port_of(process: WebhookProcess) -> int:
 
 @contextmanager
 def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
-    """Remove the objects of an earlier system, then apply the base and these components to this API server."""
+    """Remove the objects of an earlier system, and apply the base and these components of the manifests to this API
+    server.
+    """
     remove_left_behind(cluster)
     with balancing() as balancer:
         kustomization = reachable(directory, components, balancer.port)
@@ -262,7 +280,7 @@ def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[Sys
 
 
 def remove_left_behind(cluster: Cluster) -> None:
-    """Delete those objects of an earlier system that an apply of the next system does not replace."""
+    """Delete those objects of an earlier system that the next `kubectl apply` would not replace."""
     for path in LEFT_BEHIND:
         answer = cluster.rest.send("DELETE", path)
         assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)
@@ -272,9 +290,10 @@ TIMEOUT = 120
 
 
 def reachable(directory: Path, components: Sequence[str], port: int) -> Path:
-    """Write a kustomization of the base and these components. Its webhooks are called at ``port`` of this machine.
+    """Write a kustomization of the base and these components. The API server calls its webhooks at ``port`` of this
+    machine.
 
-    The API server connects to the external name of a Service of type ExternalName. It still expects a certificate for
+    For this, the webhook's Service is of type ExternalName. The API server still expects a certificate for
     NAME.NAMESPACE.svc.
     """
     target = composed(directory, components)
@@ -304,7 +323,7 @@ def apply(cluster: Cluster, directory: Path, *flags: str) -> str:
 
 
 def command_of(workload: Json, changed: Mapping[str, str | Path], **fields: str) -> list[str]:
-    """Return the program of a workload with its arguments.
+    """Return the command line of a workload.
 
     ``changed``: flags with new values. A flag of the manifest is changed in place, and any other flag is added at the
     end.
@@ -339,7 +358,9 @@ def user_of(workload: Json) -> str:
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the workload's Secrets to files, as kubelet does. If a volume lists keys, only these keys are written."""
+    """Write the workload's Secrets to files, as the kubelet does. If a volume lists keys, only these keys
+    are written.
+    """
     directory.mkdir(exist_ok=True)
     for secret in (volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume):
         path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"

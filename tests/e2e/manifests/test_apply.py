@@ -1,4 +1,4 @@
-"""Applies the manifests to a real API server, and applies them again as an upgrade."""
+"""Applies the manifests to a real API server twice: as an installation, and as an upgrade."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -20,7 +20,9 @@ WAYS = pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-s
 
 
 def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
-    """Create the CustomResourceDefinitions that other projects install, and their namespace, without schemas."""
+    """Create the CustomResourceDefinitions that the manifests need of other projects, without schemas, and their
+    namespace.
+    """
     for kind, api_version in {(each["kind"], each["apiVersion"]) for each in objects}:
         group, _, version = api_version.partition("/")
         if group in OTHERS:
@@ -95,7 +97,9 @@ def write_bundles(cluster: Cluster, path: str) -> None:
 
 
 def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
-    """Return the stored objects. Workloads are left out, because Kubernetes' controllers write their status."""
+    """Return the stored objects of the manifests, without workloads: Kubernetes' controllers change the status of
+    those.
+    """
     settled = [each for each in objects if each["kind"] not in ("Deployment", "DaemonSet", "Job", "CronJob")]
     return {
         f"{each['metadata'].get('namespace', '')} {label(each)}": cluster.rest.get(
@@ -108,9 +112,9 @@ def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
 
 @pytest.mark.parametrize("account", ["vcuda-webhook", "vcuda-controller"])
 def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, account: str) -> None:
-    """Each answer of the API server names the priority level of the request.
+    """The controller's account reads ledgers and other objects. Each answer names the priority level of its request.
 
-    Requests of the same account for other objects have another level.
+    Requests for ledgers have a level of their own. Requests of the same account for other objects have another level.
     """
     apply(admin, BASE, "--server-side", "--force-conflicts")
     schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/vcuda-quota")

@@ -31,7 +31,7 @@ Night = tuple[System, ControllerProcess]
 
 @pytest.fixture(scope="module")
 def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    """One system, which all tests of this file break and repair."""
+    """One installed system, which all tests of this file break and repair."""
     with installed(admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
         first = system.balancer.endpoints()
         yield system, controller
@@ -39,7 +39,7 @@ def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def tell(what: str, began: float) -> None:
-    """Print the seconds since ``began``. docs/troubleshooting.md quotes such times."""
+    """Print the name of a step and the seconds since ``began``. docs/troubleshooting.md quotes such times."""
     print(f"bad night: {what}: {time.monotonic() - began:.1f} s")
 
 
@@ -51,12 +51,15 @@ def told(what: str) -> Iterator[None]:
 
 
 def refusal(cluster: Cluster, pod: Json) -> str:
-    """Return the reason why the pod is rejected, or an empty text if it is admitted. A dry run charges nothing."""
+    """Create the pod in a dry run, which charges nothing. Return the reason of the rejection, or an empty text."""
     return cluster.try_create(pod, dryRun="All").message
 
 
 def await_refusal(cluster: Cluster, pod: Json, words: str, before: Callable[[], None] = lambda: None) -> None:
-    """Create the pod in dry runs until the rejection contains ``words``. ``before`` is called before each attempt."""
+    """Create the pod in dry runs until the message of the rejection contains ``words``.
+
+    ``before`` is called before each attempt.
+    """
     seen: list[str] = []
 
     def refused() -> bool:
@@ -72,7 +75,7 @@ def await_created(cluster: Cluster, pod: Json) -> None:
 
 
 def serve_from(system: System, *ports: int) -> None:
-    """Make these ports the endpoints of the webhook's Service, and close the API server's connections to others."""
+    """Make these ports the only endpoints of the webhook's Service, and close all open connections to it."""
     for port in system.balancer.endpoints():
         system.balancer.remove(port)
     for port in ports:
@@ -82,7 +85,9 @@ def serve_from(system: System, *ports: int) -> None:
 
 @contextmanager
 def another_replica(system: System, what: str) -> Iterator[None]:
-    """Start a new replica, as the Deployment would do. It is the only endpoint during the ``with`` statement."""
+    """Start a new webhook replica, as the Deployment would do. It is the only endpoint during the ``with``
+    statement.
+    """
     began = time.monotonic()
     with system.webhook() as replica:
         replica.await_ready()
@@ -92,10 +97,11 @@ def another_replica(system: System, what: str) -> Iterator[None]:
 
 
 def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluster, night: Night) -> None:
-    """While the failure policy is Ignore, pods are not charged, but they are counted when they are bound to a node.
+    """The webhook is down, and the failure policy is set to Ignore. Then pods are created without a charge.
 
-    When the webhook works again, new pods are charged. Some pods are created even while the webhook is down and nothing
-    is changed: pods without a GPU, pods in unlimited namespaces, and pods of the system.
+    They are counted as soon as they are bound to a node. When the webhook works again, new pods are charged. Some pods
+    are created even while the webhook is down and the policy is Fail: pods without a GPU, pods in unlimited namespaces,
+    and pods of the system.
     """
     system, _ = night
     ignore, fail = commands("The bad night")
@@ -127,9 +133,7 @@ def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluste
 
 
 def restricted(pod: Json) -> Json:
-    """Return the pod, which has one container, with the fields that the Pod Security Standard of our namespace
-    requires.
-    """
+    """Return the pod, which has one container, with the fields that our namespace's Pod Security Standard requires."""
     [container] = pod["spec"]["containers"]
     of_pod = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
     of_container = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -145,7 +149,7 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 @pytest.fixture
 def served(night: Night) -> Iterator[System]:
-    """The system, with a new replica of the webhook as its only endpoint."""
+    """The installed system, with a new replica of the webhook as its only endpoint."""
     with another_replica(night[0], "a replica ready"):
         yield night[0]
 
@@ -164,8 +168,8 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
 ) -> None:
     """One ledger is lost (deleted by force). Another ledger is damaged, and deleted by the command of the page.
 
-    Both are created again. They are opened, so that pods are admitted again, when no pod that was charged in the
-    earlier ledger can still be stored. Stored pods are counted.
+    Both ledgers are created again, closed. They open, so that pods are admitted again, when no pod that was charged in
+    the earlier ledger can still be stored. The new ledgers count the stored pods.
     """
     unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
@@ -190,12 +194,16 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
 
 
 def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
-    """Patch the ledger and return the HTTP status, which is 403 while the policy that protects ledgers is in effect."""
+    """Patch the ledger and return the HTTP status. While the policy that protects ledgers is in effect, the status is
+    403.
+    """
     return cluster.rest.send("PATCH", ledger_path(namespace), patch, content_type=MERGE_PATCH).status
 
 
 def memory_pod(namespace: str, name: str = "train") -> Json:
-    """Return a pod with a share of a card. The example quota also limits the GPU memory of team-b."""
+    """Return a pod with a share of a card, which also requests GPU memory. The example quota limits the memory of
+    team-b.
+    """
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"})
 
 
@@ -213,9 +221,10 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
-    """One apply restores the policy and the registration of the webhooks.
+    """A policy that rejects everything is disabled, and the registration of the webhooks is deleted.
 
-    It also brings a quota into effect that took no effect while the registration was missing.
+    One `kubectl apply` restores the policy and the registration. A quota that was written meanwhile then takes effect
+    too.
     """
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
@@ -264,9 +273,10 @@ def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, s
     ("heading", "action"), [("The controller is down", "logs"), ("The usage page", "port-forward")]
 )
 def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, heading: str, action: str) -> None:
-    """No kubelet runs here, so the command for the leader's pod is printed instead of executed.
+    """The commands of the pages that use the leader's pod contain the pod's name, which is read from the Lease.
 
-    The leader runs as a process of this machine. In a pod, the host name is the name of the pod.
+    No kubelet runs here, so these commands are printed instead of executed. The leader runs as a process of this
+    machine. In a pod, the host name is the name of the pod.
     """
     system, _ = night
     read_lease, use_pod = commands(heading)[0].splitlines()
@@ -276,7 +286,7 @@ def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, head
 
 
 def serve_expired(system: System) -> None:
-    """Store an expired certificate of the present CA in the Secret. The replica serves it."""
+    """Store an expired certificate of the present CA in the serving Secret, and mount it for the webhook replica."""
     data = {key: base64.b64decode(text) for key, text in system.cluster.rest.get(CA_SECRET)["data"].items()}
     authority = read_authority(data["ca.crt"], data["ca.key"], "the CA")
     then = authority.certificate.not_valid_before_utc
@@ -289,7 +299,7 @@ def serve_expired(system: System) -> None:
 
 
 def run_job(system: System, name: str) -> None:
-    """Act as the kubelet of the Job's pod: run the command of the pod, and set the status of the pod to succeeded."""
+    """Act as the kubelet of the Job's pod: run the command of the pod, and set the pod's status to succeeded."""
     path, selector = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/pods", f"batch.kubernetes.io/job-name={name}"
     [pod] = system.cluster.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     assert pod["spec"]["containers"][0]["args"] == container(system.workload("CronJob", "vcuda-certs"))["args"]

@@ -1,4 +1,6 @@
-"""Installs, upgrades, rolls back and uninstalls a Helm release. Pods are created meanwhile, and no object remains."""
+"""Installs, upgrades, rolls back and uninstalls a Helm release, while pods are created. After that no
+object remains.
+"""
 
 import json
 import os
@@ -34,12 +36,12 @@ PINNED = "quota.vcuda.io/model"
 PACE = 10
 """The number of pods that are created per second."""
 MORE = 2 * PACE
-"""The number of pods that are created after each change."""
+"""The number of pods that are created after each change of the Helm release."""
 
 
 @pytest.fixture
 def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
-    """An empty cluster, because helm does not adopt objects that it did not create."""
+    """An empty cluster. Helm does not adopt objects that it did not create, so none may exist."""
     # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
     settings = Settings(apiserver_flags=("--enable-aggregator-routing=false",), own_identities=True)
     with running_control_plane(assets, tmp_path / "plane", settings) as plane, administering(plane) as cluster:
@@ -47,7 +49,7 @@ def admin(assets: Path | None, tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Release:
-    """A release of a copy of the chart, whose webhook is called at a port of this machine."""
+    """A Helm release of a copy of the chart, whose webhook is called at a port of this machine."""
 
     def __init__(self, admin: Cluster, balancer: Balancer, directory: Path, name: str) -> None:
         self._admin, self._helm, self._directory = admin, program(name), directory
@@ -55,13 +57,13 @@ class Release:
         self.system = System(admin, balancer, directory / "rendered", directory)
 
     def run(self, command: str, *options: str) -> str:
-        """Run a command of helm for this release."""
+        """Run a command of helm for this release. Raises an error if the command fails."""
         done = self.try_run(command, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def try_run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of helm that may fail."""
+        """Run a command of helm for this release, and return its result. The command may fail."""
         return subprocess.run(
             (self._helm, *command.split(), "--namespace=kube-system", *options),
             env={**os.environ, "KUBECONFIG": str(self._admin.kubeconfig), "HOME": str(self._directory)},
@@ -84,7 +86,10 @@ class Release:
 
 
 def reachable(directory: Path, port: int) -> Path:
-    """Return a copy of the chart whose webhooks are called at ``port``. See `tests.e2e.manifests.system.reachable`."""
+    """Return a copy of the chart whose webhooks are called at ``port`` of this machine.
+
+    See `tests.e2e.manifests.system.reachable`.
+    """
     chart = Path(shutil.copytree(CHART, directory / "chart"))
     registration, workloads = (chart / "templates" / f"{name}.yaml" for name in ("registration", "workloads"))
     registration.write_text(registration.read_text().replace("port: 443", f"port: {port}"))
@@ -106,7 +111,11 @@ def share(number: int, namespace: str) -> Json:
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
-    """Each created pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
+    """A Helm release is installed, upgraded, rolled back and uninstalled, while pods are created all the time.
+
+    No create fails, and the uninstall leaves no object. Each pod that is created while the release is installed has the
+    annotation that only /mutate sets. So no pod was admitted without the webhook.
+    """
     admin.create_node(NODE, {MODEL: "M40"})
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, name)
@@ -151,7 +160,9 @@ def bundles_of(admin: Cluster) -> list[str]:
 
 
 def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAMESPACES) -> None:
-    """Run the page's command, and meanwhile act as the kubelet of the hook's Job. Then run the page's check."""
+    """Run the page's command for the uninstall, and meanwhile act as the kubelet of the hook's Job. Then run the page's
+    check.
+    """
     command, _, check = commands("Uninstall")
     assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
     with ThreadPoolExecutor(1) as pool:
@@ -167,7 +178,7 @@ def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAME
 
 
 def run_hook(admin: Cluster, system: System, namespace: str) -> None:
-    """Run the Job's command with the rights of its account, and set the status of its pod to succeeded."""
+    """Run the command of the hook's Job with the rights of its account, and set the status of its pod to succeeded."""
     path, selector = f"/api/v1/namespaces/{namespace}/pods", "batch.kubernetes.io/job-name=vcuda-uninstall"
     [pod] = admin.await_collection(path, lambda pods: len(pods) == 1, labelSelector=selector)
     account = admin.kubeconfig_for_token(admin.service_account_token(namespace, "vcuda-uninstall"))

@@ -1,6 +1,6 @@
-"""A cluster in which only GPU feature discovery describes the nodes.
+"""Tests with a cluster in which only GPU feature discovery describes the nodes.
 
-The system works after `kubectl apply`, although nobody has set a model label.
+The system works after `kubectl apply`, although no person has set a model label on a node.
 """
 
 import json
@@ -42,7 +42,7 @@ CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The applied base. Only GPU feature discovery and NVIDIA's device plugin describe the nodes."""
+    """A system of the base manifests. Only GPU feature discovery and NVIDIA's device plugin describe the nodes."""
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
         admin.create_node(name, features(product, count)["labels"], {GPU: count})

@@ -21,7 +21,9 @@ PAGE = (DOCS / "first-rejection.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """Create the page's nodes, run a scheduler with the name of HAMi's, and apply and run the page's overlay."""
+    """Create the nodes of docs/first-rejection.md, run a scheduler with the name of HAMi's, and apply and run the
+    page's overlay.
+    """
     require(plane, "kube-scheduler")
     directory = tmp_path_factory.mktemp("first-rejection")
     shares, cards = hami("NVIDIA L40S"), features("Tesla-T4", "2")
@@ -67,5 +69,5 @@ def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Clus
 
 
 def rows(printed: str) -> set[tuple[str, ...]]:
-    """Return the lines of a table, each as its cells."""
+    """Return the lines of a printed table, each as a list of its cells."""
     return {tuple(line.split()) for line in printed.splitlines() if line.strip()}

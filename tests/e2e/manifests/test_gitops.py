@@ -1,4 +1,4 @@
-"""GitOps tools report no drift, although our Jobs and the controller write into applied objects.
+"""Tests that GitOps tools report no drift, although our Jobs and the controller change applied objects.
 
 Flux uses server-side apply with force, and compares the stored object with the result of a dry run
 (`github.com/fluxcd/pkg/ssa`, `ResourceManager.Diff`). Argo CD uses a three-way merge, as `kubectl diff` does.
@@ -30,7 +30,7 @@ def system(admin: Cluster, tmp_path: Path) -> Iterator[System]:
 
 
 def manifests(system: System) -> list[Json]:
-    """Return the objects that the GitOps tool would read from its repository."""
+    """Return the objects of the manifests, as a GitOps tool would read them from its repository."""
     return list(yaml.safe_load_all(kubectl_k(system.cluster, "kustomize", system.kustomization).stdout))
 
 
@@ -41,7 +41,7 @@ def apply_as_flux(cluster: Cluster, manifest: Json, **query: str) -> Json:
 
 
 def drifted(cluster: Cluster, objects: Sequence[Json]) -> list[str]:
-    """Return the objects that another apply would change."""
+    """Return those objects that a second apply would change."""
     found = []
     for each in objects:
         live = cluster.rest.get(f"{cluster.path_of(each)}/{each['metadata']['name']}")

@@ -38,10 +38,11 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """The commands of the page are run except the last one, `rollout status`. It would wait forever without a kubelet.
+    """The manifests are upgraded and rolled back, although the first Jobs still wait for their image.
 
-    The rollback deletes the ledgers. The controller removes their finalizers, including those of earlier tests'
-    ledgers.
+    All commands of the page succeed. The last one, `rollout status`, is left out, because it would wait forever without
+    a kubelet. The rollback deletes the ledgers. The controller removes their finalizers, including those of earlier
+    tests' ledgers.
     """
     [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
@@ -78,7 +79,8 @@ PREPARE, DELETE = UNINSTALL.splitlines()
     ids=["the command first", "without Python", "the objects first"],
 )
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
-    """After the first command, pods can be created although no webhook runs.
+    """After the first command of the uninstall, pods can be created although no webhook runs. After the last, nothing
+    remains.
 
     The components also create objects outside our namespaces. The page's check must include such objects.
     """

@@ -1,6 +1,7 @@
-"""The ValidatingAdmissionPolicies of manifests/base on a real API server: which requests they reject and permit.
+"""Tests of the ValidatingAdmissionPolicies of manifests/base on a real API server: the requests that they reject and
+permit.
 
-tests/integration/test_manifests_policies.py evaluates the expressions without an API server, for every annotation.
+tests/integration/test_manifests_policies.py evaluates their expressions without an API server, for every annotation.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,8 +42,9 @@ Accounts = Callable[..., Cluster]
 
 @pytest.fixture(scope="module", autouse=True)
 def in_force(admin: Cluster) -> None:
-    """Wait until the policies are in effect. All of them take effect together, some time after the last policy is
-    stored.
+    """Apply the policies, and wait until they are in effect.
+
+    They all take effect together, some time after the last policy is stored.
     """
     apply(admin, BASE, "--server-side", "--force-conflicts")
     with admin.fresh_namespace() as namespace:
@@ -56,7 +58,7 @@ def controller_account(admin: Cluster) -> Cluster:
 
 
 def ordinary(name: str, namespace: str, **spec: object) -> Json:
-    """Return a pod that requests no GPU and that no scheduler places."""
+    """Return a pod that requests no GPU and that no scheduler places on a node."""
     pod = gpu_pod(name, namespace, {"cpu": "1"})
     return {**pod, "spec": {**pod["spec"], "schedulerName": "none", **spec}}
 
@@ -76,8 +78,9 @@ def tenant(admin: Cluster, team: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def account(admin: Cluster, team: str) -> Iterator[Accounts]:
-    """Return a function that creates an account with rights in all namespaces: a ClusterRole, or pairs (verbs,
-    resources).
+    """A function that creates an account with rights in all namespaces.
+
+    The rights are a ClusterRole, or pairs (verbs, resources).
     """
     with ExitStack() as teardown:
 
@@ -166,7 +169,10 @@ def test_an_account_that_may_bind_pods_or_patch_nodes_may_write_allocations(
 def test_a_binding_may_carry_an_allocation_if_the_account_may_bind_pods(
     admin: Cluster, team: str, account: Accounts, resource: str, *, admitted: bool
 ) -> None:
-    """The older resource `bindings` needs another right, which no scheduler uses today."""
+    """A binding with an allocation's annotations is accepted from an account that may create `pods/binding`.
+
+    It is rejected from an account that may only create the older resource `bindings`, which no scheduler uses today.
+    """
     binder = account("binder", ("create", resource))
     path = f"{pod_path(team)}/binding" if admitted else f"/api/v1/namespaces/{team}/bindings"
     binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "gpu-1"}}
@@ -189,7 +195,10 @@ def test_allocations_may_be_written_in_an_exempt_namespace(admin: Cluster, tenan
 def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
     admin: Cluster, tenant: Cluster, team: str
 ) -> None:
-    """The real scheduler and the real claim controller can still allocate, protect and delete the claim."""
+    """A tenant may not remove the finalizer or the owner of a claim that is in use.
+
+    The real scheduler and the real claim controller can still allocate, protect and delete the claim.
+    """
     dra.require_dra(admin)
     # The API server would call the webhooks of vcuda quota for this pod, but no server answers here. So the test
     # deletes the webhooks.
@@ -222,7 +231,10 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
-    """After a forced deletion the containers would keep running, while the claim could be allocated again elsewhere."""
+    """A tenant tries to delete or evict a running pod without a grace period, while the pod uses a claim by name.
+
+    The policy rejects that. Otherwise the claim could be allocated to another pod while the containers still run.
+    """
     dra.require_dra(admin)
     admin.create(dra.claim(team, "mine"))
     using = dra.claiming(team, "uses", resourceClaimName="mine")

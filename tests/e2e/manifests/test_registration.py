@@ -1,4 +1,6 @@
-"""vcuda-certs registers the webhooks only after a replica has answered, and restores them if somebody changes them."""
+"""vcuda-certs registers the webhooks only after a replica has answered. It restores the webhooks if somebody changes
+them.
+"""
 
 import base64
 import subprocess
@@ -56,7 +58,10 @@ def privileged_pod(namespace: str) -> Json:
 
 
 def test_no_pod_is_rejected_before_a_replica_has_answered(admin: Cluster, directory: Path) -> None:
-    """No pod is blocked, in old or new namespaces, if the image does not exist or if the Job for certificates fails."""
+    """The image of the webhook does not exist, or the Job for certificates fails.
+
+    No pod is rejected in old or new namespaces, because the webhooks are registered only after a replica has answered.
+    """
     with applied(admin, directory) as system, admin.fresh_namespace() as team:
         for after_certificates in (False, True):
             if after_certificates:
@@ -146,7 +151,9 @@ def test_the_job_of_a_release_registers_the_webhooks_that_the_release_declares(a
 
 
 def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
-    """Change the webhooks that the validating configuration declares, as an apply of another release does."""
+    """Change the webhooks that the validating configuration declares in its annotation, as an apply of another release
+    does.
+    """
     text = change(cluster.rest.get(VALIDATING)["metadata"]["annotations"][WEBHOOKS])
     cluster.rest.merge_patch(VALIDATING, {"metadata": {"annotations": {WEBHOOKS: text}}})
 
@@ -197,7 +204,7 @@ def test_with_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_i
 
 @contextmanager
 def issued_by_cert_manager(cluster: Cluster) -> Iterator[str]:
-    """Write the serving Secret as cert-manager does, and yield its CA in the form of a caBundle."""
+    """Write the serving Secret as cert-manager does. Yield the CA of its certificate as the text of a caBundle."""
     now = datetime.now(UTC)
     authority = make_authority(now)
     leaf = make_leaf(authority, service_names("vcuda-webhook", SYSTEM_NAMESPACE), now)

@@ -1,7 +1,7 @@
 """Checks the RBAC rules of the manifests: they are enough for all the work of every part, and each rule is needed.
 
-The tests compare the rules with the requests in the audit log (`tests.e2e.manifests.audit`). The base is checked by
-itself, and then the rules that components add.
+The tests compare the rules with the requests in the audit log (`tests.e2e.manifests.audit`). They check first the rules
+of the base alone, and then the rules that components add.
 """
 
 import time
@@ -41,7 +41,8 @@ ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
-"""Roles that the API server itself creates. The second scheduler uses them too. The tests do not check their rules.
+"""Roles that the API server itself creates, and that the second scheduler uses too. The tests do not check
+their rules.
 """
 
 
@@ -103,7 +104,7 @@ def the_page_lives(system: System, _plane: ControlPlane) -> None:
 
 @dataclass(frozen=True)
 class Judged:
-    """A set of accounts whose rules are checked together.
+    """A set of accounts whose RBAC rules are checked together.
 
     ``users``: the user name of each account, by the name of its ServiceAccount.
     ``rules``: the rules to check.
@@ -153,7 +154,7 @@ REFUSED_WITHOUT = [
 def asked(
     plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, set[audit.Asked]]]:
-    """Return the requests that each account made while the system did all its work, by set and by account."""
+    """The requests that each account made while the system did all its work, by set of accounts and by account."""
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
     streams = streams_lists(Kube.connect(admin.kubeconfig))
@@ -192,14 +193,20 @@ def test_every_verb_of_every_rule_is_needed_by_a_request(
 def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
     admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    """The roles of all three sets exist at this time. So only rules that no other rule covers are tested."""
+    """An RBAC rule is removed from its role. The API server then denies the requests that needed the rule.
+
+    The roles of all three sets of accounts exist at this time. So only rules that no other rule covers are tested.
+    """
     require_served(admin.control_plane, permission)
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
     audit.check_refused_without(admin, user, permission, requests, EVERY)
 
 
 def test_every_rule_of_the_manifests_is_checked_except_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
-    """The manifests are rendered with all components together."""
+    """The manifests are rendered with all components together. Each of their RBAC rules is checked by one of the tests.
+
+    The rules of Kubernetes' own roles are the only exception.
+    """
     objects = rendered(composed(tmp_path, (*COMPONENTS, "page", "node-agent-gpu-manager")))
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
     assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, EVERY))

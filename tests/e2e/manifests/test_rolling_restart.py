@@ -1,4 +1,7 @@
-"""A rolling restart of the webhook under load fails no create, with the probes, preStop and times of the manifests."""
+"""A rolling restart of the webhook under load fails no create.
+
+The probes, the preStop hook and the times of the manifests are used.
+"""
 
 import http.client
 import signal
@@ -28,7 +31,7 @@ PACE = 20
 """The number of pods that are created per second."""
 
 MORE = 2 * PACE
-"""The number of pods that are created after every old replica has ended."""
+"""The number of pods that are created after every old webhook replica has ended."""
 
 
 @pytest.fixture
@@ -73,11 +76,11 @@ def share(number: int, namespace: str) -> Json:
 
 
 LEARNED = 4.0
-"""Seconds until a change of the endpoints of a Service has reached all clients. It is a slow but realistic case."""
+"""Seconds until a change of the endpoints of a Service has reached all clients. This is slow but realistic."""
 
 
 class Replica:
-    """A pod of the webhook. The pod is an endpoint of the Service while it is ready and not being deleted."""
+    """A pod of the webhook. It is an endpoint of the Service while it is ready and not being deleted."""
 
     def __init__(self, system: System, deployment: Json) -> None:
         self.process: WebhookProcess = system.webhook()
@@ -90,10 +93,11 @@ class Replica:
         self._prober.start()
 
     def go(self) -> None:
-        """Delete the pod as kubelet does: run preStop, send SIGTERM, and wait for at most the grace period.
+        """Delete the webhook's pod as the kubelet does: run preStop, send SIGTERM, and wait for at most the grace
+        period.
 
-        The pod is removed from the endpoints some time after the deletion. Raises an error if the process fails or does
-        not end in time.
+        The pod is removed from the endpoints some time after its deletion. An error is raised if the process fails or
+        does not end in time.
         """
         started = time.monotonic()
         self._going.set()
@@ -113,9 +117,9 @@ class Replica:
         self.process.kill()
 
     def _probe(self) -> None:
-        """Run the startup probe until its first success, then the readiness probe.
+        """Run the startup probe until its first success, and then the readiness probe.
 
-        After `failureThreshold` failures in a row, the pod is removed from the endpoints.
+        After `failureThreshold` failures of the readiness probe in a row, remove the pod from the endpoints.
         """
         self._await_startup(self._container["startupProbe"])
         probe, failures = self._container["readinessProbe"], 0
@@ -152,7 +156,9 @@ class Replica:
 
 
 class Rollout:
-    """The webhook's Deployment, with the manifest's number of replicas. A restart follows the manifest's strategy."""
+    """The webhook's Deployment, with the manifest's number of replicas. A restart follows the manifest's update
+    strategy.
+    """
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -166,10 +172,11 @@ class Rollout:
             assert replica.ready.wait(60)
 
     def restart(self) -> None:
-        """Act as `kubectl rollout restart`, and return when the last old replica has ended.
+        """Act as `kubectl rollout restart` for the webhook's Deployment, and return when the last old replica has
+        ended.
 
         With maxUnavailable 0 and maxSurge 1, one new replica at a time is started. An old replica is deleted when the
-        new one has been ready for minReadySeconds. The next replica is started before the old replica has ended.
+        new replica has been ready for minReadySeconds. The next replica is started before the old replica has ended.
         """
         strategy = self._deployment["spec"]["strategy"]["rollingUpdate"]
         assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)

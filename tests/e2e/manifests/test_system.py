@@ -1,4 +1,6 @@
-"""The first steps of a user with the applied manifests. Every part runs as a process with its flags and tokens."""
+"""The first steps of a user with the applied manifests. Every part of the system runs as a process with its flags and
+tokens.
+"""
 
 import http.client
 import json
@@ -61,7 +63,7 @@ def agent(system: System, node: str) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
-    """Apply the example quota as in the README, and wait until it is in force in its namespace."""
+    """Apply the example quota as the README says, and wait until it is in force in its namespace."""
     assert controller.port
     path = str(MANIFESTS / "examples" / "gpuquota.yaml")
     admin.create_namespace(TEAM)
@@ -74,8 +76,9 @@ def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
 
 
 def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster, system: System) -> None:
-    """The first Job issues the certificates with the rights of its account. It succeeds although no webhook replica
-    runs yet.
+    """The manifests are applied, and no webhook replica runs yet. The first Job issues the certificates.
+
+    It has only the rights of its account.
     """
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -151,7 +154,9 @@ def test_only_users_who_may_forward_ports_reach_the_usage_page(controller: Contr
 def test_every_metric_that_alerts_and_dashboard_name_is_exported(
     admin: Cluster, system: System, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
 ) -> None:
-    """The metric is exported by one of our running parts or by the API server."""
+    """An expression of the alerts or of the dashboard names a metric. A running part of our system or the API server
+    exports it.
+    """
     with without_endpoints(system):
         assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
     exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)
@@ -164,7 +169,7 @@ def test_every_metric_that_alerts_and_dashboard_name_is_exported(
 
 
 def families(text: bytes) -> set[str]:
-    """Return all names of samples that these metrics, in Prometheus' text format, can have."""
+    """Return all names that the samples in ``text`` can have. The text has metrics in Prometheus' format."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {
         f"{family.name}{suffix}"
@@ -174,7 +179,9 @@ def families(text: bytes) -> set[str]:
 
 
 def named_metrics() -> set[str]:
-    """Return every metric in the expressions of the overlay's alerts and dashboard, without functions and labels."""
+    """Return every metric in the expressions of the alerts and of the dashboard. Names of functions and labels are left
+    out.
+    """
     objects = rendered(MANIFESTS / "overlays" / "prometheus")
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])

@@ -24,14 +24,15 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def agent(disk: Disk) -> Agent:
-    """A node agent that has just been started."""
+    """A node agent that has just been started, so it has not swept the disk yet."""
     return Agent(disk)
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """A counter of all calls by which the sweeps of this test change the disk. The counter patches these functions
-    until the end of the test.
+    """A counter of all calls by which the sweeps of a test change the disk.
+
+    It replaces the functions for these calls until the end of the test.
     """
     with monkeypatch.context() as patched:
         yield Steps(patched)

@@ -32,7 +32,7 @@ def uid(number: int) -> str:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Return the modes, owners, times, links and contents of all files of a tree, to find any change."""
+    """Return modes, owners, times, links and contents of all files of a tree. Tests compare two such results."""
     found: Snapshot = {}
     for directory, names, files in os.walk(path):
         for name in (".", *names, *files):
@@ -46,7 +46,7 @@ def snapshot(path: Path) -> Snapshot:
 
 @dataclass
 class Clocks:
-    """The monotonic clock and the wall clock of a machine. Tests set the wall clock."""
+    """The monotonic clock and the wall clock of a machine, for the node agent. Tests set the wall clock."""
 
     wall: float = field(default_factory=time.time)
     steady: float = 1000.0
@@ -61,8 +61,10 @@ class Clocks:
 
 @dataclass
 class Pods:
-    """The pods of the node. ``uids`` are the pods in the agent's watch. ``live`` are the pods in a new LIST, by default
-    the same.
+    """The pods of the node.
+
+    ``uids``: the pods in the node agent's watch.
+    ``live``: the pods in a new LIST, by default the same.
     """
 
     uids: set[str] = field(default_factory=set)
@@ -86,8 +88,10 @@ class Pods:
 
 @dataclass
 class Disk:
-    """The disk of a node. ``root`` has the vm directories. ``guarded`` is a tree next to the root, which no sweep may
-    change.
+    """The disk of a node.
+
+    ``root``: the directory that has the vm directories.
+    ``guarded``: a tree next to the root, which no sweep may change.
     """
 
     base: Path
@@ -110,7 +114,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """Create a vm directory as gpu-manager does. Its last change is ``age`` seconds old."""
+        """Create the vm directory of a pod, as gpu-manager does. Its last change is ``age`` seconds old."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -119,7 +123,7 @@ class Disk:
         return path
 
     def age(self, path: Path, seconds: float) -> None:
-        """Set the time of the last change of a directory."""
+        """Set the time of a directory's last change, so that it seems so many seconds old."""
         stamp = self.clocks.wall - seconds
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
@@ -139,7 +143,9 @@ class Disk:
 
 
 class Agent:
-    """Sweeps a disk repeatedly, like the real agent. A new agent has no memory of the sweeps of an earlier agent."""
+    """Sweeps a disk repeatedly, like the real node agent. A new agent has no memory of the sweeps of an
+    earlier agent.
+    """
 
     def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk
@@ -158,7 +164,7 @@ class Agent:
     def sweep(
         self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, DirectoryOutcome]:
-        """Sweep once. Return the outcome of each directory by its path."""
+        """Sweep the disk once. Return the outcome of each directory by its path."""
         said: list[DirectoryOutcome] = []
         self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
@@ -166,31 +172,34 @@ class Agent:
     def run(
         self, report: Report, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Sweep once, and pass each outcome to ``report``."""
+        """Sweep the disk once, and pass the outcome of each directory to ``report``."""
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Sweep once, and advance the clocks by more than the grace period. The first sweep moves no directory, because
-        the grace period of a directory begins when a sweep finds it.
+        """Sweep once, and advance the clocks by more than the grace period.
+
+        This first sweep moves no directory, because the grace period of a directory begins when a sweep finds it.
         """
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 
     def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """Sweep, advance the clocks past the grace period, and sweep again."""
+        """Sweep the disk, advance the clocks past the grace period, and sweep again."""
         self.let_grace_pass()
         return self.sweep()
 
     def sweep_to_the_end(self) -> None:
-        """Sweep until everything that may be deleted is deleted."""
+        """Sweep the disk until everything that may be deleted is deleted."""
         self.sweep_after_grace()
         for _ in range(2):
             self.disk.clocks.advance(RETENTION)
             self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
-        """Return why a directory is kept after the grace period, or None if it is moved."""
+        """Return the reason for which a directory is kept after the grace period, or None if it is moved to
+        the trash.
+        """
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
@@ -223,7 +232,7 @@ def tmpfs(path: Path, options: str) -> AbstractContextManager[None]:
 
 
 def nested(disk: Disk, number: int) -> Path:
-    """Create a directory with more than one level."""
+    """Create a directory that contains several nested directories."""
     path = disk.make(uid(number))
     (path / "main" / "cache" / "deep").mkdir(parents=True)
     (path / "main" / "cache" / "deep" / "file").touch()

@@ -1,5 +1,6 @@
-"""FUSE file systems (file systems in user space) whose server has ended or does not answer. A process that accesses
-such a file system gets an error, or waits.
+"""FUSE file systems (file systems in user space) for tests. Their server has ended or does not answer.
+
+A process that accesses such a file system gets an error, or waits.
 """
 
 import errno
@@ -40,7 +41,7 @@ def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
 
 
 def let_in(server: FileIO) -> None:
-    """Answer requests until a process has made the root its working directory."""
+    """Answer the requests to the FUSE file system until a process has made its root the working directory."""
     opcode = 0
     while opcode != _ACCESS:
         _, opcode, unique = struct.unpack_from("IIQ", os.read(server.fileno(), 2**17))

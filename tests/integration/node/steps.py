@@ -9,17 +9,17 @@ import pytest
 from controller.garbage.node import fs
 
 STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
-"""The functions that change the disk, by module and name. A call of one of them is a step."""
+"""The functions that change the disk, by module and name. In these tests, each call of such a function is a step."""
 
 
 class Killed(BaseException):
-    """Simulates that the process is killed at this step, as by SIGKILL. The code under test must not catch this
+    """Raised at a step to simulate that SIGKILL kills the process. The code under test must not catch this
     exception.
     """
 
 
 class Steps:
-    """Counts the calls that change the disk (steps). ``before`` is called before each step, with its number and
+    """Counts the calls that change the disk (steps). Before each step, ``before`` is called with its number and
     arguments.
     """
 
@@ -30,7 +30,10 @@ class Steps:
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def fail(self, number: int, victim: str | None = None) -> None:
-        """Make every step fail with this error number. With ``victim``, only steps on the file of this name fail."""
+        """Make every step fail with this error number.
+
+        With ``victim``, only steps on a file of this name fail.
+        """
 
         def before(_taken: int, arguments: tuple[Any, ...]) -> None:
             if victim in (None, arguments[0]):
@@ -39,7 +42,7 @@ class Steps:
         self.before = before
 
     def stop(self, point: int, error: BaseException) -> None:
-        """Raise the error at a later step. ``point`` is the number of steps that still succeed before it."""
+        """Raise the error at a step. ``point``: the number of steps that still succeed before it."""
         last = self.taken + point
 
         def before(number: int, _arguments: tuple[Any, ...]) -> None:

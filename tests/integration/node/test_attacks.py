@@ -1,7 +1,7 @@
-"""A tenant cannot make the node agent delete files outside its root (the directory with one directory per pod), or
-directories in use.
+"""A tenant cannot make the node agent delete directories in use, or files outside its root.
 
-The fixture `disk` compares a tree outside the root before and after each test.
+The root is the directory with one directory per pod. The fixture `disk` compares a tree outside the root before and
+after each test.
 """
 
 import mmap
@@ -74,7 +74,7 @@ def names_of_every_kind_of_byte(path: Path) -> None:
 
 
 def a_path_of_many_thousand_bytes(path: Path) -> None:
-    """Create a file that cannot be opened by its path, because PATH_MAX is 4,096 bytes."""
+    """Create a file whose path is longer than PATH_MAX, 4,096 bytes, so that it cannot be opened by its path."""
     at = os.open(path, os.O_RDONLY)
     for level in range(DEEP):
         name = f"{level:0{LONG}}"
@@ -156,7 +156,11 @@ def test_a_directory_with_a_listening_socket_stays_until_the_socket_closes(
 
 
 def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Disk, agent: Agent) -> None:
-    """gpu-manager listens on a socket in the directory of each pod and container until the directory is removed."""
+    """gpu-manager still listens on a socket in the directory of a deleted pod. The node agent removes the directory all
+    the same.
+
+    gpu-manager listens there until the directory is removed, so this socket does not show that the pod exists.
+    """
     path = disk.make(uid(1))
     with ExitStack() as stack:
         for directory in (path, path / "main"):
@@ -198,7 +202,7 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
-    """Start another process that uses the directory or a file in it until the end of the ``with`` statement."""
+    """Start another process that uses this directory, or a file in it, until the end of the ``with`` statement."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -219,7 +223,9 @@ def test_a_directory_stays_while_another_process_has_a_file_open_or_mapped(disk:
 
 
 def test_a_directory_that_is_used_again_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
-    """A container that has the directory mounted can open its files even after the agent has moved it to the trash."""
+    """A directory in the trash is used again: a container that has it mounted opens a file. The node agent does not
+    delete it.
+    """
     disk.make(uid(1))
     agent.sweep_after_grace()
     [trashed] = disk.trash()
@@ -299,8 +305,9 @@ def test_a_directory_replaced_after_it_was_listed_stays(disk: Disk, agent: Agent
 def test_a_directory_that_cannot_be_moved_back_at_once_is_moved_back_later(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong directory was moved, and its old name is in use again. The directory stays in the trash and is never
-    deleted.
+    """A wrong directory was moved to the trash, and its old name is in use again. The directory stays in the trash.
+
+    It is never deleted, and it is moved back when its old name is free.
     """
     path = disk.make(uid(1))
 

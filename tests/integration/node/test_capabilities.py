@@ -16,7 +16,7 @@ CONTAINER_USER = 1000
 
 
 def capabilities() -> list[str]:
-    """Return the capabilities of the node agent in its manifest, as setpriv names them."""
+    """Return the capabilities of the node agent in its manifest, in the notation of setpriv."""
     spec = yaml.safe_load((MANIFESTS / "node-agent/common/daemon-set.yaml").read_text())["spec"]["template"]["spec"]
     [container] = spec["containers"]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
@@ -24,7 +24,7 @@ def capabilities() -> list[str]:
 
 
 def given_to_containers(path: Path, mode: int) -> None:
-    """Add a directory with this mode and a file to the tree, and make a container's user the owner of the tree."""
+    """Add a directory with this mode and a file to the tree. Make a container's user the owner of the whole tree."""
     inner = path / "main" / "tmp"
     inner.mkdir()
     (inner / "file").touch()
@@ -35,7 +35,7 @@ def given_to_containers(path: Path, mode: int) -> None:
 
 @pytest.fixture
 def sweep(disk: Disk) -> Callable[[], None]:
-    """Return a function that sweeps once as root with only the agent's capabilities, on a node without pods."""
+    """A function that sweeps the disk once as root, with only the agent's capabilities, on a node without pods."""
     need_root()
     file = disk.base / "pods.json"
     file.write_text(listed(pod(80)))

@@ -1,5 +1,6 @@
 """Some processes take very long to inspect: they have a file on a FUSE server that does not answer, or very many files.
-The node agent waits for a bounded time.
+
+The node agent waits for such a process, but only for a bounded time.
 """
 
 import subprocess
@@ -32,7 +33,7 @@ sys.stdin.read()
 
 
 class Server(NamedTuple):
-    """A FUSE server that does not answer: its mount point, and the file descriptor of the server."""
+    """A FUSE server that does not answer. The fields are its mount point and the file descriptor of the server."""
 
     path: Path
     end: FileIO
@@ -40,7 +41,7 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def server(disk: Disk) -> Iterator[Server]:
-    """A FUSE server that does not answer, mounted next to the root."""
+    """A FUSE server that does not answer. It is mounted next to the root, the directory that the node agent sweeps."""
     need_root()
     path = disk.base / "tenant"
     path.mkdir()
@@ -50,7 +51,7 @@ def server(disk: Disk) -> Iterator[Server]:
 
 @contextmanager
 def held(path: Path, how: str, server: Server | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that opens this path, or has it as its working directory."""
+    """Start another process that has this path open, or that has it as its working directory."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if server and how == "cwd":
@@ -72,7 +73,11 @@ def test_files_on_another_mount_are_not_inspected(disk: Disk, agent: Agent, serv
 def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file might be in a vm directory, so all directories stay until the scan has an answer."""
+    """A process has a file open on a mount that the agent cannot see, and whose server does not answer. The wait is
+    bounded.
+
+    The file might be in a vm directory, so all directories stay until the scan of the processes has an answer.
+    """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
     agent = Agent(disk, scanner=ProcessScanner())
@@ -90,8 +95,9 @@ def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
 
 
 def test_a_process_with_very_many_files_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is inspected quickly, but all files together take longer than the timeout. Without this wait, such a
-    process would prevent every removal.
+    """A process has so many open files that their inspection takes longer than the timeout. The agent waits for it.
+
+    Each file is inspected quickly. Without the wait, such a process would prevent every removal.
     """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 1.5)

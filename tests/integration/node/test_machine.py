@@ -1,5 +1,6 @@
-"""Random sequences of events on a real disk (a state machine of hypothesis): the node agent never removes the directory
-of an existing pod, and finally removes all other directories.
+"""Random sequences of events on a real disk (a state machine of hypothesis).
+
+The node agent never removes the directory of an existing pod, and finally removes all other directories.
 """
 
 import contextlib
@@ -21,8 +22,9 @@ which_pod = st.integers(0, 2)
 
 
 class Node(RuleBasedStateMachine):
-    """A node whose pods are created and deleted. The agent is killed at any step, calls fail, watches lag or are
-    missing, and clocks are set.
+    """A node whose pods are created and deleted while a node agent runs.
+
+    The agent is killed at any step, calls fail, watches lag or are missing, and clocks are set.
     """
 
     def __init__(self) -> None:
@@ -43,7 +45,7 @@ class Node(RuleBasedStateMachine):
         self.confirm()
 
     def confirm(self) -> None:
-        """Make the next LIST return the stored pods. The watch may still have older pods."""
+        """Make the next LIST return the stored pods. The watch may still have an earlier state of the pods."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())
@@ -129,7 +131,7 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Sweep without further changes and faults, until no directory of a deleted pod is left."""
+        """Sweep the disk without further changes and faults, until no directory of a deleted pod is left."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()

@@ -1,5 +1,6 @@
-"""The node agent never removes a mounted directory, and never enters another file system. The mounts of these tests are
-in its root (the directory with one directory per pod), on the root, and next to it.
+"""The node agent never removes a mounted directory, and never enters another file system.
+
+The mounts of these tests are in its root (the directory with one directory per pod), on the root, and next to it.
 """
 
 import subprocess
@@ -15,7 +16,7 @@ from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, bind_mount
 
 @contextmanager
 def mounted_in_a_container(source: Path, target: Path) -> Iterator[None]:
-    """Start another process that mounts the directory in its own mount namespace."""
+    """Start another process that mounts the directory in its own mount namespace, as a container does."""
     script = 'mount --bind "$0" "$1" && echo mounted && read line'
     command = ("unshare", "--mount", "sh", "-c", script, source, target)
     pipe = subprocess.PIPE
@@ -59,8 +60,10 @@ def test_a_directory_stays_while_it_is_mounted(
 def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
     disk: Disk, agent: Agent, char: str
 ) -> None:
-    """/proc/PID/mountinfo escapes newlines only. A user may name a volume with other characters that could end a
-    line.
+    """A mounted directory has a name with characters that some parsers take for the end of a line. The agent finds the
+    mount.
+
+    /proc/PID/mountinfo escapes newlines only. A user may choose such a name for a volume.
     """
     need_root()
     path = disk.make(uid(1))
@@ -71,8 +74,10 @@ def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """The author of a pod chooses the name by a subPath. Its mount is listed before the root, which is mounted
-    later.
+    """The author of a pod chose, by a subPath, a mount name with characters that some parsers take for the end of a
+    line.
+
+    This mount is listed before the root's own mount. The agent finds the root's mount all the same.
     """
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"

@@ -62,7 +62,7 @@ class Once:
         return done
 
     def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
-        """Run the command. For each directory, return what the command has done with it, and the reason."""
+        """Run the command. For each directory, return what the command did with it, and the reason."""
         rows = json.loads(self(pods, *flags, "-o", "json").stdout)
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
@@ -136,7 +136,10 @@ def test_a_directory_is_deleted_from_the_trash_after_its_retention(disk: Disk, o
 
 
 def test_a_directory_newer_than_the_pods_file_stays(disk: Disk, once: Once) -> None:
-    """The pod may have been created after the file was written."""
+    """A directory without a pod is newer than the file with the list of pods. The command keeps the directory.
+
+    The pod of the directory may have been created after the file was written.
+    """
     disk.make(uid(1), age=2 * HOUR)
     disk.make(uid(2), age=HOUR)
     flags = ("--grace", "60", "--pods", disk.base / "old.json")
@@ -234,7 +237,9 @@ def test_files_that_the_user_must_not_touch_stay_and_the_rest_is_removed(disk: D
 
 @pytest.fixture
 def roomy() -> Iterator[Disk]:
-    """A directory in memory if the machine has one, because a million files are created there faster."""
+    """A directory on a memory file system, if the machine has one. A test creates a million files there, which is
+    faster.
+    """
     memory = Path("/dev/shm")  # noqa: S108  # the test makes its own directory there
     base = Path(tempfile.mkdtemp(prefix="vm-directories-", dir=memory if memory.is_dir() else None))
     disk = Disk(base)
@@ -244,7 +249,7 @@ def roomy() -> Iterator[Disk]:
 
 
 def peak(disk: Disk, *flags: str) -> int:
-    """Run the command, and return its peak memory in KiB."""
+    """Run the command ``vcuda-controller node --once``, and return its peak memory in KiB."""
     file = disk.base / "pods.json"
     file.write_text(listed())
     where = ("--root", disk.root, "--node", NODE, "--pods", file, "--scheme", disk.scheme)

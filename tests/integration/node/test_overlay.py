@@ -1,5 +1,6 @@
 """The node agent's root (the directory with one directory per pod) is on overlayfs, as on nodes that run from an image.
-There the kernel shows the inode of the layer for some files.
+
+On overlayfs the kernel shows, for some files, the inode of the layer instead of the inode of the overlay.
 """
 
 from collections.abc import Iterator
@@ -61,7 +62,10 @@ def test_a_directory_that_another_process_uses_stays(disk: Disk, agent: Agent, h
 
 
 def test_a_mapped_file_is_also_found_by_its_path(disk: Disk, tmp_path: Path) -> None:
-    """Before Linux 6.8, the kernel shows the device and inode of the layer for mapped files."""
+    """A process has mapped a file of a vm directory. The agent finds the file by its path.
+
+    Before Linux 6.8, the kernel shows the device and inode of the layer for mapped files, so these cannot be compared.
+    """
     process = tmp_path / "proc" / "7"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")

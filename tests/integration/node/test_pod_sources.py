@@ -1,4 +1,4 @@
-"""The node agent decides nothing by a LIST of the node's pods that failed or is incomplete."""
+"""The node agent removes nothing by a LIST of the node's pods that failed or is incomplete."""
 
 import threading
 from collections.abc import Iterator
@@ -74,8 +74,9 @@ def test_a_list_is_cached_for_seconds_and_a_failure_is_not(kube: Kube, script: S
 
 
 def test_before_the_first_complete_list_no_pods_are_reported(kube: Kube, script: Script) -> None:
-    """The first page of the LIST has arrived, and the second page never arrives. The first page alone must not be
-    used.
+    """The first page of the LIST of pods has arrived, and the second page never arrives. No pods are reported.
+
+    The first page alone must not be used, because pods on later pages would seem to be deleted.
     """
     whole = page(9, item("a", 1), item("b", 2))
     script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
@@ -105,8 +106,9 @@ def test_a_view_without_the_agents_own_pod_is_not_used(kube: Kube, script: Scrip
 
 
 class View:
-    """A test double of a reflector (a LIST and watch of pods) that has a complete and current list. A test sets the
-    pods.
+    """A test double of a reflector (a cache of pods, kept current by a watch). Its list is always complete and current.
+
+    A test sets the pods in it.
     """
 
     def __init__(self, on_event: OnEvent[tuple[str, ...]]) -> None:
@@ -116,7 +118,7 @@ class View:
         self._on_event = on_event
 
     def set(self, **pods: tuple[str, ...]) -> None:
-        """Replace all pods, given by name with their uids, and report each change."""
+        """Replace all pods by these, given as uids by name, and report each change to the callbacks."""
         before, self._pods = self._pods, pods
         for name in before.keys() | pods.keys():
             self._on_event(before.get(name), pods.get(name))
@@ -135,7 +137,7 @@ def kubelet(tmp_path: Path) -> KubeletPods:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
-    """The test doubles that replace all reflectors of the test, in the order in which they were created."""
+    """The test doubles that replace the reflectors of the test, in the order in which they were created."""
     made: list[View] = []
 
     def make(*_: object, on_event: OnEvent[tuple[str, ...]], **__: object) -> View:
@@ -147,7 +149,9 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
 
 
 def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[None], WatchedPods, View]:
-    """Return a list that grows with each call of ``on_gone``, the watched pods, and the double of their reflector."""
+    """Return three things: a list that grows with each call of ``on_gone``, the watched pods, and the double of their
+    reflector.
+    """
     gone: list[None] = []
     pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
     [view] = views
@@ -157,8 +161,10 @@ def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[N
 def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """The device plugin named the directory after the first mirror pod, and uses it while the static pod runs. So the
-    uid of that mirror pod counts as existing, even if kubelet has created another mirror pod.
+    """The kubelet has replaced the mirror pod of a running static pod. The uid of the first mirror pod still counts as
+    existing.
+
+    The device plugin named a directory after the first mirror pod, and uses it while the static pod runs.
     """
     gone, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), first=("mirror-1", STATIC))
@@ -175,7 +181,11 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_
 def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_pod(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """The namespace was deleted, so kubelet can create no new mirror pod, but the static pod still runs."""
+    """The mirror pod was deleted, and the kubelet still keeps its static pod. The mirror pod's uid still counts as
+    existing.
+
+    The namespace was deleted, so the kubelet can create no new mirror pod, but the static pod still runs.
+    """
     _, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), mirror=("mirror-1", STATIC))
     (kubelet.path / STATIC).mkdir()

@@ -1,5 +1,6 @@
-"""A sweep (a pass of the node agent over all directories) has a limited time. If the time is over, or the agent must
-stop, the next sweep continues. Every directory has its turn.
+"""A sweep (a pass of the node agent over all directories) has a limited time.
+
+If the time is over, or the agent must stop, the next sweep continues. Every directory has its turn.
 """
 
 from functools import partial
@@ -22,7 +23,7 @@ def test_when_time_runs_out_the_oldest_directory_in_the_trash_was_deleted_first(
 
 
 def holds(disk: Disk, count: int) -> bool:
-    """Return whether the trash has this number of directories."""
+    """Return whether the trash contains this number of directories."""
     return len(disk.trash()) == count
 
 
@@ -52,8 +53,10 @@ def files_in_trash(disk: Disk) -> dict[str, int]:
 def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two directories are in the trash, and the time of every sweep is over before it deletes a file. Each sweep still
-    deletes one batch of files, of another directory each time.
+    """Two directories are in the trash, and the time of every sweep is over before the sweep deletes a file.
+
+    Each sweep still deletes one batch of files, of another directory each time. So both directories are finally
+    deleted.
     """
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
@@ -88,8 +91,9 @@ def test_if_the_root_takes_all_the_time_the_trash_still_has_its_turn(disk: Disk,
 
 
 def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps: Steps) -> None:
-    """The agent checks before each step whether it must stop, so it also stops soon while it inspects or deletes a
-    million files.
+    """The agent inspects or deletes a million files when it is told to stop. It stops soon.
+
+    It checks before each step whether it must stop.
     """
     nested(disk, 1)
     agent.sweep_after_grace()

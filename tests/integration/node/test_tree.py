@@ -23,7 +23,7 @@ MOUNTS = f"""\
 
 
 def descend(path: Path, levels: int) -> None:
-    """Create ``levels`` nested directories, each with a sibling."""
+    """Create ``levels`` nested directories. Each of them has a sibling."""
     at = os.open(path, os.O_RDONLY)
     for level in range(levels):
         os.mkdir("beside", dir_fd=at)
@@ -67,7 +67,10 @@ def test_a_walk_that_ends_early_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 def test_a_tree_that_moves_during_a_walk_is_detected(tmp_path: Path) -> None:
-    """A walk returns to the parent of a directory by "..". If the tree was moved, ".." is another directory."""
+    """A tree is moved while the agent walks over it. The agent detects this.
+
+    A walk returns to the parent of a directory by "..". If the tree was moved, ".." is another directory.
+    """
     (tmp_path / "tree").mkdir()
     descend(tmp_path / "tree", 100)
     (tmp_path / "elsewhere").mkdir()
@@ -97,7 +100,7 @@ def test_a_tree_that_is_both_deep_and_wide_is_rejected_and_not_kept_in_memory(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A replacement of /proc with one process, this test, whose mounts the test defines."""
+    """A replacement of /proc with one process, which is this test. The test defines the mounts of the process."""
     process = tmp_path / "proc" / "self"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")
@@ -106,8 +109,10 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_path: Path, proc: Path) -> None:
-    """A process that has mounted kubelet's directory also has copies of the mounts in it, long after the pods have
-    ended. These copies do not mean that a pod still exists.
+    """The mounts of a process include directories in the agent's root, and copies of the kubelet's volumes. Only the
+    former count.
+
+    A process that has mounted the kubelet's directory has copies of the mounts in it, long after their pods have ended.
     """
     with opened_root(tmp_path) as root:
         mounted = scan(root.fd, root.mount, proc).mounted
