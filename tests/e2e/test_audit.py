@@ -19,6 +19,8 @@ from vcuda.allocations.stored_pods import read_stored
 from vcuda.k8s_types import Pod
 from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 
+pytestmark = pytest.mark.one_version
+
 COMPONENTS = Path(__file__).parents[2] / "manifests" / "components"
 PERIOD = 2
 NODE = "audit-m40"

@@ -20,7 +20,7 @@ from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from tools.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
+pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.usefixtures("controller_manager")]
 
 ZONE = "Asia/Tokyo"
 BEGINS_AFTER, LASTS = 12, 20

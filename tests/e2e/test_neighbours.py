@@ -54,7 +54,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
     assert installation.charged(team) == {}
     cluster.create(card_pod("other", team))
     cluster.delete_pod(team, "other")
-    pass_by(cluster, team)
+    await_committed(installation, team)
     # As Kueue does, write the node label of the chosen flavor into the Job, and then resume the Job.
     flavor = {"template": {"spec": {"nodeSelector": {MODEL: "M40"}}}}
     cluster.rest.merge_patch(f"{jobs}/waiting", {"spec": flavor})

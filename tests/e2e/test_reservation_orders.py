@@ -23,7 +23,7 @@ from vcuda.kube import Kube
 LEDGERS = "vcuda-quota"
 EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "6"))
 
-pytestmark = pytest.mark.timeout(120 + 30 * EXAMPLES)
+pytestmark = [pytest.mark.timeout(120 + 30 * EXAMPLES), pytest.mark.one_version]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,8 @@ from tests.processes import ControllerProcess, WebhookProcess
 from vcuda.ledger.ledger import Ledger
 
 REPLICAS, CALLERS = 3, 9
+pytestmark = pytest.mark.one_version
+
 CARDS = 400
 
 

@@ -23,7 +23,7 @@ from tests.processes import ControllerProcess, WebhookProcess
 from tools.component import Component
 from tools.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("controller_manager")]
+pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.usefixtures("controller_manager")]
 
 NODE = "retry-m40"
 ONE = {"quota": {"M40": 1}}
