@@ -332,7 +332,7 @@ def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem,
 
 def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> state.Problem:
     both = f"{tool or parsing.OURS}, and the serving Secret by {secrets_tool or parsing.OURS}"
-    text = f"the caBundles of {configuration} are managed by {both}; let one tool manage both"
+    text = f"the caBundles of {configuration} are managed by {both}; let one tool manage the caBundles and the Secret"
     return state.Problem(text, f"kubectl get {configuration} -o yaml")
 
 

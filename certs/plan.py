@@ -356,7 +356,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until the time `due`, and until this run has seen the condition true for `left` longer.
+    # Wait until both times have come: `due`, and the end of the time `left` for which the run must go on observing.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

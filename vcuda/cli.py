@@ -115,7 +115,7 @@ _LAST_PORT = 65535
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and port in HOST:PORT. An IPv6 host should be in brackets. Raises BadInput for other texts."""
+    """Return the host and port in HOST:PORT. An IPv6 host may be in brackets. Raises BadInput if this is impossible."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host

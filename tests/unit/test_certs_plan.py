@@ -83,9 +83,10 @@ def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decis
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """The rotation recorded a time while the clock was ahead. A later run replaces this time, which is in the future.
+    """The clock was ahead when a run recorded since when a CA is trusted. A later run finds a time in the future.
 
-    Otherwise it would delay the rotation for years, or end a wait too early.
+    The later run replaces this time. Otherwise the next step, which must wait for some time after the recorded time,
+    would be delayed for years.
     """
     world = rotated(Wait)
     there = world.state.authorities

@@ -467,7 +467,7 @@ def test_without_evictions_the_event_says_that_the_pod_stays(api: Cluster, mode:
     watched = Watched(api, enforce=enforce)
     watched.unix = NOON + 20 * HOUR
     watched.look()
-    assert api.events("newest.")[0]["message"].startswith(f"{THEN} stays, and new ones are rejected until")
+    assert api.events("newest.")[0]["message"].startswith(f"{THEN} stays, and new pods and claims are rejected until")
 
 
 def test_a_quota_that_audits_announces_nothing(api: Cluster) -> None:

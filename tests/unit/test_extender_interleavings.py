@@ -216,7 +216,7 @@ class Placements(RuleBasedStateMachine):
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """Return the node of each pod that was placed on it and is not bound yet, by pod."""
+        """Return, for each pod that was placed and is not bound yet, the node that was chosen, by pod name."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node

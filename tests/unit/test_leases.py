@@ -165,9 +165,10 @@ def test_admitted_charges_are_written_when_a_write_is_due(
     ],
 )
 def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, replicas: int, seconds: float) -> None:
-    """Six cards a second are admitted. The sooner the reservation is used up, the sooner the next write is due.
+    """Six cards a second are admitted. The sooner the free quota of the namespace is used up, the sooner the replica
+    writes the ledger again.
 
-    ``seconds`` is the time until that write.
+    ``room``: the free cards. ``seconds``: the time until the next write of the ledger.
     """
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)

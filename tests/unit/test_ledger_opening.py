@@ -142,10 +142,10 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """Two replicas open the first ledger of a namespace at once. Both charge their pods, without the wait for a lost
-    ledger.
+    """Two replicas open the first ledger of a namespace at once. Both charge their pods at once.
 
-    One replica creates the mark (a ConfigMap) and opens the ledger. The other reads the ledger until it is open.
+    One replica creates the mark, a ConfigMap that says that the namespace has had a ledger, and opens the ledger. The
+    other replica reads the ledger until it is open. Only a lost ledger would make the replicas wait.
     """
     seen: list[str] = []
 

@@ -90,7 +90,7 @@ class SkippedObject(NamedTuple):
 
 
 _ITEMS = re.compile(rb',\s*"items"\s*:\s*\[')
-# The API server writes an object's name first, and its namespace before any long field. So few bytes contain both.
+# The API server writes an object's name and namespace before any long field. So the first bytes contain both.
 _NAME = re.compile(
     rb'"metadata":\{"name":"([^"]{1,253})"(?:,"generateName":"[^"]{0,253}")?(?:,"namespace":"([^"]{1,63})")?'
 )

@@ -121,7 +121,7 @@ def _separated(text: str) -> Iterator[Card]:
 
 
 def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
-    # The type of a card is later an item of comma-separated lists, and such items are read without surrounding blanks.
+    # Annotations list types of cards, separated by commas. Vendors ignore the blanks around a type.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value

@@ -242,8 +242,8 @@ def mount_points() -> frozenset[str]:
 
 
 def _mounts_in(path: Path) -> list[_Mounted]:
-    # Split mountinfo only at newlines (not by `splitlines`): it escapes newlines in paths, but no other line
-    # separators. Lines that do not match are skipped.
+    # The kernel escapes newlines in the paths of mountinfo, but no other line separators. So the file is split at
+    # newlines only. Lines of an unknown form are skipped.
     matches = map(_MOUNT.match, os.fsdecode(path.read_bytes()).split("\n"))
     return [_Mounted(int(each[1]), (int(each[2]), int(each[3])), *each.group(4, 5, 6)) for each in matches if each]
 

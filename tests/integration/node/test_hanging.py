@@ -73,10 +73,10 @@ def test_files_on_another_mount_are_not_inspected(disk: Disk, agent: Agent, serv
 def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process has a file open on a mount that the agent cannot see, and whose server does not answer. The wait is
-    bounded.
+    """A process has a file open on a mount that the agent cannot see. The server of this mount does not answer.
 
-    The file might be in a vm directory, so all directories stay until the scan of the processes has an answer.
+    The agent waits for the scan of the processes for a bounded time, and then keeps all directories. The open file
+    might be in one of them.
     """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
