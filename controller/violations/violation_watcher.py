@@ -320,7 +320,8 @@ class ViolationWatcher:
         if self._evictor and violation.evictable:
             return f"this pod will be evicted: {violation.message}"
         what = "pod" if isinstance(violation.holder, StoredPod) else "claim"
-        return f"this {what} stays, and new pods and claims are rejected until the usage fits the quota: {violation.message}"
+        until = "new pods and claims are rejected until the usage fits the quota"
+        return f"this {what} stays, and {until}: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
         """Store and return the violations by uid. A violation that the last check also found keeps its start time."""
