@@ -384,7 +384,7 @@ def _lead(
 
 
 def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.ServingCertificate:
-    """Return the extender's certificate. Raises BadInput if this certificate or the clients' CA cannot be read."""
+    """Load the extender's certificate, and the CA of its clients. Raises BadInput if one of them cannot be read."""
     if certificate is None:
         raise click.UsageError("--extender-cert-dir is required with --extender-address, which serves TLS.")
     if client_ca is None:

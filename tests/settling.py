@@ -1,4 +1,5 @@
-"""Runs a settler with an API server double. A test controls its watches, its clock and its turns."""
+"""Runs a settler with an API server double. A test delivers the watch events, sets the settler's clock, and decides when
+the settler runs."""
 
 import json
 import time

@@ -154,7 +154,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
-    """Read all data of the page from ``source``, and return a new picture. Unchanged rows are not rendered again."""
+    """Read all data of the usage page from ``source``, and return a new snapshot. Only changed rows are rendered."""
     uses = source.uses()
     cluster = tuple(source.cluster())
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}

@@ -232,8 +232,8 @@ def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
     """No node has a register (an annotation that lists its cards). The patch writes no annotation with a card type.
 
-    The annotation would name the card type that a pod may use. HAMi-DRA compares it with a device's product name, which
-    differs from the model.
+    HAMi-DRA compares such an annotation with the product name of a device. Without a register, only the model is
+    known, and its name may differ from the product name.
     """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}

@@ -89,7 +89,7 @@ def test_an_invalid_amount_is_a_fault_with_its_path(amount: object) -> None:
 
 WORTH = "must be a mapping, for example amd.com/gpu: {cards: 1}"
 SPELLING = "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
-DOMAINS = "must be a domain of resources, for example acme.com or acme.com/gpu-*"
+DOMAINS = "must be the domain of resource names, or a domain with a pattern, for example acme.com or acme.com/gpu-*"
 
 
 @pytest.mark.parametrize(

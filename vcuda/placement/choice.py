@@ -75,7 +75,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option, even without room, because the quota does not enforce. ``options`` must not be empty."""
+    """Return the best option for a quota that only warns or audits, even if no model has room. ``options``: not empty."""
     choice = choose(options, rule)
     return choice if isinstance(choice, Choice) else Choice(_ranked(options, rule)[0].model, NOT_ENFORCED, rule)
 

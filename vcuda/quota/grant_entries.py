@@ -171,7 +171,10 @@ def faults_of(
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:
-            yield (at,), "must name a model with the cards that it adds, for example {A100: 4, until: 2026-12-01}"
+            yield (
+                (at,),
+                "must have a GPU model with the number of added cards, for example {A100: 4, until: 2026-12-01}",
+            )
         during = grant.times_in(zone)
         if during == Times(zone):
             yield (at,), "must have `from`, `until`, `weekly` or `daily`; cards for all times belong in `quota`"

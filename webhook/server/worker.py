@@ -68,7 +68,7 @@ _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """The action of the client for which a connection waits, and the maximum seconds of this wait.
+    """A phase of a connection: what the server waits for the client to do, and for how many seconds at most.
 
     A connection is in no phase while its request is being decided.
     """

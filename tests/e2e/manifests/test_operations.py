@@ -56,7 +56,7 @@ def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_imag
         run(system, f"{deletion}\n{application}")
         for name in FIRST_JOBS:
             assert container(admin.rest.get(f"{JOBS}/{name}"))["image"] == "vcuda-quota:another"
-        # The documented rollback checks out an earlier commit. The test writes the earlier image into the file instead.
+        # The documented rollback checks out an earlier commit. Instead, the test edits the image in the file.
         ledgers, (checkout, *again) = rollback[0], rollback[1].replace("\\\n", "").splitlines()
         assert (checkout, again) == ("git checkout COMMIT", [deletion, application, status])
         file.write_text(file.read_text().replace("newTag: another", "newTag: 0.1.0"))

@@ -53,10 +53,10 @@ def files_in_trash(disk: Disk) -> dict[str, int]:
 def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two directories are in the trash, and the time of every sweep is over before the sweep deletes a file.
+    """Two directories are in the trash. Their check alone takes longer than the time that a sweep has.
 
-    Each sweep still deletes one batch of files, of another directory each time. So both directories are finally
-    deleted.
+    Each sweep deletes one batch of files all the same. The next sweep continues with the other directory. So both
+    directories are finally deleted.
     """
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
