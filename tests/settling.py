@@ -1,5 +1,6 @@
-"""Runs a settler with an API server double. A test delivers the watch events, sets the settler's clock, and decides when
-the settler runs."""
+"""Runs a settler with an API server double. A test delivers the watch events, sets the settler's clock, and decides
+when the settler runs.
+"""
 
 import json
 import time

@@ -236,7 +236,7 @@ def test_the_cached_quota_is_the_same_object_until_its_next_change(written: Name
     a_negative_number=("{T4: -1, weekly: Sat}", "grants[0].T4: must be a number of cards between"),
     no_cards=("{T4: 0, weekly: Sat}", "grants[0].T4: must be above 0; a grant adds cards to the limit"),
     an_impossible_model=("{-T4: 1, weekly: Sat}", "grants[0].-T4: must be a valid value of a node label"),
-    no_model=("{weekly: Sat}", "grants[0]: must have a GPU model with the number of added cards"),
+    no_model=("{weekly: Sat}", "grants[0]: must have a GPU model with a number of cards"),
     no_condition=("{T4: 1}", "grants[0]: must have `from`, `until`, `weekly` or `daily`"),
     no_mapping=("T4", "grants[0]: must be a mapping with models and times, for example {A100: 4, until: 2026-12-01}"),
     unknown_days=("{T4: 1, weekly: Samstag}", "grants[0].weekly: must be days of the week, for example Sat-Sun"),

@@ -75,7 +75,10 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option for a quota that only warns or audits, even if no model has room. ``options``: not empty."""
+    """Return the best option for a quota that only warns or audits, even if no model has room.
+
+    ``options`` must not be empty.
+    """
     choice = choose(options, rule)
     return choice if isinstance(choice, Choice) else Choice(_ranked(options, rule)[0].model, NOT_ENFORCED, rule)
 

@@ -173,7 +173,7 @@ def faults_of(
         if not grant.limits:
             yield (
                 (at,),
-                "must have a GPU model with the number of added cards, for example {A100: 4, until: 2026-12-01}",
+                "must have a GPU model with a number of cards, for example {A100: 4, until: 2026-12-01}",
             )
         during = grant.times_in(zone)
         if during == Times(zone):

@@ -159,7 +159,8 @@ def _read_domain(value: object) -> str:
     domain, slash, prefix = value.partition("/") if isinstance(value, str) else ("", "", "")
     if not (k8s_types.can_be_name(domain) and (_PREFIX.fullmatch(prefix) or not slash)):
         raise values.WrongValueError(
-            f"must be the domain of resource names, or a domain with a pattern, for example acme.com or acme.com/gpu-*; got {values.shown(value)}"
+            "must be the domain of resource names, or a domain with a pattern, for example acme.com or acme.com/gpu-*; "
+            f"got {values.shown(value)}"
         )
     return f"{domain}{slash}{prefix}"
 
