@@ -47,7 +47,7 @@ Results = Mapping[Case, Sequence[Figures]]
 
 
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
-    """Return the figures of a load.
+    """Return the rates, latencies and CPU times of one load: pods that were created for some seconds.
 
     ``cpu_seconds``: the CPU seconds by program; a missing program counts as zero.
     """

@@ -64,7 +64,7 @@ def report_on(
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
-        # The rotation has nothing to do, so calls of the webhook that fail now are problems for a person.
+        # The rotation has nothing to do, so it cannot repair the calls that fail now. Report them as problems.
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
         problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:

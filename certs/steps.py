@@ -9,9 +9,9 @@ from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_a
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
-# Before a run of the rotation acts on a condition, the run has observed the condition for this long. Its monotonic
-# clock measures the time, so a jump of the wall clock cannot shorten it. API servers use a changed caBundle within
-# about a second.
+# A run of the rotation acts on a condition only after it has observed the condition for this long. An example is a
+# changed caBundle, which API servers use within about a second. The run measures this time with its monotonic clock,
+# so a jump of the wall clock cannot shorten it.
 SETTLE = timedelta(seconds=10)
 
 # Like `SETTLE`, for client certificates. A webhook reads the client CA from a mounted ConfigMap, and kubelet updates

@@ -226,7 +226,7 @@ def hold_by_pod(
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # A pod that an up-to-date pod watch has never shown was deleted before the watch began.
+        # The pod watch is up to date and has never shown this pod. So the pod was deleted before the watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)

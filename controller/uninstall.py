@@ -60,8 +60,8 @@ class Uninstall:
     def run(self, seconds: float) -> None:
         """Delete all objects that reject requests or that block the deletion of a namespace. A run may be repeated.
 
-        The API server applies a deleted policy for a few seconds. Raises VcudaError if it still refuses a change after
-        ``seconds``, or if removed objects are still written again.
+        For a few seconds, the API server still applies a deleted policy. Raises VcudaError if it refuses a change for
+        ``seconds``, or if a running part of this system creates the deleted objects again for so long.
         """
         deadline = self.monotonic() + seconds
         for resource in _REJECTING:

@@ -138,8 +138,9 @@ class Wire:
         self._go_on(call)
 
     def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
-        """Have the sender give up a call without an answer. A call that has not arrived is lost, unless it ``lands``
-        later.
+        """Have the sender stop waiting for the answer to a call.
+
+        ``lands``: whether a call that has not reached the server yet still reaches it later. Otherwise it is lost.
         """
         if lands and not call.arrived:
             self.late.append(call)

@@ -222,8 +222,8 @@ class Allocator:
         return True
 
     def _forget_deleted(self) -> None:
-        # A pod may be created and deleted while the pod watch is interrupted. So a pod in a journal that the watch has
-        # not reported by the second call of `tidy` in a row is read from the API server.
+        # A pod may be created and deleted while the pod watch is interrupted. So this method reads a pod from the API
+        # server if a journal has the pod, and the watch has not reported it during two calls of `tidy`.
         unshown = {
             entry.uid: entry
             for _, entry in self._cache.entries()

@@ -102,7 +102,7 @@ class ClaimRetrier:
         try:
             first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # After a slow LIST, a namespace waits longer. Meanwhile Kubernetes' claim controller retries by itself.
+            # After a slow LIST, the next one in this namespace comes later. Kubernetes' claim controller retries too.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None

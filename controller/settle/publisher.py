@@ -75,7 +75,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # The watch queued a report of an earlier leader. This leader has not made a report yet.
+                return  # The watch delivered a report of an earlier leader. This leader has nothing to write yet.
             use = self._reports[namespace]
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:

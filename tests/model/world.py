@@ -70,7 +70,7 @@ class Bounds(NamedTuple):
 
     @property
     def hold_unseen(self) -> int:
-        """Return the ticks for which a decrease of the count stays terminating if no watch saw its cause."""
+        """Return for how many ticks a charge stays in the ledger as terminating if no watch saw the end of its pod."""
         return (self.presumed if self.broken == "terminating for the default only" else self.runs) + 1
 
     @property

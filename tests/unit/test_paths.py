@@ -55,10 +55,10 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """docs/architecture.md has the modules of a create, in the order of their calls.
+    """docs/architecture.md lists the modules that decide the creation of a pod, in the order of their calls.
 
-    In this test the first pod creates the ledger. Then another replica admits a second pod, and only the modules of
-    this usual path are traced.
+    In this test the first pod creates the ledger. Then another replica admits a second pod. Only the modules that run
+    for the second pod are compared with the list.
     """
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),

@@ -97,7 +97,7 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Vendors write only ASCII. Other characters are replaced, because they make the text up to four times as large.
+    # Annotations of vendors are ASCII. Other characters, of up to four bytes in memory, are replaced to save memory.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 

@@ -166,7 +166,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return total(dearest.values())
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
-        """Return the charge on GPU model ``model`` for one device that the entry requests."""
+        """Return the charge on GPU model ``model`` for one device of a request (``entry``) of a ResourceClaim."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth

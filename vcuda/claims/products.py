@@ -23,7 +23,7 @@ class ModelProducts(msgspec.Struct, frozen=True):
 
 
 class Products(msgspec.Struct, frozen=True, dict=True):
-    """The products of each GPU model, in folded form. A product that could belong to several models has no model."""
+    """The product names of each GPU model. A product is given no model if several models have a matching name."""
 
     names: Mapping[str, frozenset[str]]
     """By a name in folded form: the GPU models that have this name."""

@@ -238,7 +238,7 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
 def is_empty(text: str) -> bool:
     """Return whether a text is blank, or has only comments or a null."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    # The text is parsed only if it is short, so that a long document is not parsed twice.
+    # A long text is not taken for empty and is not parsed here, because the caller parses it anyway.
     rest = "\n".join(lines).strip()
     try:
         return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None

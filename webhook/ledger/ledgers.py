@@ -45,7 +45,7 @@ class ReviewDeadline:
         self.charging = True
 
     def check(self) -> None:
-        """Raise Dropped if the deadline has passed or the caller has disconnected; never raise after `keep`.
+        """Raise Dropped if the deadline has passed or the caller has disconnected; never while a charge is written.
 
         Code that works for long on a review must call this method again and again.
         """
