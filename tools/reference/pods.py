@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-from unittest import mock
 
 import msgspec
-import structlog
 
 from tools.reference.examples import (
     LABELS,
@@ -22,19 +19,10 @@ from tools.reference.examples import (
     requires,
     review,
 )
+from tools.reference.pod_answers import BIG, CARD, NODES, SMALL, Answering, charge
 from tools.reference.told import Chapter, Told
-from vcuda.admission_review import API_VERSION, KIND, AdmissionResponse, AdmissionReview, GroupVersionKind
-from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
-from vcuda.k8s_types import ConfigMap, ObjectMeta
-from vcuda.kube import NamedLedger
-from vcuda.kube.turns import ListTurns
-from vcuda.ledger.ledger import (
-    LEASE_SECONDS,
-    MARGIN_SECONDS,
-    MOST_PENDING,
-    Ledger,
-    Pending,
-)
+from tools.reference.undecided import registered, undecided
+from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.card_types import MAX_CHOICE
 from vcuda.placement.choice import Choice, Option, choose
 from vcuda.placement.free_cards import FreeCards
@@ -46,24 +34,16 @@ from vcuda.placement.serving import HOSTNAME
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
 from vcuda.quota.preference import Rule
-from vcuda.quota.terms import MODELS_ANNOTATION, STORABLE_SECONDS
+from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import CardModels, ProductRow
-from webhook.admission import TOO_LARGE, Gate, NotReady, Service
-from webhook.ledger import namespace_ledger as cluster_ledgers
 from webhook.ledger.ledgers import (
-    TOO_MANY_NAMESPACES,
-    ChargeRequest,
-    Decision,
-    Ledgers,
     MemoryLedgers,
     PutOff,
     RecentChoices,
-    RetryLater,
     ReviewDeadline,
 )
-from webhook.metrics import Metrics
-from webhook.review.pod_review import mutate, validate
+from webhook.review.pod_review import mutate
 from webhook.review.verdicts import Creation
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
@@ -71,19 +51,8 @@ DATED = parse_quota(
     "team-a: {quota: {M40: {cards: 0.5, memory: 8Gi}}, time_zone: Europe/Berlin, grants: ["
     "{M40: {cards: 1, memory: 16Gi}, until: 2026-12-01}, {M40: {cards: 4, memory: 64Gi}, weekly: Sat-Sun}]}"
 ).namespaces["team-a"]
-SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
 WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
-CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
 FORGED = {"tencent.com/gpu-assigned": "true"}
-NO_HINTS = Hints()
-NODES = Nodes.of(
-    {
-        "one": {MODEL: "M40", POOL: "public"},
-        "two": {MODEL: "M40", POOL: "private"},
-        "three": {MODEL: "P100", POOL: "public"},
-    },
-    LABELS,
-)
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
 IN_MIG_MODE = Register.of(Card("GPU-0", "M40", mig=True))
 SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
@@ -122,7 +91,7 @@ def chapters() -> tuple[Chapter, ...]:
             "Not decided: 429, 500 and 503",
             "If the webhook cannot decide about a pod, it never admits the pod. Kubernetes'"
             " controllers retry by themselves. kubectl retries after a 429.",
-            tuple(_undecided()),
+            tuple(undecided()),
         ),
         Chapter(
             "Warnings",
@@ -135,7 +104,7 @@ def chapters() -> tuple[Chapter, ...]:
                 "The webhook answers 400 to a review that a correct webhook configuration does not send."
                 " Correct the webhook configuration of vcuda quota."
             ),
-            tuple(_registered()),
+            tuple(registered()),
         ),
     )
 
@@ -152,26 +121,9 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
     )
 
 
-def _charge(
-    limits: Mapping[str, Any],
-    quota: NamespaceQuota,
-    ledgers: Ledgers | None = None,
-    hints: Hints = NO_HINTS,
-    nodes: Nodes = NODES,
-    **fields: Any,
-) -> AdmissionResponse:
-    """Return the answer of /validate for a pod, by default pinned to M40."""
-    manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
-    policy = policy_for(quota, nodes)
-    policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
-    deadline = ReviewDeadline.after(1)
-    ours = ledgers or MemoryLedgers()
-    return asyncio.run(validate(Creation(review(manifest), policy, ours, deadline=deadline)))
-
-
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
     """Return the answer of /validate to a pod that does not fit the ledger, but fits the stored objects."""
-    return _charge(CARD, SMALL, _Busy(PutOff((shortage,), counted=counted))).message
+    return charge(CARD, SMALL, Answering(PutOff((shortage,), counted=counted))).message
 
 
 def _refused() -> list[Told]:
@@ -233,7 +185,7 @@ def _refused() -> list[Told]:
             ("Request less: the pod's request alone exceeds the limit."),
         ),
         Told(
-            _charge({"tencent.com/vcuda-core": 400}, DATED).message,
+            charge({"tencent.com/vcuda-core": 400}, DATED).message,
             "Wait until the grant (quota for a limited time) begins. The controller then makes the workload retry.",
         ),
         Told(
@@ -274,23 +226,23 @@ def _refused() -> list[Told]:
             " other cards.",
         ),
         Told(
-            _charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
+            charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
             "Check that a replica of the webhook is ready, and that no other webhook reverts the"
             " changes of `/mutate`. Then create the pod again. Or pin the pod to one model yourself,"
             " by node affinity.",
         ),
         Told(
-            _charge(CARD, TEAM).message,
+            charge(CARD, TEAM).message,
             "Do as for a pod that is not pinned to a model. This pod is not restricted to the pool of its namespace.",
         ),
         Told(
-            _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
+            charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), nodeName="one", annotations=FORGED).message,
             "Do as for a pod that is not pinned to a model. If your manifest has allocation"
             " annotations, remove them, because only schedulers and device plugins may write them. To"
             " choose a node, require its name by node affinity.",
         ),
         Told(
-            _charge(SHARE, SMALL, nodes=MIXED).message,
+            charge(SHARE, SMALL, nodes=MIXED).message,
             "Do as for a pod that is not pinned to a model. HAMi and vgpu-manager choose a card of"
             " the node by annotations of the pod. `/mutate` sets these annotations, so that no card"
             " of another model is chosen.",
@@ -305,13 +257,13 @@ def _refused() -> list[Told]:
             "No node of the model runs the vendor's device plugin. Request whole cards, or another model.",
         ),
         Told(
-            _charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
+            charge({"nvidia.com/gpu": 1}, SMALL, nodes=HALF, schedulerName="volcano").message,
             "Check that a replica of the webhook is ready, and that no other webhook reverts the"
             " changes of `/mutate`. The pod names its own scheduler. So `/mutate` excludes nodes with"
             " HAMi, where only HAMi's scheduler may place pods.",
         ),
         Told(
-            _charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
+            charge(CARD, SMALL, hints=Hints(scheduler="gpu-scheduler"), schedulerName="volcano").message,
             "Remove `schedulerName`. Another scheduler than the one in `--scheduler-name` could allocate cards"
             " that other"
             " pods already use.",
@@ -375,143 +327,12 @@ _BESIDE = [
 ]
 
 
-class _Busy(MemoryLedgers):
-    """Test ledgers whose answer to every charge is ``answer``."""
-
-    def __init__(self, answer: Decision) -> None:
-        super().__init__()
-        self._answer = answer
-
-    async def charge(self, _demand: ChargeRequest) -> Decision:
-        return self._answer
-
-
-class _Full(MemoryLedgers):
-    """Test ledgers that have the maximum number of pending charges."""
-
-    async def charge(self, demand: ChargeRequest) -> Decision:
-        pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
-        return demand.decide(Ledger(pending=pending))
-
-
-def _undecided() -> list[Told]:
-    again = (
-        "Nothing: the API server's client retries after a second. If this lasts, see [a busy"
-        " ledger](troubleshooting.md#a-busy-ledger)."
-    )
-    down = "An operator must act: see [the webhook is down](troubleshooting.md#the-webhook-is-down)."
-    later = (
-        "The pod's controller retries by itself. If this lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
-    )
-    busy = [_Busy(cluster_ledgers.TOO_MANY), _Busy(cluster_ledgers.UNSURE)]
-    unread = (
-        "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
-        " read the quota ConfigMap or the nodes."
-    )
-    behind = "Wait until the webhook has read the last edit of the quota. If this lasts, see the webhook's log."
-    stopping = Gate()
-    stopping.close()
-    return [
-        Told(_charge(CARD, SMALL, _Full()).message, later),
-        *(Told(_charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
-        *(Told(_charge(CARD, SMALL, _Busy(RetryLater(text))).message, then) for text, then in _overdue()),
-        Told(
-            _charge(CARD, SMALL, _Busy(TOO_MANY_NAMESPACES)).message,
-            ("This message occurs only with `vcuda-webhook serve --standalone`: restart the webhook."),
-        ),
-        Told(
-            str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
-            "Wait: the webhook admits pods again when the lost ledger has been rebuilt, without any"
-            " action. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
-        ),
-        Told(
-            _unreadable('{"pending": '),
-            "An operator must act: see [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
-        ),
-        Told(
-            _unreadable('{"format": 2}'),
-            "Continue the update of vcuda quota: replicas of the other release can read the ledger."
-            " See [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
-        ),
-        Told(_not_ready(stopping), "Nothing: the API server calls another replica."),
-        *(Told(text, "Nothing: the API server calls another replica.") for text in _dropped()),
-        Told(
-            TOO_LARGE,
-            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",
-        ),
-        Told(_not_ready(Gate()), unread),
-        Told("the cluster's devices have not been read yet, so claims cannot be charged", unread),
-        Told("the ledger was counted by a newer quota ConfigMap than this replica has read", behind),
-        Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
-    ]
-
-
-def _dropped() -> Iterator[str]:
-    """Yield the messages about reviews that a replica drops without a decision."""
-    late, abandoned = ReviewDeadline(0), ReviewDeadline()
-    abandoned.abandon()
-    for deadline in (late, abandoned):
-        try:
-            deadline.check()
-        except Dropped as dropped:
-            yield str(dropped)
-
-
-def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield the messages about a namespace whose LIST did not end in time, or must wait for its turn, each with what to
-    do.
-    """
-
-    def too_large(_seconds: float) -> None:
-        raise ListOverdue
-
-    smaller = "Reduce the number or the size of pods and claims in the namespace."
-    with mock.patch("vcuda.kube.turns.MOST_QUICK", 0):
-        no_turn = ListTurns()
-    for turns, then in ((ListTurns(), smaller), (no_turn, "Nothing: the pod's controller retries by itself.")):
-        try:
-            turns.run("team-a", too_large, patience=0)
-        except ListOverdue as error:
-            yield str(error), then
-
-
-def _service(gate: Gate) -> Service:
-    return Service(lambda: None, MemoryLedgers(), Metrics(), gate, structlog.get_logger())
-
-
-def _not_ready(gate: Gate) -> str:
-    body = msgspec.json.encode(AdmissionReview(API_VERSION, KIND, review(pod(container()))))
-    try:
-        asyncio.run(_service(gate).answer("/validate", body, ReviewDeadline.after(5)))
-    except NotReady as error:
-        return str(error)
-    raise AssertionError("a pod was decided without a quota")
-
-
-def _bad(body: bytes) -> str:
-    """Return the message about a request body that is not an AdmissionReview."""
-    try:
-        asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
-    except BadReview as error:
-        return str(error)
-    raise AssertionError("a body that is no review was answered")
-
-
-def _unreadable(text: str) -> str:
-    metadata = ObjectMeta(name="gpu-ledger-team-a", namespace="vcuda-quota-ledgers")
-    try:
-        NamedLedger("team-a", ConfigMap(metadata, {"ledger": text})).read()
-    except UnreadableLedger as error:
-        return str(error)
-    raise AssertionError("a ledger that cannot be read was read")
-
-
 def _warnings() -> list[Told]:
     ledgers = MemoryLedgers()
-    warned = _charge({"tencent.com/vcuda-core": 200}, WARNS, ledgers).warnings
-    bent = _charge({"tencent.com/vcuda-core": 150}, WARNS).warnings
-    nearly = _charge(CARD, SMALL).warnings
-    ending = _charge(CARD, DATED).warnings
+    warned = charge({"tencent.com/vcuda-core": 200}, WARNS, ledgers).warnings
+    bent = charge({"tencent.com/vcuda-core": 150}, WARNS).warnings
+    nearly = charge(CARD, SMALL).warnings
+    ending = charge(CARD, DATED).warnings
     told = [
         Told(
             warned[0],
@@ -564,30 +385,3 @@ def _forecasts() -> list[str]:
 def _dry_run(limits: Mapping[str, Any], quota: NamespaceQuota) -> str:
     request = review(pod(container(limits)), dry_run=True)
     return str(asyncio.run(mutate(Creation(request, policy_for(quota, NODES), MemoryLedgers()))).warnings[-1])
-
-
-def _registered() -> list[Told]:
-    policy = policy_for(SMALL)
-    kind = review(pod(container()), kind=GroupVersionKind("apps", "v1", "Deployment"))
-    unread, invented = review("no pod"), review(pod(container()), "Team A")
-    rules = "Correct the registration of the webhook: apply the manifests again."
-    nobody = "No API server sends such a request."
-    versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
-    return [
-        Told(
-            asyncio.run(mutate(Creation(kind, policy, MemoryLedgers()))).message,
-            rules,
-        ),
-        Told(_charge(CARD, SMALL, metadata={}).message, rules),
-        Told(
-            asyncio.run(mutate(Creation(invented, policy, MemoryLedgers()))).message,
-            nobody,
-        ),
-        Told(_bad(json.dumps(versions).encode()), rules),
-        Told(
-            asyncio.run(mutate(Creation(unread, policy, MemoryLedgers()))).message,
-            nobody,
-        ),
-        Told(_bad(b"pod"), nobody),
-        Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
-    ]

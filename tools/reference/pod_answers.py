@@ -1,0 +1,74 @@
+"""Example pods, a quota and nodes, and the answer of /validate to such a pod."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tools.reference.examples import (
+    LABELS,
+    MODEL,
+    POOL,
+    container,
+    pod,
+    policy_for,
+    requires,
+    review,
+)
+from vcuda.admission_review import AdmissionResponse
+from vcuda.placement.nodes import Nodes
+from vcuda.placement.patches import Hints
+from vcuda.quota.model import Limit, NamespaceQuota
+from vcuda.quota.terms import STORABLE_SECONDS
+from webhook.ledger.ledgers import (
+    ChargeRequest,
+    Decision,
+    Ledgers,
+    MemoryLedgers,
+    ReviewDeadline,
+)
+from webhook.review.pod_review import validate
+from webhook.review.verdicts import Creation
+
+SMALL = NamespaceQuota({"M40": Limit(100, 8192)})
+CARD, BIG = {"tencent.com/vcuda-core": 100}, {"tencent.com/vcuda-core": 200}
+NO_HINTS = Hints()
+NODES = Nodes.of(
+    {
+        "one": {MODEL: "M40", POOL: "public"},
+        "two": {MODEL: "M40", POOL: "private"},
+        "three": {MODEL: "P100", POOL: "public"},
+    },
+    LABELS,
+)
+
+
+def charge(
+    limits: Mapping[str, Any],
+    quota: NamespaceQuota,
+    ledgers: Ledgers | None = None,
+    hints: Hints = NO_HINTS,
+    nodes: Nodes = NODES,
+    **fields: Any,
+) -> AdmissionResponse:
+    """Return the answer of /validate for a pod, by default pinned to M40."""
+    manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
+    policy = policy_for(quota, nodes)
+    policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)
+    deadline = ReviewDeadline.after(1)
+    ours = ledgers or MemoryLedgers()
+    return asyncio.run(validate(Creation(review(manifest), policy, ours, deadline=deadline)))
+
+
+class Answering(MemoryLedgers):
+    """Test ledgers whose answer to every charge is ``answer``."""
+
+    def __init__(self, answer: Decision) -> None:
+        super().__init__()
+        self._answer = answer
+
+    async def charge(self, _demand: ChargeRequest) -> Decision:
+        return self._answer

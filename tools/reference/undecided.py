@@ -1,0 +1,194 @@
+"""The messages about pods that the webhook cannot decide: 429, 500 and 503, and 400 after a wrong registration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from unittest import mock
+
+import msgspec
+import structlog
+
+from tools.reference.examples import (
+    container,
+    pod,
+    policy_for,
+    review,
+)
+from tools.reference.pod_answers import CARD, SMALL, Answering, charge
+from tools.reference.told import Told
+from vcuda.admission_review import API_VERSION, KIND, AdmissionReview, GroupVersionKind
+from vcuda.errors import BadReview, Dropped, LedgerLost, ListOverdue, UnreadableLedger
+from vcuda.k8s_types import ConfigMap, ObjectMeta
+from vcuda.kube import NamedLedger
+from vcuda.kube.turns import ListTurns
+from vcuda.ledger.ledger import (
+    LEASE_SECONDS,
+    MARGIN_SECONDS,
+    MOST_PENDING,
+    Ledger,
+    Pending,
+)
+from vcuda.quota.model import Charge
+from vcuda.quota.terms import STORABLE_SECONDS
+from webhook.admission import TOO_LARGE, Gate, NotReady, Service
+from webhook.ledger import namespace_ledger as cluster_ledgers
+from webhook.ledger.ledgers import (
+    TOO_MANY_NAMESPACES,
+    ChargeRequest,
+    Decision,
+    MemoryLedgers,
+    RetryLater,
+    ReviewDeadline,
+)
+from webhook.metrics import Metrics
+from webhook.review.pod_review import mutate
+from webhook.review.verdicts import Creation
+
+
+class _Full(MemoryLedgers):
+    """Test ledgers that have the maximum number of pending charges."""
+
+    async def charge(self, demand: ChargeRequest) -> Decision:
+        pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
+        return demand.decide(Ledger(pending=pending))
+
+
+def undecided() -> list[Told]:
+    again = (
+        "Nothing: the API server's client retries after a second. If this lasts, see [a busy"
+        " ledger](troubleshooting.md#a-busy-ledger)."
+    )
+    down = "An operator must act: see [the webhook is down](troubleshooting.md#the-webhook-is-down)."
+    later = (
+        "The pod's controller retries by itself. If this lasts, see [a busy ledger](troubleshooting.md#a-busy-ledger)."
+    )
+    busy = [Answering(cluster_ledgers.TOO_MANY), Answering(cluster_ledgers.UNSURE)]
+    unread = (
+        "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
+        " read the quota ConfigMap or the nodes."
+    )
+    behind = "Wait until the webhook has read the last edit of the quota. If this lasts, see the webhook's log."
+    stopping = Gate()
+    stopping.close()
+    return [
+        Told(charge(CARD, SMALL, _Full()).message, later),
+        *(Told(charge(CARD, SMALL, ledgers).message, again) for ledgers in busy),
+        *(Told(charge(CARD, SMALL, Answering(RetryLater(text))).message, then) for text, then in _overdue()),
+        Told(
+            charge(CARD, SMALL, Answering(TOO_MANY_NAMESPACES)).message,
+            ("This message occurs only with `vcuda-webhook serve --standalone`: restart the webhook."),
+        ),
+        Told(
+            str(LedgerLost("team-a", 0, STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS)),
+            "Wait: the webhook admits pods again when the lost ledger has been rebuilt, without any"
+            " action. See [a lost ledger](troubleshooting.md#a-lost-ledger).",
+        ),
+        Told(
+            _unreadable('{"pending": '),
+            "An operator must act: see [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
+        ),
+        Told(
+            _unreadable('{"format": 2}'),
+            "Continue the update of vcuda quota: replicas of the other release can read the ledger."
+            " See [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
+        ),
+        Told(_not_ready(stopping), "Nothing: the API server calls another replica."),
+        *(Told(text, "Nothing: the API server calls another replica.") for text in _dropped()),
+        Told(
+            TOO_LARGE,
+            "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",
+        ),
+        Told(_not_ready(Gate()), unread),
+        Told("the cluster's devices have not been read yet, so claims cannot be charged", unread),
+        Told("the ledger was counted by a newer quota ConfigMap than this replica has read", behind),
+        Told('failed calling webhook "validate.quota.vcuda.io": … (the API server\'s own sentence)', down),
+    ]
+
+
+def _dropped() -> Iterator[str]:
+    """Yield the messages about reviews that a replica drops without a decision."""
+    late, abandoned = ReviewDeadline(0), ReviewDeadline()
+    abandoned.abandon()
+    for deadline in (late, abandoned):
+        try:
+            deadline.check()
+        except Dropped as dropped:
+            yield str(dropped)
+
+
+def _overdue() -> Iterator[tuple[str, str]]:
+    """Yield the messages about a namespace whose LIST did not end in time, or must wait for its turn, each with what to
+    do.
+    """
+
+    def too_large(_seconds: float) -> None:
+        raise ListOverdue
+
+    smaller = "Reduce the number or the size of pods and claims in the namespace."
+    with mock.patch("vcuda.kube.turns.MOST_QUICK", 0):
+        no_turn = ListTurns()
+    for turns, then in ((ListTurns(), smaller), (no_turn, "Nothing: the pod's controller retries by itself.")):
+        try:
+            turns.run("team-a", too_large, patience=0)
+        except ListOverdue as error:
+            yield str(error), then
+
+
+def _service(gate: Gate) -> Service:
+    return Service(lambda: None, MemoryLedgers(), Metrics(), gate, structlog.get_logger())
+
+
+def _not_ready(gate: Gate) -> str:
+    body = msgspec.json.encode(AdmissionReview(API_VERSION, KIND, review(pod(container()))))
+    try:
+        asyncio.run(_service(gate).answer("/validate", body, ReviewDeadline.after(5)))
+    except NotReady as error:
+        return str(error)
+    raise AssertionError("a pod was decided without a quota")
+
+
+def _bad(body: bytes) -> str:
+    """Return the message about a request body that is not an AdmissionReview."""
+    try:
+        asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
+    except BadReview as error:
+        return str(error)
+    raise AssertionError("a body that is no review was answered")
+
+
+def _unreadable(text: str) -> str:
+    metadata = ObjectMeta(name="gpu-ledger-team-a", namespace="vcuda-quota-ledgers")
+    try:
+        NamedLedger("team-a", ConfigMap(metadata, {"ledger": text})).read()
+    except UnreadableLedger as error:
+        return str(error)
+    raise AssertionError("a ledger that cannot be read was read")
+
+
+def registered() -> list[Told]:
+    policy = policy_for(SMALL)
+    kind = review(pod(container()), kind=GroupVersionKind("apps", "v1", "Deployment"))
+    unread, invented = review("no pod"), review(pod(container()), "Team A")
+    rules = "Correct the registration of the webhook: apply the manifests again."
+    nobody = "No API server sends such a request."
+    versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
+    return [
+        Told(
+            asyncio.run(mutate(Creation(kind, policy, MemoryLedgers()))).message,
+            rules,
+        ),
+        Told(charge(CARD, SMALL, metadata={}).message, rules),
+        Told(
+            asyncio.run(mutate(Creation(invented, policy, MemoryLedgers()))).message,
+            nobody,
+        ),
+        Told(_bad(json.dumps(versions).encode()), rules),
+        Told(
+            asyncio.run(mutate(Creation(unread, policy, MemoryLedgers()))).message,
+            nobody,
+        ),
+        Told(_bad(b"pod"), nobody),
+        Told(_bad(json.dumps({**versions, "apiVersion": "admission.k8s.io/v1"}).encode()), nobody),
+    ]
