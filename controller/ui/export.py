@@ -18,7 +18,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
-    """What one namespace uses of one GPU model, in cards or in MiB. A figure is None if it does not apply."""
+    """The usage of one GPU model by one namespace, in cards or in MiB. A figure is None if it does not apply."""
 
     namespace: str
     mode: str

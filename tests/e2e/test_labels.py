@@ -165,7 +165,7 @@ def namespace(installation: Installation) -> Iterator[str]:
 
 @pytest.fixture
 def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
-    """A client of a tenant who may edit the Namespace object of its own namespace, and may create other namespaces."""
+    """A client of a tenant. The tenant may edit its own Namespace object, and may create other namespaces."""
     named = f"owner-of-{namespace}"
     verbs = "--verb=get,create,update,patch"
     cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")

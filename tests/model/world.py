@@ -12,7 +12,7 @@ from typing import NamedTuple
 # The states of a pod. In the state NEVER, the pod's deadline has passed, so the pod is never stored.
 NEW, ASKED, STORED, DELETED, NEVER = range(5)
 
-# What one replica does with a pod. AWAY: nothing. WAITING: the call waits. GRANTED: admitted from the reservation.
+# The state of a pod in one replica. AWAY: unknown. WAITING: the call waits. GRANTED: admitted from the reservation.
 # FLUSHED: admitted before, and now part of the pending write. SYNCED: part of the pending write, which admits it.
 AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
 

@@ -111,7 +111,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
     assert gated.batches == [["a"], ["b", "c", "d", "e"]]
     assert [await gated.committer.serve(item, math.inf) for item in "fg"] == ["F", "G"]
     assert gated.batches[2:] == [["f"], ["g"]]
-    assert gated.batches_before == [0, 1, 4, 1], "each batch is told the number of items before it"
+    assert gated.batches_before == [0, 1, 4, 1], "each batch must get the number of items before it"
 
 
 @pytest.mark.parametrize("how", ["its deadline comes", "it is cancelled"])

@@ -116,7 +116,7 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
-    """What a ResourceClaim requests. If there are ``faults``, ``entries`` may be incomplete."""
+    """The devices that a ResourceClaim requests. If there are ``faults``, ``entries`` may be incomplete."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]

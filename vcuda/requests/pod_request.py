@@ -26,7 +26,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     """The GPU request of a pod."""
 
     charge: Charge
-    """What the request is charged. If there are faults, the charge covers only the part that could be read."""
+    """The charge of the request. If there are faults, the charge covers only the part that could be read."""
     schemes: tuple[Scheme, ...]
     faults: tuple[Fault, ...] = ()
     """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
@@ -59,7 +59,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """What the container is charged, by the name of its scheme and of each unit. Each name is charged separately."""
+    """The charges of the container, by the name of its scheme and of each unit. Each name is charged separately."""
     cores_per_card: int
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]

@@ -35,7 +35,7 @@ class AgePolicy(Protocol):
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """What an age policy remembers of one directory from sweep to sweep.
+    """The record of one directory that an age policy keeps from sweep to sweep.
 
     ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
     ``times``: the number of consecutive sweeps that found it.

@@ -25,7 +25,7 @@ MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """What a sweep has done with a directory. The values are part of the output and the log."""
+    """The action of a sweep on a directory. The values are part of the output and the log."""
 
     KEPT = "kept", ""
     MOVED = "moved", "the pod does not exist"
@@ -37,7 +37,7 @@ class Action(names.Explained):
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
-    """What a sweep has done with one directory, and why.
+    """The action of a sweep on one directory, with its reason.
 
     ``path``: the path relative to the root. Use `shown` to print it, because it may contain control characters and
     bytes that are not UTF-8 (from os.fsdecode).
