@@ -6,7 +6,7 @@ Functions of this module also await states of the ledger and of the published us
 import base64
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -19,12 +19,11 @@ from urllib.parse import urlsplit
 import yaml
 
 from tests.builders import MODEL, POOL
-from tests.e2e.cluster import TIMEOUT, Cluster, Json, webhook
+from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.quota_config import CONFIG, QuotaConfigMap
-from tests.integration.reviews import gpu_pod
 from tests.match_conditions import base_conditions
 from tests.processes import ControllerProcess, WebhookProcess, eventually, serving
-from vcuda.ledger.ledger import Ledger, charges_by_model
+from vcuda.ledger.ledger import Ledger
 from vcuda.ledger.text import read_ledger
 from vcuda.tls import leaf_files, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_client, make_leaf
@@ -388,60 +387,6 @@ def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -
     cluster.await_object("/api/v1/namespaces", namespace, is_labelled)
 
 
-def await_ledger(
-    installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
-) -> Ledger:
-    """Return the ledger of ``namespace`` when ``wanted`` is true for it. Raises TimeoutError with the last ledger."""
-    collection, _, name = ledger_path(namespace).rpartition("/")
-    await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
-    return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
-
-
-def ledger_in(objects: list[Json]) -> Ledger:
-    return next((read_ledger(found["data"]["ledger"]) for found in objects), Ledger())
-
-
-def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
-    """Return the ledger when exactly these cores are committed, by model, and no charge is pending."""
-
-    def wanted(ledger: Ledger) -> bool:
-        return committed(ledger) == cores and not ledger.pending
-
-    return await_ledger(installation, namespace, wanted, timeout)
-
-
 def charged(ledger: Ledger) -> dict[str, int]:
     """Return all cores that the ledger charges, by model. Reserved cores are included."""
     return {model: usage.used.cores for model, usage in ledger.usages().items()}
-
-
-def committed(ledger: Ledger) -> dict[str, int]:
-    counted = charges_by_model([*ledger.committed.items(), *ledger.claimed.items()])
-    return {model: charge.cores for model, charge in counted.items()}
-
-
-def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:
-    """Return the published usage of the namespace when ``wanted`` is true for it."""
-    path = f"/api/v1/namespaces/{namespace}/configmaps"
-    found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
-    return dict(json.loads(found["data"]["usage.json"]))
-
-
-def await_unpublished(cluster: Cluster, namespace: str) -> None:
-    cluster.await_gone(f"/api/v1/namespaces/{namespace}/configmaps", USAGE)
-
-
-def pass_by(cluster: Cluster, namespace: str) -> None:
-    """Create and delete a pod without a GPU.
-
-    When the controller's watch has delivered the events of this pod, it has also delivered all earlier changes.
-    """
-    cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
-    cluster.delete_pod(namespace, "passer-by")
-
-
-def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Return when two ConfigMaps are deleted: the ledger, and the mark that the namespace has had a ledger."""
-    collection, _, name = ledger_path(namespace).rpartition("/")
-    for each in (name, f"gpu-ledger-opened.{namespace}"):
-        cluster.await_gone(collection, each)

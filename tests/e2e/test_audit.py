@@ -12,7 +12,8 @@ from controller.metrics import EvictionMetrics
 from controller.violations.violation_watcher import EvictionOutcome, Evictor
 from tests.builders import LABELS, MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import LEDGER_NAMESPACE, Installation, await_committed, controlling, limited_team
+from tests.e2e.installation import LEDGER_NAMESPACE, Installation, controlling, limited_team
+from tests.e2e.ledgers import await_committed
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess, eventually
 from vcuda.allocations.stored_pods import read_stored

@@ -25,7 +25,8 @@ from tests.e2e.dra import (
     require_dra,
     require_feature,
 )
-from tests.e2e.installation import Installation, await_committed, controlling, installed, limited_team
+from tests.e2e.installation import Installation, controlling, installed, limited_team
+from tests.e2e.ledgers import await_committed
 from tests.processes import eventually
 
 SHARED = "NVIDIA-A100-SXM4-40GB-SHARED"

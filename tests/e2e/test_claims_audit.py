@@ -24,16 +24,8 @@ from tests.e2e.dra import (
     require_dra,
     template,
 )
-from tests.e2e.installation import (
-    Installation,
-    await_committed,
-    await_published,
-    await_ready,
-    controlling,
-    limited_team,
-    registered,
-    running,
-)
+from tests.e2e.installation import Installation, await_ready, controlling, limited_team, registered, running
+from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.quota_config import named_quota
 from tests.processes import ControllerProcess, eventually
 from tools.control_plane import Settings, running_control_plane

@@ -34,15 +34,8 @@ from tests.e2e.dra import (
     shared_card,
     template,
 )
-from tests.e2e.installation import (
-    PROMPTLY,
-    REPLICA,
-    Installation,
-    await_committed,
-    controlling,
-    installed,
-    limited_team,
-)
+from tests.e2e.installation import PROMPTLY, REPLICA, Installation, controlling, installed, limited_team
+from tests.e2e.ledgers import await_committed
 from tests.e2e.workloads import workload
 from tests.processes import ControllerProcess
 from tools.control_plane import Settings, running_control_plane

@@ -10,8 +10,9 @@ from http import HTTPStatus
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_committed, controlling
+from tests.e2e.installation import Installation, controlling
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
+from tests.e2e.ledgers import await_committed
 from tests.integration.reviews import card_pod, gpu_pod
 
 TAKEN = 2

@@ -14,7 +14,8 @@ import pytest
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.conftest import require
-from tests.e2e.installation import Installation, await_committed, limited_team
+from tests.e2e.installation import Installation, limited_team
+from tests.e2e.ledgers import await_committed
 from tests.e2e.workloads import was_told, workload
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess

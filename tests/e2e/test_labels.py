@@ -20,12 +20,12 @@ from tests.e2e.installation import (
     USAGE,
     Installation,
     await_enforced,
-    await_published,
     controlling,
     ledger_path,
     limited_team,
     policies,
 )
+from tests.e2e.ledgers import await_published
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
 from vcuda.kube import MERGE_PATCH

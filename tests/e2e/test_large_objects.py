@@ -16,7 +16,6 @@ from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served, template
 from tests.e2e.installation import (
     Installation,
-    await_committed,
     await_ready,
     controlling,
     installed,
@@ -25,6 +24,7 @@ from tests.e2e.installation import (
     tenant_of,
 )
 from tests.e2e.large_attackers import large_claim, large_event, large_pod, large_template
+from tests.e2e.ledgers import await_committed
 from tests.e2e.rest import Answer
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod, gpu_pod

@@ -8,7 +8,8 @@ from http import HTTPStatus
 
 from tests.builders import required, requirement, term
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_ledger, charged, tenant_of
+from tests.e2e.installation import Installation, charged, tenant_of
+from tests.e2e.ledgers import await_ledger
 from tests.integration.reviews import card_pod
 
 BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))

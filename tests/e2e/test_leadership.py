@@ -23,17 +23,13 @@ from tests.e2e.installation import (
     SYSTEM_NAMESPACE,
     USAGE,
     Installation,
-    await_committed,
-    await_ledger,
-    await_published,
-    await_unpublished,
     candidate,
-    committed,
     controlling,
     lease_spec,
     limited_team,
     two_candidates,
 )
+from tests.e2e.ledgers import await_committed, await_ledger, await_published, await_unpublished, committed
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from tools.control_plane import ControlPlane

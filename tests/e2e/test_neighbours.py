@@ -17,7 +17,8 @@ import yaml
 from tests.builders import MODEL
 from tests.documented import documented_objects
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_committed, limited_team, pass_by
+from tests.e2e.installation import Installation, limited_team
+from tests.e2e.ledgers import await_committed, pass_by
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod
 

@@ -13,7 +13,8 @@ import pytest
 
 from tests.builders import MODEL, container, held_to, pod, required, requirement, sidecar, term
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import Installation, await_committed, pass_by
+from tests.e2e.installation import Installation
+from tests.e2e.ledgers import await_committed, pass_by
 from tests.e2e.rest import Answer
 from tests.integration.reviews import card_pod, gpu_pod
 

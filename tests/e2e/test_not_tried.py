@@ -7,13 +7,8 @@ import pytest
 
 from tests.builders import MODEL, held_to
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import (
-    Installation,
-    await_committed,
-    await_enforced,
-    await_published,
-    tenant_of,
-)
+from tests.e2e.installation import Installation, await_enforced, tenant_of
+from tests.e2e.ledgers import await_committed, await_published
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 from vcuda.kube import MERGE_PATCH

@@ -14,16 +14,8 @@ import pytest
 
 from controller.ui.leading import SERVICE
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import (
-    MANIFESTS,
-    USAGE,
-    Installation,
-    await_published,
-    candidate,
-    controlling,
-    drop_lease,
-    limited_team,
-)
+from tests.e2e.installation import MANIFESTS, USAGE, Installation, candidate, controlling, drop_lease, limited_team
+from tests.e2e.ledgers import await_published
 from tests.e2e.stage import SLICES, own_address
 from tests.processes import SCRIPTS, ControllerProcess, eventually
 from tools.ports import free_ports

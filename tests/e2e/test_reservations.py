@@ -10,7 +10,8 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.crowd import GRANTED, REAPED, Crowd
-from tests.e2e.installation import Installation, await_ledger, controlling, installed
+from tests.e2e.installation import Installation, controlling, installed
+from tests.e2e.ledgers import await_ledger
 from tests.e2e.steady import in_threads
 from tests.processes import ControllerProcess, WebhookProcess
 from vcuda.ledger.ledger import Ledger

@@ -11,17 +11,8 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, webhook
-from tests.e2e.installation import (
-    PROMPTLY,
-    Installation,
-    await_committed,
-    await_enforced,
-    await_ledger,
-    await_ledger_gone,
-    await_published,
-    await_unpublished,
-    ledger_path,
-)
+from tests.e2e.installation import PROMPTLY, Installation, await_enforced, ledger_path
+from tests.e2e.ledgers import await_committed, await_ledger, await_ledger_gone, await_published, await_unpublished
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
 

@@ -10,16 +10,8 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import (
-    Installation,
-    await_committed,
-    await_enforced,
-    await_ledger,
-    await_ledger_gone,
-    await_published,
-    controlling,
-    tenant_of,
-)
+from tests.e2e.installation import Installation, await_enforced, controlling, tenant_of
+from tests.e2e.ledgers import await_committed, await_ledger, await_ledger_gone, await_published
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
 from vcuda.ledger.ledger import Terminating

@@ -22,15 +22,8 @@ from tests.e2e.dra import (
     require_dra,
     template,
 )
-from tests.e2e.installation import (
-    Installation,
-    await_committed,
-    await_ledger,
-    controlling,
-    installed,
-    limited_team,
-    tenant_of,
-)
+from tests.e2e.installation import Installation, controlling, installed, limited_team, tenant_of
+from tests.e2e.ledgers import await_committed, await_ledger
 from tests.processes import eventually
 from tools.control_plane import Settings, running_control_plane
 from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Ledger, Terminating

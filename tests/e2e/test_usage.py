@@ -19,17 +19,9 @@ from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED
 from tests.builders import MODEL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json, webhook
-from tests.e2e.installation import (
-    MANIFESTS,
-    USAGE,
-    Installation,
-    await_committed,
-    await_enforced,
-    await_published,
-    limited_team,
-    tenant_of,
-)
+from tests.e2e.installation import MANIFESTS, USAGE, Installation, await_enforced, limited_team, tenant_of
 from tests.e2e.json_server import answering, ca_bundle, reviewed
+from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.workloads import creating, workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.plugin import write_plugin, write_python

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from controller.certificates import REASON
 from tests.builders import MODEL
-from tests.e2e import installation
+from tests.e2e import installation, ledgers
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.json_server import tls
 from tests.e2e.manifests.system import NODE, System
@@ -55,7 +55,7 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
     installation.await_enforced(cluster, namespace, enforced=False)
     collection, _, name = installation.ledger_path(namespace).rpartition("/")
     cluster.await_gone(collection, name)
-    installation.await_unpublished(cluster, namespace)
+    ledgers.await_unpublished(cluster, namespace)
     cluster.delete_namespace(namespace)
 
 
@@ -72,7 +72,7 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
         assert cluster.try_create(card_pod("train", namespace)).status == HTTPStatus.CONFLICT
         cluster.await_object(collection, name, pending)
         cluster.await_object(collection, name, lambda found: not pending(found))
-        installation.await_published(cluster, namespace)
+        ledgers.await_published(cluster, namespace)
         cluster.create(card_pod("second", namespace))
 
 

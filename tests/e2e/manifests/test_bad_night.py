@@ -13,7 +13,8 @@ import pytest
 from certs.parsing import read_authority
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published, ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, ledger_path
+from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.operations import TEAM, commands, installed, run
 from tests.e2e.manifests.system import NODE, System, mount_secret, port_of
 from tests.e2e.stage import CA_SECRET, SERVING_SECRET

@@ -16,7 +16,8 @@ import pytest
 
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced, await_published
+from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced
+from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, run
 from tests.e2e.manifests.system import NODE, System

@@ -8,7 +8,8 @@ from examples.discovery import features, hami
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.conftest import require
-from tests.e2e.installation import await_enforced, await_published
+from tests.e2e.installation import await_enforced
+from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.operations import DOCS, REGISTERED, commands, refused_run, run
 from tests.e2e.manifests.system import System, applied
 from tests.e2e.test_mixed_cluster import hami_scheduler

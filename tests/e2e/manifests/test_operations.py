@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_published, ledger_path
+from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
+from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, installed, run
 from tests.e2e.manifests.system import kubectl_k
 from tests.integration.reviews import card_pod

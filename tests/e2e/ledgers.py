@@ -1,0 +1,64 @@
+"""Waits for contents of the ledgers and of the published usage."""
+
+import json
+from collections.abc import Callable
+
+from tests.e2e.cluster import TIMEOUT, Cluster, Json
+from tests.e2e.installation import USAGE, Installation, ledger_path
+from tests.integration.reviews import gpu_pod
+from vcuda.ledger.ledger import Ledger, charges_by_model
+from vcuda.ledger.text import read_ledger
+
+
+def await_ledger(
+    installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
+) -> Ledger:
+    """Return the ledger of ``namespace`` when ``wanted`` is true for it. Raises TimeoutError with the last ledger."""
+    collection, _, name = ledger_path(namespace).rpartition("/")
+    await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
+    return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
+
+
+def ledger_in(objects: list[Json]) -> Ledger:
+    return next((read_ledger(found["data"]["ledger"]) for found in objects), Ledger())
+
+
+def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
+    """Return the ledger when exactly these cores are committed, by model, and no charge is pending."""
+
+    def wanted(ledger: Ledger) -> bool:
+        return committed(ledger) == cores and not ledger.pending
+
+    return await_ledger(installation, namespace, wanted, timeout)
+
+
+def committed(ledger: Ledger) -> dict[str, int]:
+    counted = charges_by_model([*ledger.committed.items(), *ledger.claimed.items()])
+    return {model: charge.cores for model, charge in counted.items()}
+
+
+def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:
+    """Return the published usage of the namespace when ``wanted`` is true for it."""
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
+    return dict(json.loads(found["data"]["usage.json"]))
+
+
+def await_unpublished(cluster: Cluster, namespace: str) -> None:
+    cluster.await_gone(f"/api/v1/namespaces/{namespace}/configmaps", USAGE)
+
+
+def pass_by(cluster: Cluster, namespace: str) -> None:
+    """Create and delete a pod without a GPU.
+
+    When the controller's watch has delivered the events of this pod, it has also delivered all earlier changes.
+    """
+    cluster.create(gpu_pod("passer-by", namespace, {"cpu": "1"}))
+    cluster.delete_pod(namespace, "passer-by")
+
+
+def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
+    """Return when two ConfigMaps are deleted: the ledger, and the mark that the namespace has had a ledger."""
+    collection, _, name = ledger_path(namespace).rpartition("/")
+    for each in (name, f"gpu-ledger-opened.{namespace}"):
+        cluster.await_gone(collection, each)
