@@ -86,9 +86,7 @@ def main(seconds: float | None, seed: int) -> None:
                 playground = start(Path(scratch), stack)
                 run(playground, seed, seconds)
             finally:
-                # After the first signal, the playground cleans up. A second signal must not interrupt the cleanup.
-                for number in SIGNALS:
-                    signal.signal(number, signal.SIG_IGN)
+                _ignore_signals()
                 click.echo("\nStopping …")
     except Stopped:
         sys.exit(INTERRUPTED)
@@ -159,7 +157,14 @@ def step(what: str) -> Iterator[None]:
 
 
 def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    _ignore_signals()
     raise Stopped
+
+
+def _ignore_signals() -> None:
+    """Ignore every further signal, because a second Ctrl-C must not interrupt the cleanup after the first."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

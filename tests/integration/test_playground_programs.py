@@ -56,7 +56,12 @@ class Building(OwnProcess):
         self._out.first(lambda line: "Preparing the programs" in line)
 
 
-def test_a_signal_also_ends_the_build(machine: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "signals", [(signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)], ids=["one", "three at once"]
+)
+def test_signals_also_end_the_build(
+    machine: dict[str, str], tmp_path: Path, signals: tuple[signal.Signals, ...]
+) -> None:
     started = tmp_path / "started"
     go = Path(machine["PATH"]) / "go"
     go.write_text(f"#!{shutil.which('bash')}\necho $$ >{started}\nexec {shutil.which('sleep')} 600\n")
@@ -64,7 +69,8 @@ def test_a_signal_also_ends_the_build(machine: dict[str, str], tmp_path: Path) -
     command = ("env", "-u", "KUBEBUILDER_ASSETS", *PLAYGROUND)
     with Building(command, {**machine, "PYTHONPATH": str(ROOT)}) as playground:
         compiler = eventually(lambda: started.exists() and int(started.read_text() or 0))
-        playground.process.send_signal(signal.SIGTERM)
+        for number in signals:
+            playground.process.send_signal(number)
         assert playground.wait() == 130
     eventually(lambda: not is_alive(compiler), lambda: f"process {compiler} is left")
     assert not scratch_of(machine)
