@@ -30,19 +30,19 @@ CERTIFICATES = "vcuda-certs-first"
 EXTENDER = "vcuda-extender"
 PAGE = "vcuda-page"
 WEBHOOKS = "quota.vcuda.io/webhooks"
-FIRST_JOBS = (CERTIFICATES, f"{EXTENDER}-certs-first", f"{SCHEDULER}-certs-first")
+CLIENT = "vcuda-client"
+FIRST_JOBS = (CERTIFICATES, *(f"{name}-certs-first" for name in (EXTENDER, SCHEDULER, CLIENT)))
 """The Jobs that issue the first certificates.
 
 The template of a Job is immutable. So a Job of an earlier system is deleted before the manifests are applied.
 """
 LEFT_BEHIND = (
-    f"{CORE}/secrets/vcuda-webhook-ca",
-    f"{CORE}/secrets/vcuda-webhook-tls",
-    f"{CORE}/secrets/{EXTENDER}-ca",
-    f"{CORE}/secrets/{EXTENDER}-tls",
-    f"{CORE}/secrets/{SCHEDULER}-ca",
-    f"{CORE}/secrets/{SCHEDULER}-tls",
-    f"{CORE}/configmaps/{SCHEDULER}-ca",
+    *(
+        f"{CORE}/secrets/{name}-{part}"
+        for name in ("vcuda-webhook", EXTENDER, SCHEDULER, CLIENT)
+        for part in ("ca", "tls")
+    ),
+    *(f"{CORE}/configmaps/{name}-ca" for name in (SCHEDULER, CLIENT)),
     f"{SLICES}/{EXTENDER}",
     f"{SLICES}/{PAGE}",
     f"{LEASES}/{SCHEDULER}",
@@ -219,9 +219,9 @@ class System:
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
             # When the Jobs run, no replica answers yet. So the Job of the webhook's certificates must not wait for a
-            # replica. No process has loaded the scheduler's CA yet, so one second is long enough for the overlap of the
-            # old and the new CA.
-            changed = {"overlap": "1s"} if name.startswith("vcuda-scheduler") else {}
+            # replica. No process has loaded the CAs of the scheduler and of API servers yet, so one second is long
+            # enough for the overlap of the old and the new CA.
+            changed = {"overlap": "1s"} if name.startswith((SCHEDULER, CLIENT)) else {}
             done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
         with ExitStack() as stack:

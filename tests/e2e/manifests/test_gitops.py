@@ -21,10 +21,11 @@ pytestmark = pytest.mark.timeout(240)
 FLUX = "kustomize-controller"
 
 
-@pytest.fixture
-def system(admin: Cluster, tmp_path: Path) -> Iterator[System]:
+@pytest.fixture(params=[(), ("client-certificates", "page")], ids=["base", "with written ConfigMap and EndpointSlice"])
+def system(admin: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[System]:
+    """The base alone, and with components whose Job and controller write into applied objects or beside them."""
     admin.create_node(NODE, {MODEL: "M40"})
-    with applied(admin, tmp_path) as system:
+    with applied(admin, tmp_path, *request.param) as system:
         yield system
     admin.delete_node(NODE)
 
