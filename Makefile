@@ -19,7 +19,7 @@ IMAGE_OR_OURS = $(or $(IMAGE),vcuda-quota:0.1.0)
 REPOSITORY ?= https://github.com/OWNER/vcuda-quota
 ASSETS = assets=$$(tests/e2e/build-control-plane $(K8S)) && KUBEBUILDER_ASSETS=$$assets
 
-.PHONY: help demo playground test fuzz e2e chaos reread bench scale screenshots reference chart install-yaml lock image release docs lint format clean
+.PHONY: help demo playground test fuzz e2e chaos operators reread bench scale screenshots reference chart install-yaml lock image release docs lint format clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "%-11s %s\n", $$1, $$2}'
@@ -45,10 +45,13 @@ fuzz: $(VENV)/installed  ## Send the webhook malformed input, and reservations a
 	MACHINE_EXAMPLES=3000 $(BIN)/pytest tests/unit/test_reservation_machine.py tests/unit/test_running_machine.py --timeout 3600
 
 e2e: $(VENV)/installed  ## Run the tests on a real control plane, which is built once; K8S=1.30.14 for another version than the newest
-	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread$(if $(TESTS), and ($(TESTS)))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
+	$(ASSETS) $(BIN)/pytest tests/e2e -m "not chaos and not reread and not operators$(if $(TESTS), and ($(TESTS)))" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10
 
 chaos: $(VENV)/installed  ## Kill and suspend every part under load and attacks, and count what is stored, for ten minutes; CREATES=100000 for longer
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
+
+operators: $(VENV)/installed  ## Run operators of other projects beside this system: KubeRay, training-operator, Karpenter; builds them once
+	operators=$$(tests/e2e/build-tools operators) && $(ASSETS) OPERATORS=$$operators $(BIN)/pytest tests/e2e/test_operators.py -m operators
 
 reread: $(VENV)/installed  ## Wait until the API server loads a new client certificate by itself (six minutes)
 	$(ASSETS) $(BIN)/pytest tests/e2e/test_client_certificates.py -m reread

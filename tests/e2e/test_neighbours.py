@@ -2,23 +2,17 @@
 templates.
 """
 
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.builders import MODEL
 from tests.documented import documented_objects
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, limited_team
 from tests.e2e.ledgers import await_committed, pass_by
+from tests.e2e.schemas import KARPENTER, KUBERAY, TRAINING_OPERATOR, definitions_in, serving
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod
 
@@ -27,9 +21,9 @@ CRDS = {
     "github.com/argoproj/argo-cd/v3@v3.5.7": "manifests/crds",
     "github.com/kedacore/keda/v2@v2.21.0": "config/crd/bases",
     "github.com/kubeflow/trainer/v2@v2.2.0": "manifests/base/crds",
-    "github.com/kubeflow/training-operator@v1.9.3": "manifests/base/crds",
-    "github.com/ray-project/kuberay/ray-operator@v1.6.0": "config/crd/bases",
-    "sigs.k8s.io/karpenter@v1.14.0": "pkg/apis/crds",
+    TRAINING_OPERATOR: "manifests/base/crds",
+    KUBERAY: "config/crd/bases",
+    KARPENTER: "pkg/apis/crds",
     "sigs.k8s.io/kueue@v0.17.0": "config/components/crd/bases",
 }
 """The directories with CustomResourceDefinitions of other projects, by Go module."""
@@ -107,44 +101,12 @@ def failure_of(deployment: Json) -> Json | None:
     return next((each for each in conditions if each["type"] == "ReplicaFailure"), None)
 
 
-@pytest.fixture(scope="module")
-def schemas() -> list[Json]:
-    """The CustomResourceDefinitions of the kinds in the docs. They come from the Go modules of the projects."""
-    program = shutil.which("go")
-    if program is None:
-        pytest.skip("no go on PATH, which downloads the schemas")
-    kinds = {each["kind"] for each in documented_objects()}
-    found = []
-    for module, where in CRDS.items():
-        done = subprocess.run(
-            (program, "mod", "download", "-json", module),
-            env={**os.environ, "GOFLAGS": "-mod=mod"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=100,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        for file in sorted((Path(json.loads(done.stdout)["Dir"]) / where).glob("*.yaml")):
-            found += [each for each in yaml.safe_load_all(file.read_text()) if is_schema(each, kinds)]
-    return found
-
-
-def is_schema(found: Json | None, kinds: set[str]) -> bool:
-    return found is not None and found["kind"] == "CustomResourceDefinition" and found["spec"]["names"]["kind"] in kinds
-
-
 @pytest.fixture
-def served(cluster: Cluster, schemas: list[Json]) -> Iterator[set[str]]:
+def served(cluster: Cluster) -> Iterator[set[str]]:
     """Create the CustomResourceDefinitions of the kinds in the docs, and delete them after the test."""
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    with ExitStack() as stack:
-        for schema in schemas:
-            cluster.rest.send("POST", definitions, schema).ok()
-            stack.callback(cluster.delete, f"{definitions}/{schema['metadata']['name']}")
-        for schema in schemas:
-            cluster.kubectl("wait", "--for=condition=Established", f"crd/{schema['metadata']['name']}", "--timeout=30s")
-        yield {"Deployment", *(schema["spec"]["names"]["kind"] for schema in schemas)}
+    kinds = {each["kind"] for each in documented_objects()}
+    with serving(cluster, definitions_in(CRDS, lambda each: each["spec"]["names"]["kind"] in kinds)) as served:
+        yield {"Deployment", *served}
 
 
 @pytest.mark.one_version

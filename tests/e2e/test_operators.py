@@ -1,0 +1,218 @@
+"""Tests of operators of other projects on a real control plane. The operators create pods, or nodes for pods.
+
+`make operators` builds KubeRay, training-operator and Karpenter, and runs these tests. `make e2e` leaves these tests
+out, because the builds take long.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from tests.builders import MODEL
+from tests.documented import documented
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.installation import Installation
+from tests.e2e.ledgers import await_committed
+from tests.e2e.schemas import KARPENTER, KUBERAY, TRAINING_OPERATOR, definitions_in, serving
+from tests.integration.reviews import gpu_pod
+from tools.component import Component
+from tools.ports import free_ports
+
+pytestmark = [pytest.mark.operators, pytest.mark.timeout(300)]
+
+CARD = "nvidia.com/gpu"
+PATIENCE = 90
+"""The maximum number of seconds until an operator retries. Operators retry at growing intervals."""
+
+
+@pytest.fixture
+def team(led_team: Callable[[Json], str], create_node: Callable[..., str]) -> str:
+    """A namespace whose quota is two A100, in a cluster whose A100 node has no free card."""
+    create_node("a100-1", {MODEL: "A100"})
+    return led_team({"quota": {"A100": 2}})
+
+
+@contextmanager
+def operator(
+    cluster: Cluster, directory: Path, name: str, flags: Callable[[int, int], tuple[str, ...]], **env: str | Path
+) -> Iterator[Path]:
+    """Run an operator until the end of the ``with`` statement. Return the file with its log.
+
+    ``flags``: returns the operator's flags for the port of its metrics and the port of its health probe.
+    """
+    metrics, health = free_ports(2)
+    program = Path(os.environ["OPERATORS"], name)
+    log = directory / f"{name}.log"
+    variables = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), **{key: str(value) for key, value in env.items()}}
+    command = (str(program), *flags(metrics, health))
+    with Component(name, command, log, lambda: is_healthy(health), 60, variables).started():
+        yield log
+
+
+def is_healthy(port: int) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5) as answer:
+            return bool(answer.status == HTTPStatus.OK)
+    except OSError:
+        return False
+
+
+def documented_in(namespace: str, kind: str) -> Json:
+    """Return the documented object of this kind, in the namespace ``namespace``."""
+    found = documented(kind)
+    found["metadata"]["namespace"] = namespace
+    return found
+
+
+def take_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
+    """Create a pod with one of the two cards of the quota, so that one more card is free."""
+    cluster.create(gpu_pod("other", team, {CARD: 1}))
+    await_committed(installation, team, A100=100)
+
+
+def workers(cluster: Cluster, team: str) -> list[Json]:
+    """Return the pods with a card that an operator has created."""
+    return [pod for pod in cluster.pods(team) if "ownerReferences" in pod["metadata"] and has_card(pod)]
+
+
+def has_card(pod: Json) -> bool:
+    return any(CARD in each.get("resources", {}).get("limits", {}) for each in pod["spec"]["containers"])
+
+
+def test_kuberay_reports_a_rejected_worker_and_creates_it_when_quota_is_free(
+    cluster: Cluster, installation: Installation, team: str, tmp_path: Path
+) -> None:
+    """The documented RayCluster has two workers with a card each."""
+
+    def flags(metrics: int, health: int) -> tuple[str, ...]:
+        addresses = (f"--metrics-addr=127.0.0.1:{metrics}", f"--health-probe-bind-address=127.0.0.1:{health}")
+        return (f"--watch-namespace={team}", "--enable-leader-election=false", *addresses)
+
+    take_a_card(cluster, installation, team)
+    definitions = definitions_in({KUBERAY: "config/crd/bases"})
+    with serving(cluster, definitions), operator(cluster, tmp_path, "ray-operator", flags):
+        ray = documented_in(team, "RayCluster")
+        cluster.create(ray)
+        [event, *_] = cluster.await_events(team, "reason=FailedToCreateWorkerPod")
+        assert f"exceeded GPU quota: A100 in namespace {team}" in event["message"]
+        found = cluster.await_object(
+            cluster.path_of(ray), "ray", lambda each: condition(each, "ReplicaFailure") == "True"
+        )
+        assert found["metadata"]["name"] == "ray"
+        assert len(workers(cluster, team)) == 1
+        cluster.delete_pod(team, "other")
+        cluster.await_pods(team, lambda pods: sum(map(has_card, pods)) == 2, PATIENCE)
+        await_committed(installation, team, A100=200)
+        cluster.delete(f"{cluster.path_of(ray)}/ray")
+
+
+def condition(found: Json, name: str) -> str | None:
+    conditions = found.get("status", {}).get("conditions", [])
+    return next((each["status"] for each in conditions if each["type"] == name), None)
+
+
+def test_training_operator_reports_a_rejected_worker_and_creates_it_when_quota_is_free(
+    cluster: Cluster, installation: Installation, team: str, tmp_path: Path
+) -> None:
+    """The documented PyTorchJob has two workers with a card each."""
+
+    def flags(metrics: int, health: int) -> tuple[str, ...]:
+        addresses = (f"--metrics-bind-address=127.0.0.1:{metrics}", f"--health-probe-bind-address=127.0.0.1:{health}")
+        return ("--enable-scheme=pytorchjob", f"--namespace={team}", *addresses)
+
+    take_a_card(cluster, installation, team)
+    definitions = definitions_in({TRAINING_OPERATOR: "manifests/base/crds"})
+    with serving(cluster, definitions), operator(cluster, tmp_path, "training-operator", flags):
+        job = documented_in(team, "PyTorchJob")
+        cluster.create(job)
+        [event, *_] = cluster.await_events(team, "reason=FailedCreatePod")
+        assert f"exceeded GPU quota: A100 in namespace {team}" in event["message"]
+        assert len(workers(cluster, team)) == 1
+        cluster.delete_pod(team, "other")
+        cluster.await_pods(team, lambda pods: sum(map(has_card, pods)) == 2, PATIENCE)
+        await_committed(installation, team, A100=200)
+        cluster.delete(f"{cluster.path_of(job)}/train")
+
+
+A100_MACHINE = {
+    "name": "p4d.24xlarge",
+    "offerings": [
+        {
+            "Price": 32.0,
+            "Available": True,
+            "Requirements": [
+                {"key": "karpenter.sh/capacity-type", "operator": "In", "values": ["on-demand"]},
+                {"key": "topology.kubernetes.io/zone", "operator": "In", "values": ["zone-a"]},
+            ],
+        }
+    ],
+    "architecture": "amd64",
+    "operatingSystems": ["linux"],
+    "resources": {"cpu": "96", "memory": "1152Gi", "ephemeral-storage": "20Gi", "nvidia.com/gpu": "8"},
+}
+"""A type of machine with eight GPUs, in the format of Karpenter's KWOK provider."""
+NODE_CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
+NODE_POOLS = "/apis/karpenter.sh/v1/nodepools"
+NODE_CLASSES = "/apis/karpenter.kwok.sh/v1alpha1/kwoknodeclasses"
+
+
+@pytest.fixture
+def karpenter(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """Run Karpenter with its KWOK provider, which creates simulated nodes. Return the file with its log."""
+
+    def flags(metrics: int, health: int) -> tuple[str, ...]:
+        return (f"--metrics-port={metrics}", f"--health-probe-port={health}", f"--instance-types-file-path={machines}")
+
+    machines = tmp_path / "machines.json"
+    machines.write_text(json.dumps([A100_MACHINE]))
+    definitions = [*definitions_in({KARPENTER: "pkg/apis/crds"}), *definitions_in({KARPENTER: "kwok/apis/crds"})]
+    node_class = {"apiVersion": "karpenter.kwok.sh/v1alpha1", "kind": "KWOKNodeClass", "metadata": {"name": "default"}}
+    env = {"DISABLE_LEADER_ELECTION": "true", "KARPENTER_SERVICE": "karpenter"}
+    with serving(cluster, definitions), operator(cluster, tmp_path, "karpenter", flags, **env) as log:
+        cluster.rest.send("POST", NODE_CLASSES, {**node_class, "spec": {}}).ok()
+        yield log
+
+
+def node_pool(labels: Mapping[str, str]) -> Json:
+    """Return the documented NodePool with these labels for its nodes, and the node class of the KWOK provider."""
+    found = documented("NodePool")
+    template = found["spec"]["template"]
+    template["metadata"] = {"labels": dict(labels)}
+    template["spec"]["nodeClassRef"] = {"group": "karpenter.kwok.sh", "kind": "KWOKNodeClass", "name": "default"}
+    return found
+
+
+def test_karpenter_adds_a_node_for_an_admitted_pod_and_none_for_a_rejected_pod(
+    cluster: Cluster, led_team: Callable[[Json], str], karpenter: Path
+) -> None:
+    team = led_team({"quota": {"A100": 1}})
+    cluster.rest.send("POST", NODE_POOLS, node_pool({MODEL: "A100"})).ok()
+    too_large = gpu_pod("rejected", team, {CARD: 2})
+    assert cluster.try_create(too_large).is_over_quota
+    cluster.create(gpu_pod("admitted", team, {CARD: 1}))
+    cluster.await_collection(NODE_CLAIMS, bool, timeout=PATIENCE)
+    bound = cluster.await_bound(team, "admitted", PATIENCE)
+    node = cluster.rest.get(f"/api/v1/nodes/{bound['spec']['nodeName']}")
+    assert node["metadata"]["labels"][MODEL] == "A100"
+    assert len(cluster.rest.get(NODE_CLAIMS)["items"]) == 1, karpenter.read_text()
+
+
+def test_karpenter_adds_no_node_if_the_nodepool_lacks_the_model_label_and_logs_why(
+    cluster: Cluster, led_team: Callable[[Json], str], karpenter: Path
+) -> None:
+    team = led_team({"quota": {"A100": 1}})
+    cluster.rest.send("POST", NODE_POOLS, node_pool({})).ok()
+    cluster.create(gpu_pod("waiting", team, {CARD: 1}))
+    cluster.await_events(
+        team,
+        "reason=FailedScheduling",
+        lambda events: any(f'"{MODEL}" does not have known values' in each["message"] for each in events),
+    )
+    assert cluster.rest.get(NODE_CLAIMS)["items"] == []
+    assert f'"{MODEL}\\\\\\" does not have known values' in karpenter.read_text()
