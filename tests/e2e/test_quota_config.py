@@ -71,7 +71,7 @@ def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(
         assert deleted.ok()
         [warning] = deleted.warnings
         assert warning.startswith("without this ConfigMap no namespace has a GPU quota; ")
-        own.replica.await_log("quota ConfigMap deleted: no namespace is limited")
+        own.replica.await_log("the quota ConfigMap was deleted, so no namespace is limited")
         cluster.create(pinned(card_pod("over", namespace)))
         own.quota.limit(**{namespace: {"quota": {"M40": 3}}})
         cluster.create(card_pod("again", namespace))
@@ -118,7 +118,9 @@ def test_the_last_valid_quota_stays_in_force_when_a_malformed_one_is_stored(
         about_it = f"involvedObject.uid={stored['metadata']['uid']},reason=MalformedQuota"
         [event] = cluster.await_events("kube-system", about_it)
         assert event["type"] == "Warning"
-        assert event["message"].startswith("the quota document is malformed, the last good one stays in force: ")
+        assert event["message"].startswith(
+            "the quota document is malformed, and the last good document stays in force: "
+        )
         assert [path for path in PATHS if path not in event["message"]] == []
 
         own.quota.limit_anew(**{namespace: {"quota": {"M40": 2}}})

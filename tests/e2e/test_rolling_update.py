@@ -73,7 +73,7 @@ def test_a_release_with_another_ledger_format_rejects_and_does_not_write_the_led
             crowd.in_service = [1]
             answer = crowd.create()
             assert answer.status != HTTPStatus.CREATED
-            assert f"format {FORMAT} is of another release); update all parts to one release" in answer.message
+            assert f"another release wrote the ledger in format {FORMAT}. Update all components" in answer.message
             assert cluster.rest.get(ledger_path(namespace))["data"] == before
             crowd.in_service = [0]
             crowd.create().ok()

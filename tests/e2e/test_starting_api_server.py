@@ -23,7 +23,7 @@ from vcuda.kube import AuthorizerGrace, Kube
 
 pytestmark = pytest.mark.timeout(180)
 
-JUST_STARTED = "retry, because the API server may have just started"
+JUST_STARTED = "The API server may have just started, so retry."
 STARTS = 5
 """The maximum number of starts of the API server. At least one of them must lead to a 403 for a permitted call."""
 

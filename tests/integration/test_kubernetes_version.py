@@ -87,8 +87,8 @@ def test_an_old_kubernetes_is_one_error_and_status_1_without_any_other_request(s
     with serving(script) as url, start(command, url) as process:
         assert process.wait() == 1
         told = [line for line in process.output().splitlines() if not line.startswith("{")]
-    oldest = "v1.30, the oldest version that this release supports"
-    assert told == [f"Error: Kubernetes v1.29.4-gke.7 at {url} is older than {oldest}: upgrade the cluster first"]
+    oldest = "v1.30, the oldest supported version"
+    assert told == [f"Error: Kubernetes v1.29.4-gke.7 at {url} is older than {oldest}. Upgrade the cluster first."]
     assert script.requests() == {"GET /version"}
     assert not [secret for secret in (PASSWORD, TOKEN) if secret in process.output()]
 

@@ -51,8 +51,7 @@ def test_an_older_version_is_rejected_in_one_message_with_both_versions(told: An
     with pytest.raises(UnsupportedVersion) as refused:
         check(told)
     assert str(refused.value) == (
-        f"Kubernetes {named} at {SERVER} is older than v1.30, the oldest version that this release supports:"
-        " upgrade the cluster first"
+        f"Kubernetes {named} at {SERVER} is older than v1.30, the oldest supported version. Upgrade the cluster first."
     )
 
 

@@ -156,7 +156,7 @@ def test_no_claims_are_counted_if_the_api_server_does_not_serve_them(api: ApiDou
         raise NotFound(404, path)
 
     api.list_pages = listed  # type: ignore[method-assign, assignment]  # the answer of an API server of Kubernetes 1.30
-    assert store.claims("team-a") == ("", [])
+    assert store.priced_claims("team-a", ()) == ("", [])
     assert store.count_claims("team-a", ()) is None
 
 

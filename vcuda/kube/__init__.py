@@ -1,8 +1,10 @@
 """The only package that sends requests to the API server.
 
-The main modules are `client`, which leaves bodies undecoded, `reflector`, which keeps objects in memory by a watch, and
-`ledger_store`. The official ``kubernetes`` client provides configuration, authentication and transport. The typed
-models of that client are not used, because they make decoding seventy times slower and drop unknown fields.
+`client` sends the requests and returns undecoded bytes. `reflector` keeps the objects of one resource in memory.
+`ledger_store` stores the ledgers, which record the GPU quota that each namespace uses.
+
+The official ``kubernetes`` client provides configuration, authentication and transport. The typed models of that client
+are not used, because they make decoding seventy times slower and drop unknown fields.
 """
 
 from vcuda.kube.authorization import AuthorizerGrace

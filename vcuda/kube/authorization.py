@@ -13,11 +13,11 @@ GRACE_SECONDS = 10.0
 """If a 403 for one verb and resource repeats for longer than this many seconds, an RBAC permission is missing."""
 
 FORGET_SECONDS = 60.0
-"""If a verb and resource had no 403 for this many seconds, their next 403 starts a new `GRACE_SECONDS`."""
+"""After this many seconds without a 403 for a verb and resource, `GRACE_SECONDS` begin again with their next 403."""
 
 # Matches the message of a 403 from the authorizer of the API server (forbiddenMessage in k8s.io/apiserver,
-# pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message, and is not
-# worth a retry.
+# pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message. A retry
+# would not help against such a 403.
 _REFUSED = re.compile(
     r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
     r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'

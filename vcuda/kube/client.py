@@ -218,7 +218,7 @@ class Kube:
     def _refusal(self, what: str, status: int, body: bytes) -> errors.VcudaError:
         error = refusal(what, status, body)
         if self.grace and isinstance(error, errors.Forbidden) and self.grace.covers(error.message):
-            return errors.Unavailable(f"{what}: {error}; retry, because the API server may have just started")
+            return errors.Unavailable(f"{what}: {error}. The API server may have just started, so retry.")
         return error
 
 
@@ -231,7 +231,7 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
     except errors.NotFound:
-        # A merge patch cannot create the object. A server-side apply could, but takes over the fields of other writers.
+        # A merge patch creates no objects. A server-side apply would, but also takes over fields of other writers.
         return kube.post(collection, body)
 
 
@@ -262,12 +262,9 @@ _ESCAPED = re.compile(r"\\(.)")
 
 def warnings_in(headers: Iterable[str]) -> tuple[str, ...]:
     """Return the warning texts in the ``Warning`` headers of an answer. Malformed header values are left out."""
-    return tuple(_text(quoted) for header in headers for quoted in _WARNING.findall(header))
-
-
-def _text(quoted: str) -> str:
-    # http.client decodes a header as Latin-1, but the API server sends UTF-8. So encode the text and decode it again.
-    return _ESCAPED.sub(r"\1", quoted).encode("latin-1").decode("utf-8", "replace")
+    texts = (_ESCAPED.sub(r"\1", quoted) for header in headers for quoted in _WARNING.findall(header))
+    # http.client decodes a header as Latin-1, but the API server sends UTF-8. So encode each text and decode it again.
+    return tuple(text.encode("latin-1").decode("utf-8", "replace") for text in texts)
 
 
 def _date(header: str | None) -> datetime.datetime | None:
@@ -278,7 +275,7 @@ def _date(header: str | None) -> datetime.datetime | None:
 
 
 _CHUNK = 64 * 1024
-_HEAD_PARTS = 16  # the TooLarge error keeps this many first parts of an answer, because they have the object's name
+_HEAD_PARTS = 16  # TooLarge keeps this many parts from the start of an answer, which contain the name of the object
 
 
 @contextlib.contextmanager
@@ -305,7 +302,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             response.close()
-            raise TimeoutError("the body did not arrive in time")
+            raise TimeoutError("the body of the answer did not arrive in time")
         # If the server has closed the connection after its answer, the response has no socket any more.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
@@ -357,7 +354,7 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
                 yield line
             parts.add(piece)
     if parts.take():
-        raise errors.Unavailable("the stream ended inside a line")
+        raise errors.Unavailable("the API server ended the stream inside a line")
 
 
 class Stream:
@@ -384,12 +381,12 @@ class Stream:
 
         Raises Unavailable if the connection breaks, and WatchLost if a line is too large.
         """
-        # A connection without data may be dead. So the stream ends without an error, and the caller opens a new one.
+        # A connection without data may be dead. So the stream ends without an error, and the caller opens a new stream.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # After WatchLost the caller lists the objects again, and so gets the change that this event reported.
+            # After a WatchLost, the caller lists the objects again, and so gets the change that this event reported.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 

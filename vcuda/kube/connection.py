@@ -48,7 +48,7 @@ def _from_service_account(configuration: Configuration) -> None:
     except _UNREADABLE as error:
         raise errors.BadInput(
             f"KUBERNETES_SERVICE_HOST is set, but the pod's service account cannot be read: {error} "
-            "Mount its token (automountServiceAccountToken), or name a kubeconfig."
+            "Mount the token of the service account (automountServiceAccountToken), or name a kubeconfig."
         ) from error
 
 
@@ -204,8 +204,8 @@ def check_version(answer: bytes, server: str) -> str:
     if (int(found[1]), int(found[2])) < OLDEST:
         named = found.string.removeprefix("v")[:60]
         raise errors.UnsupportedVersion(
-            f"Kubernetes v{named} at {server} is older than {_OLDEST}, the oldest version that this release"
-            " supports: upgrade the cluster first"
+            f"Kubernetes v{named} at {server} is older than {_OLDEST}, the oldest supported version. "
+            "Upgrade the cluster first."
         )
     return ""
 
@@ -235,7 +235,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the Kubernetes version that ``read`` returns. A refusal except a 401 counts as an unknown version."""
+        """Check the Kubernetes version that ``read`` returns. If ``read`` is refused, except by a 401, warn instead."""
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

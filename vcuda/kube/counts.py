@@ -61,8 +61,8 @@ class ListedPods(NamedTuple):
 class NamespaceCounter:
     """Lists the pods and claims of a namespace, and counts their charges. `ListTurns` limits the concurrent LISTs.
 
-    A LIST waits for its turn for at most ``timeout`` seconds. ``timeout`` is also the limit for one page of the LIST. A
-    method raises ListOverdue if no turn becomes free in time, or if its LIST does not end in time.
+    While too many other LISTs run, a LIST waits for at most ``timeout`` seconds. ``timeout`` is also the limit for one
+    page. A method raises ListOverdue if its LIST cannot begin in time, or does not end in time.
     """
 
     kube: client.Kube
@@ -78,41 +78,37 @@ class NamespaceCounter:
         return self.resources().version
 
     def count_pods(self, namespace: str, timeout: float = 10) -> ObservedPods:
-        """Return the charges of a namespace's pods and claims. Raises Unavailable for claims if devices are unknown."""
-        return self._in_turn(namespace, timeout, self._count)
+        """Return the charges of a namespace's pods and claims. Raises Unavailable if claims cannot be charged yet."""
+        return self._in_turn(namespace, self._count, timeout)
 
-    def count_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> ObservedClaims | None:
+    def count_claims(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
         """Return the charges of a namespace's claims not named in ``extended``; None if the server serves no claims."""
-        return _count_claims(*self.priced_claims(namespace, extended, timeout))
+        return _count_claims(*self.priced_claims(namespace, extended))
 
-    def priced_claims(self, namespace: str, extended: Collection[str], timeout: float = 10) -> tuple[str, PricedClaims]:
+    def priced_claims(self, namespace: str, extended: Collection[str]) -> tuple[str, PricedClaims]:
         """List a namespace's claims. Return the resourceVersion of the LIST, and the claims with their charges.
 
         ``extended``: the names of claims to leave out, because their pods are charged instead. The version is empty if
         the API server does not serve claims. Raises Unavailable if claims exist, but devices were not read yet.
         """
-        return self._in_turn(namespace, timeout, lambda turn: self._price(turn, extended))
+        return self._in_turn(namespace, lambda turn: self._price(turn, extended))
 
-    def stored_uids(self, namespace: str, timeout: float = 10) -> frozenset[str]:
-        pods, (_, claims) = self._in_turn(namespace, timeout, lambda turn: (self._pods(turn), self._claims(turn)))
+    def stored_uids(self, namespace: str) -> frozenset[str]:
+        pods, (_, claims) = self._in_turn(namespace, lambda turn: (self._pods(turn), self._claims(turn)))
         return pods.uids | {claim.uid for claim in claims}
 
-    def claims(self, namespace: str, timeout: float = 10) -> tuple[str, list[StoredClaim]]:
-        """List a namespace's claims. Return the resourceVersion of the LIST, and the claims. The resourceVersion is
-        empty if the API server does not serve claims."""
-        return self._in_turn(namespace, timeout, self._claims)
+    def list_pods(self, namespace: str) -> ListedPods:
+        return self._in_turn(namespace, self._pods)
 
-    def list_pods(self, namespace: str, timeout: float = 10) -> ListedPods:
-        return self._in_turn(namespace, timeout, self._pods)
-
-    def _in_turn(self, namespace: str, timeout: float, make: Callable[[_Turn], T]) -> T:
+    def _in_turn(self, namespace: str, make: Callable[[_Turn], T], timeout: float = 10) -> T:
         def take(seconds: float) -> T:
             return make(_Turn(self.kube, namespace, timeout, time.monotonic() + seconds))
 
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        config_version = self.config_version  # read before the pods, so that no pod is charged by an older version
+        # The quota version is read before the pods. So each pod is charged by this version or a newer one.
+        config_version = self.config_version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
         # A claim is left out if its pod is charged instead. That pod is in the count, because pods are listed first.

@@ -29,9 +29,9 @@ _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template takes
-`ENTRY_BYTES` and its packed device requests, which have usually 100 bytes, and at most 14 KiB. So the first bound
-allows about 600 usual templates, and the second 40,000."""
+"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template is counted
+as `ENTRY_BYTES` (700) plus its packed device requests: usually 100 bytes, and at most 14 KiB. So the first bound
+allows about 600 usual templates, and the second about 40,000."""
 
 
 def is_served(kube: client.Kube) -> bool:
@@ -140,7 +140,7 @@ class DeviceInformer:
             return self._devices
 
     def _on_event(self, old: object, new: object) -> None:
-        # A restarted driver publishes its ResourceSlices again, unchanged. Then the devices need not be indexed again.
+        # A restarted driver publishes its ResourceSlices again without changes. Then no new index is needed.
         if old != new:
             with self._lock:
                 self._stale = True
@@ -172,12 +172,13 @@ _TEMPLATE = msgspec.json.Decoder(_RawTemplate)
 class TemplateInformer:
     """Watches the ResourceClaimTemplates of all namespaces, and keeps their device requests within a memory bound.
 
-    A template beyond the bound is not kept. This is safe: each claim made from it is itself checked and charged.
+    A template that would exceed the bound is not kept. This is safe, because the webhook checks and charges each claim
+    that is created from the template.
     """
 
     def __init__(self, kube: client.Kube) -> None:
         self._allowance = ByteAllowance(MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._log = structlog.get_logger()
         self._templates: reflector.Reflector[StoredTemplate] = reflector.Reflector(
             kube, TEMPLATES, self._decode, on_event=self._on_event, on_listed=self._on_listed
@@ -197,8 +198,8 @@ class TemplateInformer:
         packed = pack(read_spec(template.spec.spec))
         if self._allowance.keep(namespace, uid, len(packed)):
             return StoredTemplate(namespace, uid, packed)
-        if namespace not in self._told:
-            self._told.add(namespace)
+        if namespace not in self._warned:
+            self._warned.add(namespace)
             message = "the claim templates of a namespace exceed the memory bound; their claims are still checked"
             self._log.warning(message, namespace=namespace)
         return None
@@ -210,7 +211,7 @@ class TemplateInformer:
     def _on_listed(self) -> None:
         # After an interrupted list, the memory allowance may still count deleted templates. So release their bytes.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
-        self._told.clear()
+        self._warned.clear()
 
 
 class _Made(NamedTuple):

@@ -111,7 +111,7 @@ class QuotaInformer:
         self._config = self.in_force()
         if new is None:
             self._accept(self._without_document())
-            self._log.warning("quota ConfigMap deleted: no namespace is limited")
+            self._log.warning("the quota ConfigMap was deleted, so no namespace is limited")
             return
         try:
             version = new.metadata.resource_version
@@ -134,9 +134,9 @@ class QuotaInformer:
 
     def _reject(self, config_map: ConfigMap, fault: QuotaFault) -> None:
         self._faulty = True
-        kept = "the last good one stays in force" if self._config else "no quota has been read yet"
+        kept = "the last good document stays in force" if self._config else "no quota has been read yet"
         self._log.error("quota document malformed", faults=[str(f) for f in fault.faults[:MAX_FAULTS]], kept=kept)
-        message, subject = f"the quota document is malformed, {kept}: {fault}", self._subject(config_map)
+        message, subject = f"the quota document is malformed, and {kept}: {fault}", self._subject(config_map)
         # The Event's name contains the version of the ConfigMap, so that all replicas together write only one Event.
         id_ = f"malformed-{subject.resource_version}"
         event = objects.Event(subject, id_, "MalformedQuota", message, "vcuda-quota", type="Warning")
@@ -181,10 +181,10 @@ class _RegisterCache:
         digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
         known = self._known.get(name)
         if known is None or known[0] != digest:
-            known = self._known[name] = (digest, read_registers(texts, functools.partial(self._tell, name)))
+            known = self._known[name] = (digest, read_registers(texts, functools.partial(self._warn, name)))
         return known[1]
 
-    def _tell(self, node: str, annotation: str, error: ValueError) -> None:
+    def _warn(self, node: str, annotation: str, error: ValueError) -> None:
         self._log.warning("malformed register of cards ignored", node=node, annotation=annotation, error=str(error))
 
     def forget(self, name: str) -> None:

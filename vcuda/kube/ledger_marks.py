@@ -23,8 +23,8 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""If the closed ledger of a marked namespace is not opened within this many seconds, an earlier ledger was lost. Until
-then, a replica may be about to open the ledger, because a replica writes the mark first."""
+"""A new ledger is closed: it admits nothing. If its namespace has a mark, and the ledger is not opened within this many
+seconds, an earlier ledger was lost. The wait is needed because a replica writes the mark before it opens a ledger."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -41,8 +41,11 @@ class _Opener(NamedTuple):
 
 
 class _Loss(NamedTuple):
-    """A closed ledger, which may replace a lost ledger. ``counter``: a random number that identifies the closed ledger.
-    ``since``: when this process first read the closed ledger, by this process's clock."""
+    """A closed ledger (it admits nothing), which may replace a lost ledger.
+
+    ``counter``: a random number that identifies the closed ledger.
+    ``since``: when this process first read the closed ledger, by this process's clock.
+    """
 
     counter: int
     since: float
@@ -87,7 +90,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A first ledger is opened within `OPENING_SECONDS`. A ledger that stays closed for longer counts as lost.
+        # A namespace's first ledger is opened within `OPENING_SECONDS`. If it is closed for longer, a ledger was lost.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -151,12 +154,15 @@ class SeenVersions:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest version of a ledger that was read, or 0. If a later read is older, etcd was restored."""
+        """Return the newest version of a ledger that this process has read recently; 0 if there is none.
+
+        If a later read returns a lower version, etcd was restored from a backup.
+        """
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Record a ledger's version that was read or written. With ``anew``, replace even a newer recorded version."""
+        """Record the version of a ledger that was read or written. ``anew``: replace even a newer recorded version."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now
@@ -166,7 +172,7 @@ class SeenVersions:
 
 
 def answered(write: Callable[[], T]) -> T:
-    """Call ``write``, and return its result. Raises WriteUnanswered if it is unknown whether the write was stored."""
+    """Call ``write`` and return its result. Raises WriteUnanswered if the API server may or may not have stored it."""
     try:
         return write()
     except errors.Unavailable as error:

@@ -1,8 +1,8 @@
-"""Stores the ledgers in the cluster. A ledger is one ConfigMap per limited namespace, written by compare-and-swap.
+"""Stores the ledgers in the cluster. A ledger records the GPU quota that one namespace uses.
 
-All ledgers are in one namespace, where tenants have no rights. An RBAC rule cannot list the ledgers by name, because
-each new namespace may get a ledger. So this system has rights to every ConfigMap of that namespace, and nothing else
-may be stored there.
+Each ledger is one ConfigMap, which is written by compare-and-swap. All ledgers are in one namespace, where tenants have
+no rights. An RBAC rule cannot list the ledgers by name, because each new namespace may get a ledger. So this system has
+rights to every ConfigMap of that namespace, and nothing else may be stored there.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
 
 # An update with ``NOT_TRACKED`` as ``managedFields`` removes this field (Server-Side Apply, "Clearing managedFields").
-# The field takes a quarter of the API server's work for a write, and no tool applies a ledger.
+# Without the field, the API server does a quarter less work for a write. Nobody uses Server-Side Apply on a ledger.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 
@@ -119,14 +119,14 @@ class LedgerStore(NamespaceCounter):
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # Versions of ledgers are kept for so long, because an admitted object is stored within these seconds or never.
+        # The version of a ledger is kept until each object that the ledger admitted is stored, or never will be.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
         """Return a namespace's open ledger, for reading only. If there is none, return a ledger counted from a LIST.
 
-        ``timeout``: seconds for each call. Raises UnreadableLedger if the ledger is damaged. Raises LedgerLost if the
-        ledger was lost, and if pods that were charged in the lost ledger may still be stored later.
+        ``timeout``: seconds for each call. Raises UnreadableLedger if the ledger is damaged. Raises LedgerLost while
+        pods that were charged in a lost ledger may still be stored later.
         """
         while True:
             stored = self._stored(namespace, timeout)
@@ -152,11 +152,11 @@ class LedgerStore(NamespaceCounter):
             if (lost := stored.ledger.lost) is None:
                 return stored
             version = str(stored.version)
-            # If there was no mark (the record of an earlier ledger), no charge is lost, so the ledger may open now.
+            # If there was no mark (the record of an earlier ledger), no charge was lost. So the ledger is opened now.
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # Renew the mark, so that a replica that has read an older version of the mark cannot delete it.
+                # A replica that has read an older version of the mark cannot delete the renewed mark.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
@@ -204,7 +204,7 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            self._marks.renew(namespace, timeout)  # etcd was restored, and has lost an earlier ledger and its mark
+            self._marks.renew(namespace, timeout)  # a restored etcd has lost a ledger and its mark
         self._note(namespace, stored, anew=True)
         return stored
 
@@ -235,7 +235,7 @@ class LedgerStore(NamespaceCounter):
         try:
             stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # The ledger was deleted. The caller handles a deletion in the same way as any other change of the ledger.
+            # A deletion of the ledger is one more change by another writer, which the caller handles.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored
@@ -344,7 +344,7 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
     except (KeyError, ValueError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
         # A ledger in the format of another release must not be deleted, because that release can read its charges.
-        advice = "update all parts to one release" if isinstance(error, OtherFormat) else "delete it to have it rebuilt"
-        message = f"ledger {name} cannot be read ({error}); {advice}"
-        raise errors.UnreadableLedger(message) from error
+        update = "Update all components of vcuda quota to one release"
+        advice = update if isinstance(error, OtherFormat) else "Delete this ConfigMap, and the ledger is rebuilt"
+        raise errors.UnreadableLedger(f"ledger {name} cannot be read: {error}. {advice}") from error
     return Stored(ledger, metadata.resource_version, size, deleting=metadata.deletion_timestamp is not None)

@@ -25,7 +25,7 @@ GROWTH = 4
 requested again with this many times fewer objects."""
 
 AIM_BYTES = 4 * 2**20
-"""The intended size of a page of a LIST, in bytes."""
+"""The number of objects in a page of a LIST is chosen so that the page has about this many bytes."""
 
 
 class PageSize:
@@ -44,12 +44,12 @@ class PageSize:
         return self.objects > FIRST_PAGE
 
     def came(self, objects: int, size: int) -> None:
-        """Record that a page with so many objects had ``size`` bytes, so that the next page has about `AIM_BYTES`."""
+        """Choose the size of the next page after a page of ``objects`` objects had ``size`` bytes."""
         fitting = AIM_BYTES * objects // size if objects else self.objects
         self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
 
     def shrink(self) -> None:
-        """Record that a page was too large or too slow. The caller then requests the page again, with fewer objects."""
+        """Choose fewer objects after a page was too large or too slow. The caller then requests this page again."""
         self.objects = max(1, self.objects // GROWTH)
 
 
@@ -160,7 +160,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # If pages have grown since the first page, this page may be too large, so try a smaller page.
+                # If this page has more objects than the first page, it may be too large. So request fewer objects.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()

@@ -27,7 +27,7 @@ SILENCE = 70
 no bookmark arrives, the connection is dead, or the API server does not cache the resource (Events) and sends no
 bookmarks for it. The charge of an admitted pod stays pending for longer than this time. So the watch delivers the
 stored pod before that charge is released."""
-_STANDING = 10  # seconds; a watch that lasts this long resets the back-off
+_STANDING = 10  # seconds; a watch that lasts so long resets the back-off (the delay after failed attempts)
 RELIST_SECONDS = 240.0
 """A LIST in pages is started again after this many seconds, because etcd drops its version after 5 minutes."""
 # API servers that do not stream lists answer these statuses. WatchList is off in Kubernetes up to 1.31, and in 1.33.
@@ -158,7 +158,7 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        # Wait even after a successful attempt, so that a server that ends each watch at once is not flooded.
+        # Wait even after a successful watch. Otherwise a server that ends every watch at once would be flooded.
         try:
             while not self._stopping.is_set():
                 self._attempt()
@@ -169,7 +169,7 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        # Lists if a list is due, and then watches. A lost connection makes no new list due, but other errors do.
+        # Lists if a list is due, and then watches. A lost connection does not make a new list due. Other errors do.
         if self._asked_again.is_set():
             self._asked_again.clear()  # cleared first, so that `list_again` during the list starts another list
             self._list_due = True
@@ -197,9 +197,9 @@ class Reflector(Generic[T]):
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # A status such as 403 does not come from streaming: a list that is read in pages gets it too.
+                # Only these statuses mean that the server streams no lists. A 403 would also answer a list in pages.
                 self._streams_refused = error.status in _NOT_STREAMED
-                self._log.info("lists are not streamed", reason=error.message)
+                self._log.info("the API server does not stream lists", reason=error.message)
                 return False
             self._stream_broken = True
             self._replace(store.from_initial_events(events, self._list_reader(), self._watches.what), streamed=True)
@@ -208,7 +208,7 @@ class Reflector(Generic[T]):
         return True
 
     def relist(self) -> None:
-        """Replace the stored objects by a list that is read in pages. This is used if a list cannot be streamed."""
+        """Replace the stored objects by a list that is read in pages, because lists cannot be streamed."""
         # A LIST without a resourceVersion is as new as etcd, even if the API server answers it from its cache.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
         reader = self._list_reader()
@@ -287,6 +287,6 @@ class Reflector(Generic[T]):
             return
         try:
             self.on_event(old, new)
-        except Exception:  # noqa: BLE001  # if a callback fails, the store is still correct, and the watch can go on
+        except Exception:  # noqa: BLE001  # if a callback fails, the stored objects are still correct
             self.counts.callback_errors += 1
             self._log.exception("callback failed")

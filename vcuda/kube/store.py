@@ -44,7 +44,7 @@ class Store(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
-        # `_grouped` has `_entries` by namespace. Groups are changed in place, because copies take quadratic time.
+        # `_grouped` maps a namespace to its entries. It is changed in place: a copy for each change would be slow.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self.version = ""
@@ -79,7 +79,7 @@ class Store(Generic[T]):
             return list(self._by_namespace())
 
     def _by_namespace(self) -> dict[str, dict[watch.Key, StoreEntry[T]]]:
-        # The groups by namespace are made at the first call, because for most resources no caller needs them.
+        # Objects are grouped by namespace only at the first call, because most resources are never read by namespace.
         if self._grouped is None:
             self._grouped = {}
             for key, entry in self._entries.items():
@@ -135,7 +135,7 @@ class ObjectReader(Generic[T]):
             return last_good
         try:
             value = self.decode(raw)
-        except Exception:  # noqa: BLE001  # an object that cannot be decoded must not affect others
+        except Exception:  # noqa: BLE001  # an object that cannot be decoded must not affect other objects
             self.counts.undecodable += 1
             self._log.exception("undecodable object", namespace=meta.namespace, name=meta.name)
             return last_good
@@ -174,7 +174,7 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects in a watch's initial events. Raises Unavailable if the watch ends before the last of them."""
+    """Return the objects in the initial events of a watch. Raises Unavailable if the watch ends before their end."""
     entries: dict[watch.Key, StoreEntry[T]] = {}
     # Changes of objects may arrive before the bookmark that ends the list. So events of every type are applied.
     for event in events:

@@ -23,14 +23,13 @@ SLOW_FOR_SECONDS = 600.0
 """A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""
 
 MOST_REMEMBERED = 10_000
-"""The maximum numbers of namespaces that are remembered: as slow, and because their LIST timed out."""
+"""The most namespaces that are remembered as slow, and the most that are remembered because a LIST timed out."""
 
 
 class ListTurns:
-    """Limits the LISTs that run at a time. A LIST reads the objects of one namespace, and runs only in a turn.
-    Thread-safe.
+    """Limits how many LISTs of namespaces run at a time. A LIST waits until it is its turn. Thread-safe.
 
-    A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, it is abandoned and repeated with `SLOW_SECONDS`. Later
+    A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, the LIST is ended and repeated with `SLOW_SECONDS`. Later
     LISTs of that namespace get `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
     `MOST_SLOW` LISTs of slow namespaces run at a time. These bounds limit the memory for pages. They also limit the
     wait of a usual namespace: at most `QUICK_SECONDS` for each `MOST_QUICK` namespaces that wait before it.
@@ -79,14 +78,14 @@ class ListTurns:
 
     def _overdue(self, namespace: str, left: float) -> ListOverdue:
         return ListOverdue(
-            f"the pods and claims of namespace {namespace} could not be listed within {SLOW_SECONDS:g} s, as "
-            f"they are too many or too large; the next attempt is made in {left:.0f} s"
+            f"the pods and claims of namespace {namespace} are too many or too large to be listed within "
+            f"{SLOW_SECONDS:g} s; the next attempt is made in {left:.0f} s"
         )
 
     @contextmanager
     def _turn(self, turns: threading.Semaphore, namespace: str, patience: float) -> Iterator[None]:
         if not turns.acquire(timeout=patience):
-            raise _NoTurn(f"the pods of namespace {namespace} could not be listed yet, as other LISTs take too long")
+            raise _NoTurn(f"too many other LISTs are running, so namespace {namespace} is not listed yet")
         try:
             yield
         finally:

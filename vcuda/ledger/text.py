@@ -74,7 +74,7 @@ def read_ledger(text: str) -> Ledger:
     """Return the ledger in ``text``. Raises OtherFormat, or ValueError if the text is damaged."""
     # Check the format first, because the ledger of a later release may lack fields that are decoded below.
     if (found := _HEAD.decode(text).format) != FORMAT:
-        raise OtherFormat(f"format {found} is of another release")
+        raise OtherFormat(f"another release wrote the ledger in format {found}")
     grouped = _GROUPED.decode(text)
     pending = {uid: Pending(model, charge, grace) for uid, model, charge, grace in _entries(grouped.pending)}
     terminating = {
