@@ -29,7 +29,7 @@ Attributes = Mapping[tuple[str, str], frozenset[str]]
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
-    """The properties that a device must have to match a CEL expression."""
+    """The properties that a device must have to match CEL expressions."""
 
     driver: str | None = None
     """The driver that the device must have; None if the expression requires no driver."""
@@ -60,7 +60,7 @@ def _conditions(expression: str) -> Iterator[str]:
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    # If `||` or `? :` joins conditions, a device may match although a condition is false. CEL's `.?` joins nothing.
+    # If `||` or `? :` joins conditions, a device may match although a condition is false. In CEL, `.?` reads a field.
     if joints is None or any(
         tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
     ):

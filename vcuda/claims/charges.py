@@ -25,7 +25,7 @@ from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResource
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""The most bytes of the cache of claim requests. Its keys are the digests (short forms) of the claims' specs."""
+"""The most bytes of the cache of claim requests. Its keys are the digests (short forms) of the specs of claims."""
 
 REQUEST_PER_DIGEST = 25
 """The size of a cached claim request is estimated as the size of its digest (short form) times this number."""
@@ -43,7 +43,7 @@ class KindOffers(msgspec.Struct, frozen=True):
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The data that the charge of a claim depends on, besides its spec: devices, products and values of devices."""
+    """The data that decide the charge of a claim together with its spec: devices, products and values of devices."""
 
     devices: Devices
     products: Products
@@ -127,7 +127,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def gpus(self) -> tuple[ClaimEntry, ...]:
         return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
-    # Many entries of a claim can have equal pins or products, so the models are looked up once per pin and per product.
+    # Many entries of a claim can have equal pins or products. So models are looked up once for each pin and product.
     @functools.cached_property
     def _models_of_pin(self) -> Mapping[ClaimPin, frozenset[str | None]]:
         model_of = self.policy.products.model_of_pattern
@@ -152,7 +152,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the claim's charge on GPU model ``model``. Of a ``firstAvailable``, only the largest charge counts."""
+        """Return the claim's charge on a GPU model. Of the entries in a ``firstAvailable``, the largest is charged."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -182,14 +182,14 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # The pin of an entry lists the MIG profiles for which the entry was charged, so later profiles have no effect.
-        # A pin without profiles allows every profile, so a whole card is charged.
+        # A pin (a selector for one GPU model) lists the MIG profiles for which the entry was charged, so profiles that
+        # are published later have no effect. A pin without profiles allows every profile: charge a whole card.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the GPU model to which pins limit all entries, or None. ``lenient``: ignore unknown products."""
+        """Return the GPU model to which selectors pin all entries, or None. ``lenient``: ignore unknown products."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -218,7 +218,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def _excluded_from(self, model: str) -> str | None:
         if (foreign := self.policy.products.foreign(model)) is not None:
-            return ambiguous(model, foreign)
+            return f"its products: {ambiguous(model, foreign)}"
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
@@ -226,15 +226,19 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             known = self._models_of_products[entry.products]
             if known and model not in known:
                 return f"a selector of {entry.path}, which requires a product of another model"
-        # If the pins of a claim exceeded `MOST_PIN_BYTES`, they would not be read, and the claim would look unpinned.
+        # If the pins of a claim exceeded `MOST_PIN_BYTES`, they would not be read. The claim would count as unpinned.
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
         """Return the JSON Patch that pins every entry to a model for which `excludes` has returned None."""
-        operations = []
+        operations: list[Operation] = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
-            operations.append(_add_selector(pointer, write_pin(pin), has_selectors=entry.has_selectors))
+            selector = {"cel": {"expression": write_pin(pin)}}
+            if entry.has_selectors:
+                operations.append({"op": "add", "path": f"{pointer}/selectors/-", "value": selector})
+            else:
+                operations.append({"op": "add", "path": f"{pointer}/selectors", "value": [selector]})
         return operations
 
     def _missing_pins(self, model: str) -> Iterator[tuple[ClaimEntry, ClaimPin]]:
@@ -247,12 +251,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return why no claim can be pinned to ``model``: its patterns match ``product``, which may be of another model."""
-    return f"its products: {product} matches the products of {model}, but may belong to another model"
+    """Return the reason why no claim can be pinned to ``model``. ``product`` matches a pattern of this model."""
+    return f"product {product} matches the products of {model}, but may belong to another model"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Of devices that differ only in their product, return one, because the product does not affect the charge."""
+    """Return one of all devices that differ only in their product, because the product does not affect the charge."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
@@ -285,10 +289,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # If a share by default gets all memory of its card, charge one card's memory: cards of a model may differ in MiB.
+    # If a share gets all memory of its card by default, charge one card's memory. Cards of a model may differ in MiB.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # A share without a number of cores is not limited by the driver, so all cores are charged. Memory is treated alike.
+    # The driver does not limit a share that states no cores, so all cores are charged. The same applies to memory.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,
@@ -298,11 +302,3 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
 
 def _whole(number: Decimal) -> int:
     return int(number.to_integral_value(ROUND_CEILING))
-
-
-def _add_selector(path: str, expression: str, *, has_selectors: bool) -> Operation:
-    """Return the JSON Patch operation that appends a CEL selector to the claim's entry at ``path``."""
-    selector = {"cel": {"expression": expression}}
-    if has_selectors:
-        return {"op": "add", "path": f"{path}/selectors/-", "value": selector}
-    return {"op": "add", "path": f"{path}/selectors", "value": [selector]}

@@ -13,7 +13,7 @@ from vcuda.k8s_types import Quantity, parse_quantity
 
 
 class Capacity(msgspec.Struct, frozen=True, gc=False):
-    """One capacity of a device, such as its memory. A requested part of the capacity is rounded up (KEP-5075)."""
+    """One capacity of a device, such as its memory. The scheduler rounds a requested amount up (KEP-5075)."""
 
     value: Decimal
     default: Decimal | None = None
@@ -25,7 +25,7 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     """The amounts to which a request is rounded up, in ascending order; empty if the driver lists none."""
 
     def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return what the scheduler counts for a requested amount. ``asked``: None if no amount is requested."""
+        """Return the amount that the scheduler counts for the requested amount ``asked``, or None without a request."""
         # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
         # largest valid amount is returned unchanged, because no device can satisfy such a request.
         if asked is None:
@@ -64,13 +64,16 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
     devices: Mapping[str, DeviceOffer]
     """The devices by name."""
     offers: tuple[DeviceOffer, ...] = ()
-    """The different values of ``devices``: equal devices are listed once."""
+    """The values of ``devices``. Equal devices are listed once."""
     of_slices: int = 1
     """The number of ResourceSlices that make up this generation of the pool."""
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a ResourceSlice's content. Raises ValueError for a malformed capacity. ``alike``: a cache of offers."""
+    """Return a ResourceSlice's content. ``alike``: a cache, so that equal devices of all slices share one object.
+
+    Raises ValueError for a malformed capacity.
+    """
     spec, known = published.spec, {} if alike is None else alike
     devices = {}
     for device in spec.devices or ():

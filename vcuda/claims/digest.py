@@ -24,11 +24,11 @@ MOST_ENTRIES = 64
 """The most entries of a claim (``exactly`` and ``firstAvailable``). A charge is computed per entry and GPU model."""
 
 MOST_ASKED_BYTES = 8 * 1024
-"""The most bytes of a claim's digest without its pins. 64 entries with names of usual length need half of this."""
+"""The most bytes of a claim's digest without its pins. 64 entries with names of usual length take half as many."""
 
 MOST_PIN_BYTES = 6 * 1024
-"""The most bytes of all pins in a claim's digest: enough for three pins of maximal length, or for thirty usual pins.
-Equal pins count once."""
+"""The most bytes of all pins (selectors for one GPU model) in a claim's digest. Three of the longest pins fit, or
+thirty usual pins. Equal pins count once."""
 
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
 """The most characters of one CEL expression that is parsed, and of all parsed expressions of one claim. Expressions
@@ -40,24 +40,24 @@ _TOO_MANY = (
     f"{MOST_SELECTORS} selectors in one entry, or {MOST_CONFIGS} entries in config"
 )
 _TOO_MANY_ENTRIES = (
-    f"must not have more than {MOST_ENTRIES} entries of `exactly` and `firstAvailable` in all requests together; "
-    "use fewer requests, for example one with a count"
+    f"must not have more than {MOST_ENTRIES} entries of `exactly` and `firstAvailable` in all requests together. "
+    "Use fewer requests, for example one request with a count"
 )
 _TOO_LARGE = (
-    f"requests and config must not have more than {MOST_ASKED_BYTES} bytes, without selectors and parameters; "
-    "use fewer requests, for example one with a count"
+    f"must not have more than {MOST_ASKED_BYTES} bytes of requests and config (selectors and parameters do not count). "
+    "Use fewer requests, for example one request with a count"
 )
 _TOO_MANY_PINS = (
-    f"the selectors that name products of a GPU model must not have more than {MOST_PIN_BYTES} characters together; "
-    "use fewer of these selectors"
+    f"must not have more than {MOST_PIN_BYTES} characters in all selectors that name products of a GPU model. "
+    "Use fewer of these selectors"
 )
 PINS_TOO_LARGE = (
-    f"the claim's selectors: those that name products of a GPU model must not have more than {MOST_PIN_BYTES} "
-    "characters together, including those that the webhook adds. Use fewer such selectors, or fewer requests"
+    f"the limit of {MOST_PIN_BYTES} characters for all selectors that name products of a GPU model, including the "
+    "selectors that the webhook adds. Use fewer of these selectors, or fewer requests"
 )
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""The domain and the name of a device attribute, and the values that a claim's selectors allow for this attribute."""
+"""The domain and the name of a device attribute, and the values of it that a claim's selectors allow."""
 
 
 class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -114,13 +114,13 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
-    """The attribute values that any entry's selectors require. Equal ones are listed once."""
+    """The attribute values that the selectors of all entries require. Equal facts are listed once."""
     pins: tuple[ClaimPin, ...] = ()
-    """The pins of all entries, each once. A pin is a selector that limits an entry to products of one GPU model."""
+    """All different pins of the entries. A pin is a selector that limits an entry to products of one GPU model."""
     pinned: tuple[tuple[int, ...], ...] = ()
     """For each entry of all device requests, in order: the positions of the entry's pins in ``pins``."""
     pin_bytes: int = 0
-    """The characters of all selectors that begin like pins (equal ones count once), plus 1 for each pin of an entry."""
+    """The characters of all different selectors that begin like pins, plus 1 for each pin of each entry."""
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
@@ -132,7 +132,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
         """Return whether all pins stay within `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
-        # Check only the size of the pins, because added pins change nothing else in the claim's digest.
+        # Only the size of the pins can exceed a limit, because added pins change nothing else in the digest.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES
 
@@ -232,7 +232,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the positions of an entry's pins in ``pins``, and of its other required attributes in ``facts``."""
+        """Return the positions of an entry's pins in ``pins``, and of its required attribute values in ``facts``."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

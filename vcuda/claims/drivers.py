@@ -54,10 +54,10 @@ _BY_NAME = {driver.name: driver for driver in DRIVERS}
 _BY_CLASS = {name: driver for driver in DRIVERS for name in driver.classes}
 
 NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
-"""DRA drivers whose devices are not GPUs. The devices of compute-domain.nvidia.com are channels between nodes."""
+"""DRA drivers whose devices are not GPUs. A device of compute-domain.nvidia.com is a channel between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""A function that returns the value of a device of this DeviceClass in ``gpu_units``; None if it is not there."""
+"""A function that returns the charge in ``gpu_units`` for one device of a DeviceClass; None if it has no line there."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):

@@ -48,8 +48,9 @@ class ClaimPin(NamedTuple):
 
 
 def write_pin(pin: ClaimPin) -> str:
-    """Return a pin as a CEL expression. Patterns and profiles for which `LONGEST_PIN` has no room are left out."""
-    # A pin without some patterns only allows fewer devices. The last patterns, products seen on nodes, matter least.
+    """Return a pin as a CEL expression. Patterns and profiles that exceed `LONGEST_PIN` characters are left out."""
+    # A pin without some patterns only allows fewer devices. The last patterns matter least: they are products that were
+    # found on nodes.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -68,7 +69,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # `_quote` adds two characters, enough for the separator
+        room -= len(_quote(text))  # the two quotes count for the separator between two texts
         if room >= 0:
             yield text
 
@@ -88,7 +89,7 @@ def read_pin(expression: str) -> ClaimPin | None:
         return None
     alternatives = _read_alternatives(pattern[len(_OPEN) : -len(_CLOSE)])
     pin = ClaimPin(driver, alternatives, profiles)
-    # A selector's expression counts as a pin only if `write_pin` returns exactly the same text.
+    # An expression that `write_pin` would not write may allow other devices, so it does not count as a pin.
     return pin if write_pin(pin) == expression else None
 
 

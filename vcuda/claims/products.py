@@ -19,18 +19,18 @@ class ModelProducts(msgspec.Struct, frozen=True):
     patterns: tuple[str, ...]
     """The model's name, its patterns in ``gpu_models``, and the other products of devices on the model's nodes."""
     foreign: str | None
-    """A product that ``patterns`` match although it may belong to another model; None if there is no such product."""
+    """A product that matches ``patterns`` but may belong to another model; None if there is no such product."""
 
 
 class Products(msgspec.Struct, frozen=True, dict=True):
     """The product names of each GPU model. A product is given no model if several models have a matching name."""
 
     names: Mapping[str, frozenset[str]]
-    """By a name in folded form: the GPU models that have this name."""
+    """By the folded form (lower case) of a model's name: the GPU models with this name."""
     rows: Rows
     """The patterns that key ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]
-    """By the name of a product: the models of all nodes that have a device with this product."""
+    """By product: the models of all nodes that have a device of this product."""
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""Finds the charged entries and the faults of a claim's request. Reads the claim's digest, a short form of its spec."""
+"""Reads the digest of a claim (a short form of its spec). Finds the entries that are charged, and the faults."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ MOST_DEVICES = 32
 """The API server's limit on the devices of one claim (AllocationResultsMaxSize in k8s.io/api `resource/v1`)."""
 
 _MOST = 2**53
-"""The largest amount of a capacity that can be requested. No device has more."""
+"""The largest amount of a capacity that a claim may request. No device has more."""
 
 
 def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
@@ -35,7 +35,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
             if found is None:
                 faults.append(_unknown_class(path, entry.device_class_name))
-            # An entry of a claim for devices that are not GPUs is not checked, because they are not charged.
+            # An entry for devices that are not GPUs is not checked, because such devices are not charged.
             elif found.is_gpu:
                 faults.extend(_shape_faults(path, read, found))
                 capacities, wrong = _read_capacities(path, entry, found, policy)
@@ -63,8 +63,9 @@ def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterat
     for index, config in enumerate(digest.config):
         named = config.requests
         if any(driver == config.driver and (not named or request in named) for driver, request in shares):
-            message = "must not be set for shares of a card, because parameters may turn off the limits of a share"
-            yield Fault(f"spec.devices.config[{index}].opaque", f"{message}; set `requests` to those for whole cards")
+            message = "must not be set for shares of a card, because parameters may turn off the limits of a share."
+            advice = "Limit the parameters to other requests by the field `requests` of this config"
+            yield Fault(f"spec.devices.config[{index}].opaque", f"{message} {advice}")
 
 
 def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities: Mapping[str, Decimal]) -> ClaimEntry:
@@ -85,24 +86,25 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the pins of an entry that are for the entry's driver. A device must match all these pins."""
+    """Return the pins (selectors for one GPU model) of an entry that are for its driver. A device must match all."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
 def _unknown_class(path: str, name: str) -> Fault:
-    message = f"no value is configured for a device of DeviceClass {name}"
-    rows = f"`deviceclass/{name}: {{cards: 1}}`, or `deviceclass/{name}: {{}}` if it is not a GPU"
-    return Fault(f"{path}.deviceClassName", f"{message}. Ask your administrator to add a line to `gpu_units`: {rows}")
+    message = (
+        f"no value is configured for a device of DeviceClass {name}. Ask your administrator to add a line to "
+        f"`gpu_units`: `deviceclass/{name}: {{cards: 1}}`, or `deviceclass/{name}: {{}}` if it is not a GPU"
+    )
+    return Fault(f"{path}.deviceClassName", message)
 
 
 def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fault]:
     entry = read.entry
     if found.driver is None:
-        message = (
-            f"the selectors of DeviceClass {entry.device_class_name} name no driver, so its devices cannot be pinned"
-        )
-        hint = 'to a GPU model; ask your administrator to add device.driver == "…" to these selectors'
-        yield Fault(f"{path}.deviceClassName", f"{message} {hint}")
+        name = entry.device_class_name
+        message = f"the selectors of DeviceClass {name} name no driver, so its devices cannot be pinned to a GPU model."
+        advice = 'Ask your administrator to add device.driver == "…" to the selectors of the DeviceClass'
+        yield Fault(f"{path}.deviceClassName", f"{message} {advice}")
     if entry.allocation_mode not in ("", EXACT_COUNT):
         message = f"must be {EXACT_COUNT}, with a count; got {entry.allocation_mode}"
         yield Fault(f"{path}.allocationMode", message)

@@ -29,7 +29,7 @@ LOST = "lost"
 """The key of an entry in ``reserved`` that closes a new or lost ledger: while it exists, no charge is admitted."""
 
 UNSEEN_SECONDS = 30
-"""If charges of stored objects disappear and no watch saw the deletion, they stay charged for this many seconds. This
+"""If a stored object disappears and no watch has delivered the deletion, its charge stays for this many seconds. This
 is the default grace period of Kubernetes. The ledger records longer grace periods."""
 
 NO_MODEL = ""
@@ -41,7 +41,7 @@ LEAST_TERMINATING_SECONDS = 5
 must first observe the deletion. It then gives each container one second to stop."""
 
 WARN_FROM = 0.9
-"""Admitted pods get a warning if more than this part of the limit is used."""
+"""An admitted pod gets a warning if at least this part of the limit is used."""
 
 NO_LIMIT = Limit(cores=0)
 """The limit of a model that the quota does not list."""
@@ -68,7 +68,7 @@ class Reservation(msgspec.Struct, frozen=True, rename="camel"):
     """The quota that one webhook replica holds in advance, to admit pods without a write for each pod."""
 
     charges: Mapping[str, Charge]
-    """The held quota by model."""
+    """The reserved quota by model."""
     counter: int
     """Differs in each write of the replica. So the replica can find out which of its writes was stored."""
     seconds: float = LEASE_SECONDS
@@ -85,7 +85,7 @@ class Ledger(msgspec.Struct, frozen=True):
     pending: Mapping[str, Pending] = {}
     """The charges of admitted pods and claims that no watch has delivered yet, by uid."""
     terminating: Mapping[str, Terminating] = {}
-    """The charges of deleted pods whose containers may still run, by uid (another key if no watch saw the deletion)."""
+    """The charges of deleted pods whose containers may still run, by uid (by another key if no watch delivered it)."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the counts."""
     claimed: Mapping[str, Charge] = {}
@@ -94,7 +94,7 @@ class Ledger(msgspec.Struct, frozen=True):
     reserved: Mapping[str, Reservation] = {}
     """The reservations of the webhook replicas, by replica."""
     waiting: str = ""
-    """A mark by which a replica without room makes the others release their reservations. Each mark is different."""
+    """A text, different at each write. A replica that lacks free quota sets it, so that others release reservations."""
     graces: Mapping[str, int] = {}
     """By model, the longest grace period of the pods in ``committed``, in seconds, if above `UNSEEN_SECONDS`."""
     claim_grace: int = 0
@@ -178,7 +178,7 @@ def admit(
     """
     limit = quota.limits.get(asked.model, NO_LIMIT)
     usage = ledger.usage(asked.model)
-    # The API server may send a pod twice. A pod whose uid has a pending charge in the ledger is not charged again.
+    # The API server may call the webhook twice for a pod. A pod whose uid has a pending charge is not charged again.
     if uid in ledger.pending:
         return Admitted(ledger, usage, limit)
     shortage = None
@@ -186,7 +186,7 @@ def admit(
         shortage = Shortage(asked.model, asked.charge, usage, limit)
         if enforced:
             return Refused(shortage)
-    # `MOST_PENDING` is checked after the limit, so that a pod over the limit is refused even if much is pending.
+    # `MOST_PENDING` is checked after the limit, so that a pod over the limit is refused even with many pending charges.
     if len(ledger.pending) >= MOST_PENDING:
         return TooManyPending()
     charged = msgspec.structs.replace(ledger, pending={**ledger.pending, uid: asked})

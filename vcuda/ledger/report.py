@@ -23,7 +23,7 @@ class PodUse:
 
 @dataclass(frozen=True, slots=True)
 class GrantUse:
-    """The part of a limit that a grant adds until the grant ends."""
+    """The part of a limit that a grant (a dated addition to the limit) adds until the grant ends."""
 
     cards: float | None
     """The cards of this part; None if only memory is limited."""
@@ -44,7 +44,7 @@ class ModelUse:
     used: float
     """The charged cards, including ``pending`` and ``terminating``, without ``reserved``."""
     pending: float
-    """The cards of admitted pods that no watch has delivered yet."""
+    """The cards of admitted pods that the controller has not seen stored yet."""
     available: float | None
     """The rest of the limit, at least 0; None if only memory is limited."""
     memory_limit: int | None = None
@@ -54,12 +54,12 @@ class ModelUse:
     terminating: float = 0
     """The cards of deleted pods whose containers may still run."""
     reserved: float = 0
-    """The cards that webhook replicas hold in advance, to admit pods within seconds."""
+    """The cards that webhook replicas reserve in advance, to admit pods without a write of the ledger."""
     memory_reserved: int = 0
     card_memory: int = 0
     """The memory of one card if only memory is limited; otherwise 0."""
     grants: tuple[GrantUse, ...] = ()
-    """The parts of the limit that end at a known time."""
+    """The grants (dated additions to the limit) that end at a known time. ``limit`` includes them."""
 
     @property
     def memory_available(self) -> int | None:
@@ -84,7 +84,7 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceUse:
-    """The report of one namespace."""
+    """The GPU usage of one namespace, by model."""
 
     namespace: str
     mode: str
@@ -92,7 +92,7 @@ class NamespaceUse:
     unpinned: tuple[str, ...] = ()
     """Running or pending pods that are not charged, because neither their spec nor their node has a GPU model."""
     more_unpinned: int = 0
-    """The number of such pods that a `shortened` report leaves out."""
+    """The number of pods that a `shortened` report leaves out of ``unpinned``."""
     taking_effect: bool = False
     """True if the API server may not call the webhook for the namespace's pods yet."""
     ledger_lost: bool = False

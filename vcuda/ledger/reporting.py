@@ -84,8 +84,8 @@ def _model(
         more_pods=max(len(largest) - MOST_PODS, 0),
         terminating=usage.terminating.cores / CORES_PER_CARD,
         reserved=usage.reserved.cores / CORES_PER_CARD,
-        # The reserved memory is the difference of two sums in MiB. Parts that are rounded up separately could add up to
-        # more than the total.
+        # The reserved memory is the difference of two sums in MiB. If used and reserved memory were rounded up
+        # separately, they could add up to more than the total.
         memory_reserved=0 if limit.memory is None else usage.used.memory_under(limit) - memory,
         card_memory=limit.card_memory,
         grants=tuple(_ending(each) for each in quota.granted if each.model == model and not math.isinf(each.until)),

@@ -36,10 +36,10 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     users: Collection[str] = ()
     """The uids of the pods that use the claims."""
     gone: Collection[str] = ()
-    """The uids in ``seen`` of deleted claims."""
+    """The uids of deleted claims. ``seen`` includes them."""
 
     def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return this LIST together with what a watch observed earlier, such as deletions."""
+        """Return this LIST together with the earlier observations of a watch, such as deleted claims."""
         if watched is None:
             return self
         seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
@@ -57,7 +57,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     vanished: Mapping[str, Terminating] = {}
     """By uid, the charges of bound pods that were deleted before they were observed to end."""
     since: str = ""
-    """As in `ObservedClaims`."""
+    """The version at which the watch began, or the version of the LIST. Earlier deletions were not observed."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the count."""
     claims: ObservedClaims | None = None
@@ -65,13 +65,14 @@ class ObservedPods(msgspec.Struct, frozen=True):
     extended: frozenset[str] = frozenset()
     """The names of claims that are not counted, because their pods are charged instead."""
     graces: Mapping[str, int] = {}
-    """As in `Ledger`, like ``claim_grace``."""
+    """By model, the longest grace period of the stored pods, in seconds, if above `UNSEEN_SECONDS`."""
     claim_grace: int = 0
+    """The longest grace period of the pods that use claims, in seconds; 0 if at most `UNSEEN_SECONDS`."""
     gone: Collection[str] = ()
-    """The uids in ``seen`` of deleted pods."""
+    """The uids of deleted pods. ``seen`` includes them."""
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return this LIST of pods and claims together with what the watches observed earlier, such as deletions."""
+        """Return this LIST together with the earlier observations of the watches, such as deleted pods."""
         return msgspec.structs.replace(
             self,
             seen={*self.seen, *watched.seen},
@@ -82,18 +83,14 @@ class ObservedPods(msgspec.Struct, frozen=True):
 
     def is_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger was counted from a newer observation, or with a newer quota ConfigMap."""
-        counted_before = is_older(self.config_version, ledger.config_version)
-        older = is_older(self.resource_version, ledger.pod_resource_version) or counted_before
-        return older or (self.claims is not None and self.are_claims_older(ledger))
+        pods_older = is_older(self.resource_version, ledger.pod_resource_version)
+        claims_older = self.claims and is_older(self.claims.resource_version, ledger.claim_resource_version)
+        return pods_older or bool(claims_older) or is_older(self.config_version, ledger.config_version)
 
     def usage(self, model: str, terminating: Charge) -> Usage:
         """Return the usage of one model by the stored objects, plus the charge ``terminating``."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
-
-    def are_claims_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger counts claims from a newer observation."""
-        return is_older(self.claims.resource_version if self.claims else "", ledger.claim_resource_version)
 
 
 def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
@@ -110,12 +107,12 @@ class Expired(msgspec.Struct, frozen=True):
     """The charges and reservations of a ledger that have expired."""
 
     absent: Collection[str] = frozenset()
-    """The pending uids whose pod or claim can no longer be stored. A LIST that began late enough did not have them."""
+    """The uids of pending charges whose pod or claim can no longer be stored, and was missing in a late enough LIST."""
     unsure: Mapping[str, int] = {}
     """By absent uid, the seconds for which containers may still run. Above 0 only if the object may have been stored
     and deleted by force while no watch ran."""
     ended: Collection[str] = frozenset()
-    """The keys of terminating charges whose seconds have passed."""
+    """The keys of terminating charges that have expired, because the containers of the deleted pods have ended."""
     reaped: Collection[str] = frozenset()
     """Replicas that have stopped, and whose reservations are removed. The count must come from a LIST that began when
     no pod that these replicas admitted could be stored any more."""
@@ -129,8 +126,9 @@ def settle(
 ) -> Ledger:
     """Return the ledger recounted from the observed objects. Pending charges of observed objects are removed.
 
-    The charges of vanished pods and claims become terminating. Decreases that no watch observed also become
-    terminating. If no charge differs, ``ledger`` is returned, unless it was counted before version ``counted_since``.
+    The charges of deleted pods and claims become terminating. If the count fell and no watch observed a deletion, the
+    difference also becomes terminating. If no charge differs, ``ledger`` itself is returned, unless it was counted
+    before version ``counted_since``.
     """
     # 1. Remove the expired charges. This does not depend on the observation.
     left = _without_expired(ledger, expired)
@@ -161,7 +159,7 @@ def settle(
         claim_grace=_claim_grace(ledger, observed),
     )
     # 4. Skip the write if no charge changed, unless the quota was edited since the last count.
-    if _says_the_same(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
+    if _has_same_charges(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
     return settled
 
@@ -183,7 +181,7 @@ def _without_expired(ledger: Ledger, expired: Expired) -> Ledger:
     )
 
 
-def _says_the_same(settled: Ledger, ledger: Ledger) -> bool:
+def _has_same_charges(settled: Ledger, ledger: Ledger) -> bool:
     return settled == msgspec.structs.replace(
         ledger,
         pod_resource_version=settled.pod_resource_version,
@@ -258,8 +256,8 @@ def _lost(
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
     """Yield, for each model, the part of ``before`` that is neither in ``after`` nor in ``left``."""
-    # New pods in ``after`` can hide deleted pods. So the charges that new pods may have are added to ``before``: the
-    # stored pending charges, and the reservations, from which replicas admit pods without a write.
+    # New pods can hide deleted pods, because their charges replace each other in the sum. So the charges that new pods
+    # may have are added to ``before``: the stored pending charges, and the reservations of the webhook replicas.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
     for model, charge in known.items():
         there = after.get(model, Charge()) + left.get(model, Charge())

@@ -14,9 +14,11 @@ from vcuda.quota.model import Charge
 # A ledger's text must be short, because each batch of admissions writes the whole text. So the amounts of equal charges
 # are written once, and a uid takes 22 characters of base64 instead of 36. 512 pending charges take less than 20 kB.
 FORMAT = 1
+"""The version of the encoding. A release rejects ledgers in any other format."""
 
 UIDS_REMEMBERED = 8192
-"""The size of the caches of encoded and decoded uids. Every batch writes all pending uids again."""
+"""The most uids in each of the two caches of encoded and decoded uids. Caches help, because each write of a ledger
+encodes all its pending uids again."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PACKED = 22
@@ -24,7 +26,7 @@ _PADDING = "=="
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Equal charges of several objects. ``uids``: 22 characters for each uid. ``others``: keys that are not UUIDs."""
+    """Several objects with equal charges. ``uids``: 22 characters for each uid. ``others``: keys that are not UUIDs."""
 
     cores: int
     memory: int
@@ -59,7 +61,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class OtherFormat(ValueError):
-    """Another release wrote the ledger, and the ledger may have data that this release does not support."""
+    """Another release wrote the ledger, so it may contain data that this release does not support."""
 
 
 def write_ledger(ledger: Ledger) -> str:
