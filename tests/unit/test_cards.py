@@ -45,17 +45,17 @@ def test_nvidia_counts_memory_in_mebibytes() -> None:
 
 @cases(
     "capacity, reason",
-    no_GPU=({}, "no vcuda cards"),
-    device_plugin_gone=({CORES: "0", MEMORY: "0"}, "no vcuda cards"),
-    less_than_a_card=({CORES: "50", MEMORY: "8"}, f"{CORES} in capacity is 50, not 100 a card"),
-    no_number=({CORES: "x", MEMORY: "8"}, f"{CORES} in capacity is x, not 100 a card"),
-    too_many=({CORES: "1T", MEMORY: "8"}, f"{CORES} in capacity is 1T, not 100 a card"),
-    no_memory=({CORES: "100"}, f"{MEMORY} missing in capacity"),
-    memory_of_0=({CORES: "100", MEMORY: "0"}, f"{MEMORY} missing in capacity"),
-    negative_memory=({CORES: "100", MEMORY: "-1"}, f"{MEMORY} missing in capacity"),
+    no_GPU=({}, "the node has no vcuda cards"),
+    device_plugin_gone=({CORES: "0", MEMORY: "0"}, "the node has no vcuda cards"),
+    less_than_a_card=({CORES: "50", MEMORY: "8"}, f"{CORES} in the node's capacity must be 100 a card; got 50"),
+    no_number=({CORES: "x", MEMORY: "8"}, f"{CORES} in the node's capacity must be 100 a card; got x"),
+    too_many=({CORES: "1T", MEMORY: "8"}, f"{CORES} in the node's capacity must be 100 a card; got 1T"),
+    no_memory=({CORES: "100"}, f"{MEMORY} is missing in the node's capacity"),
+    memory_of_0=({CORES: "100", MEMORY: "0"}, f"{MEMORY} is missing in the node's capacity"),
+    negative_memory=({CORES: "100", MEMORY: "-1"}, f"{MEMORY} is missing in the node's capacity"),
     two_schemes_the_same_cards_twice_perhaps=(
         {CORES: "100", MEMORY: "8", **OTHERS},
-        f"{CORES} and nvidia.com/vcuda-core both in capacity",
+        f"the node has both {CORES} and nvidia.com/vcuda-core in its capacity",
     ),
 )
 def test_a_node_without_cards_is_a_permanent_reason(capacity: dict[str, Any], reason: str) -> None:
@@ -136,9 +136,12 @@ def test_a_pod_that_needs_no_card_by_number_may_go_anywhere(manifest: Manifest) 
     sidecar_alone=(pod(container(), init=[sidecar(SHARE)]), "init containers cannot get vcuda cards"),
     two_schemes=(
         pod(container(SHARE), container({"nvidia.com/vcuda-core": 100})),
-        f"requests both {CORES} and nvidia.com/vcuda-core",
+        f"the pod requests both {CORES} and nvidia.com/vcuda-core",
     ),
-    a_card_and_a_half=(vcuda_pod({CORES: 150}), "cores over 100 must be whole cards, 100 each"),
+    a_card_and_a_half=(
+        vcuda_pod({CORES: 150}),
+        "a request of more than 100 cores must be a multiple of 100, because it gets whole cards",
+    ),
 )
 def test_a_request_that_no_node_can_serve_is_a_permanent_reason(manifest: Manifest, reason: str) -> None:
     assert read_card_request(view(manifest)) == Unplaceable(reason, final=True)

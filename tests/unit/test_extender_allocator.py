@@ -73,7 +73,7 @@ def test_a_pod_that_needs_no_card_passes_and_nothing_is_written(api: ApiDouble, 
 def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble, leader: Leader) -> None:
     pod = store_pod(api, "train", 150)
     answer = leader.filter(pod, ["n1", "n2"])
-    reason = "cores over 100 must be whole cards, 100 each"
+    reason = "a request of more than 100 cores must be a multiple of 100, because it gets whole cards"
     assert answer["FailedAndUnresolvableNodes"] == {"n1": reason, "n2": reason}
 
 

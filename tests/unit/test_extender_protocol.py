@@ -41,10 +41,13 @@ def test_a_request_without_nodes_names_none(fields: dict[str, Any]) -> None:
 
 
 def test_every_reason_is_listed_once_and_permanent_ones_are_separate() -> None:
-    reasons = {"n1": Unplaceable("no vcuda cards"), "n2": Unplaceable("1 card needed, 0 free", final=False)}
+    reasons = {
+        "n1": Unplaceable("the node has no vcuda cards"),
+        "n2": Unplaceable("1 card needed, 0 free", final=False),
+    }
     answer = json.loads(read(Pod=vcuda_pod(), NodeNames=["n1", "n2"]).failing(reasons))
     assert (answer["NodeNames"], answer["FailedNodes"]) == ([], {"n2": "1 card needed, 0 free"})
-    assert answer["FailedAndUnresolvableNodes"] == {"n1": "no vcuda cards"}
+    assert answer["FailedAndUnresolvableNodes"] == {"n1": "the node has no vcuda cards"}
 
 
 BODIES = (b"", b"{", b"[]", b"{}", b'{"Pod": 3}', b"\xff")

@@ -61,7 +61,7 @@ def test_fragments_are_counted_by_model_and_pool() -> None:
         "a": two.taken([Share(0, 30, 256)]),
         "b": two,
         "c": two.taken([Share(0, 100, 0), Share(1, 10, 256)]),
-        "cpu": Unplaceable("no vcuda cards"),
+        "cpu": Unplaceable("the node has no vcuda cards"),
         "unlabelled": two,
     }
     public = {MODEL: "M40", POOL: "public"}

@@ -94,7 +94,7 @@ def test_as_few_whole_cards_as_possible_are_broken_up() -> None:
 
 
 def test_every_node_that_fails_has_its_reason() -> None:
-    lacking = Unplaceable("no vcuda cards")
+    lacking = Unplaceable("the node has no vcuda cards")
     other = Cards.unused(NVIDIA_VCUDA, 1, 16000)
     nodes: dict[str, Cards | Unplaceable] = {"cpu": lacking, "full": node(100), "other": other}
     assert bin_pack(request((100, 0)), [*nodes, "new"], nodes) == {

@@ -143,7 +143,7 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
     pod = stored(scheme, phase="allocating")
     assert rules(pod, LATE - 1) == []
     [removal] = find_stale(pod, LATE)
-    why = "its binding began at 2023-11-14T22:13:20Z and never completed"
+    why = "the binding of the pod began at 2023-11-14T22:13:20Z and never completed"
     assert (removal.rule, removal.why) == ("allocating", why)
     assert due(pod) == LATE
 
@@ -165,7 +165,7 @@ def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: S
 def test_an_allocation_on_a_node_that_does_not_exist_is_stale_at_once(scheme: Scheme) -> None:
     pod = stored(scheme)
     [removal] = find_stale(pod, START, "other")
-    assert (removal.rule, removal.why) == ("node-gone", "its node gpu-1 does not exist")
+    assert (removal.rule, removal.why) == ("node-gone", "node gpu-1 of the allocation does not exist")
     assert (due(pod, "other") or LATE) <= START
 
 
@@ -422,4 +422,4 @@ def test_a_removal_has_its_keys_and_its_reason() -> None:
     assert gone
     assert expired.annotations == gone.annotations == (LOCK,)
     assert expired.why == f"the lock was never released: {NOW},team-a,train-0"
-    assert gone.why == "its pod team-a/train-0 does not exist"
+    assert gone.why == "pod team-a/train-0 of the lock does not exist"

@@ -42,7 +42,7 @@ class Unplaceable(NamedTuple):
 
 
 class Cards(msgspec.Struct, frozen=True, gc=False):
-    """The used part of each card of a node, and the free totals. If a card is used beyond its size, nothing is free."""
+    """The used part of each card of a node, and the free totals. An overused card has no free part."""
 
     scheme: Scheme
     card_memory: int
@@ -91,11 +91,11 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
         cores, memory = list(self.used_cores), list(self.used_memory)
         free_cores, free_memory = self.free_cores, self.free_memory
         for share in shares:
-            if not 0 <= share.card < len(cores):  # a pod's annotation may name a card that was removed from its node
+            if not 0 <= share.card < len(cores):  # the annotation may name a card that was removed from the node
                 continue
             card = share.card
-            # The shares on a card may add up to more than the card. So the used part of each card is limited to the
-            # card's size when the free totals are updated.
+            # The shares on a card may add up to more than the card. So at most the size of a card is added to the free
+            # totals or subtracted from them.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -111,15 +111,15 @@ def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
     """Return the cards in a node's capacity, all unused, or the reason why the node has no usable cards."""
     offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
     if not offered:
-        return Unplaceable("no vcuda cards")
+        return Unplaceable("the node has no vcuda cards")
     if len(offered) > 1:
-        return Unplaceable(f"{offered[0].cores} and {offered[1].cores} both in capacity")
+        return Unplaceable(f"the node has both {offered[0].cores} and {offered[1].cores} in its capacity")
     [scheme] = offered
     cores, memory = _whole(capacity, scheme.cores), _whole(capacity, scheme.memory)
     if cores is None or not CORES_PER_CARD <= cores <= MOST_CARDS * CORES_PER_CARD:
-        return Unplaceable(f"{scheme.cores} in capacity is {capacity[scheme.cores]}, not 100 a card")
+        return Unplaceable(f"{scheme.cores} in the node's capacity must be 100 a card; got {capacity[scheme.cores]}")
     if not memory:
-        return Unplaceable(f"{scheme.memory} missing in capacity")
+        return Unplaceable(f"{scheme.memory} is missing in the node's capacity")
     return Cards.unused(scheme, cores // CORES_PER_CARD, memory)
 
 
@@ -165,10 +165,10 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
     if not schemes:
         return None
     if len(schemes) > 1:
-        return Unplaceable(f"requests both {schemes[0].cores} and {schemes[1].cores}")
+        return Unplaceable(f"the pod requests both {schemes[0].cores} and {schemes[1].cores}")
     containers = tuple(_container_requests(pod.spec.containers or (), schemes[0]))
     if any(each.cores > CORES_PER_CARD and each.cores % CORES_PER_CARD for each in containers):
-        return Unplaceable("cores over 100 must be whole cards, 100 each")
+        return Unplaceable("a request of more than 100 cores must be a multiple of 100, because it gets whole cards")
     return CardRequest(schemes[0], containers) if containers else None
 
 
@@ -185,7 +185,7 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 
 def names_cards(pod: Pod) -> bool:
-    """Return whether a container requests a scheme's cores, even 0. kube-scheduler has the extender bind such a pod."""
+    """Return whether a container of the pod requests vcuda cores, even 0. The scheduler extender binds such a pod."""
     return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
 
 
@@ -250,7 +250,7 @@ def _shares(pod: Pod, scheme: Scheme) -> Iterator[Share]:
 
 @functools.lru_cache(maxsize=2048)
 def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
-    # Users can write any text into the annotation. So parse at most as many card numbers as the container requests.
+    # Users can write any text into a pod's annotation. So parse only as many card numbers as the container requests.
     count = min(max(1, cores // CORES_PER_CARD), MOST_CARDS)
     numbers = (int(part) for part in text.split(",", count)[:count] if _NUMBER.fullmatch(part.strip()))
     return tuple(_share(number, min(cores, CORES_PER_CARD), memory) for number in numbers if number < MOST_CARDS)
@@ -258,5 +258,5 @@ def _shares_in(text: str, cores: int, memory: int) -> tuple[Share, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _share(card: int, cores: int, memory: int) -> Share:
-    # The cache of this function makes equal shares one object, which saves memory.
+    # The cache returns the same object for equal shares, which saves memory.
     return Share(card, cores, memory)

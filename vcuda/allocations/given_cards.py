@@ -1,7 +1,7 @@
-"""Finds pods that use a card of another model than the model that they are charged for.
+"""Finds pods that use a card of another GPU model than the model that they are charged for.
 
-The pod's annotations name the card. The node's register, an annotation with all cards of the node, has the type of the
-card. A finding is only reported. It changes no charge, because both annotations may be wrong.
+The annotations of a pod name its cards. The register of a node, an annotation that lists the node's cards, has the type
+of each card. Such a pod is only reported. Its charge stays the same, because both annotations may be wrong.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Finds stale allocations and stale locks. An allocation, in a pod's annotations, names the cards of the pod.
+"""Finds stale allocations and stale locks. An allocation is a set of annotations of a pod that names the pod's cards.
 
 An allocation is stale if it is not used any more, or never will be. gpu-admission never places a pod with a stale
 allocation (``had been predicated!``), and counts the cards of the allocation as used. HAMi sets a lock, an annotation
@@ -24,10 +24,11 @@ ABSURD = 86_400.0
 64-bit number."""
 
 AT_ONCE = -math.inf
+"""The time from which an allocation is stale that is stale now, whatever its age."""
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 Exists = Callable[[str], bool]
-"""Returns whether a node with this name exists."""
+"""A function that returns whether a node with this name exists."""
 
 
 class Removal(msgspec.Struct, frozen=True):
@@ -51,9 +52,9 @@ class Case:
     exists: Exists
     now: float
     timeout: float
-    """The maximum of seconds that the binding of a pod may take."""
+    """The maximum number of seconds that the binding of a pod may take."""
     seen: float
-    """The time when this allocation was first observed. If the allocation states a later time, ``seen`` is used."""
+    """The time when this process first observed the allocation. It replaces any later time in the annotations."""
 
     @property
     def node(self) -> str | None:
@@ -80,7 +81,7 @@ class Case:
 
 
 class Staleness(NamedTuple):
-    """The rule by which an allocation is stale, the Unix time from which the rule holds, and the reason as text."""
+    """The rule by which an allocation is stale, the Unix time from which the rule applies, and the reason as text."""
 
     rule: str
     since: float
@@ -88,13 +89,13 @@ class Staleness(NamedTuple):
 
 
 def _stale_by(case: Case) -> Iterator[Staleness]:
-    """Yield each rule by which the allocation is stale now or later. The first rule that holds is used."""
+    """Yield each rule by which the allocation is stale, or will be at a later time. The first rules have precedence."""
     pod, node = case.pod, case.node
     if not pod.live:
         yield Staleness("finished", AT_ONCE, "the pod has ended")
         return
     if not pod.node and node and not case.exists(node):
-        yield Staleness("node-gone", AT_ONCE, f"its node {node} does not exist")
+        yield Staleness("node-gone", AT_ONCE, f"node {node} of the allocation does not exist")
     made = case.allocated()
     since = made + case.timeout
     # The allocation of a bound pod is not stale in four cases:
@@ -107,9 +108,9 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
         yield Staleness("other-node", since, f"the allocation is for {node}, but the pod is bound to {pod.node}")
     if pod.node or math.isinf(made):
         return
-    shown = rfc3339(min(made, case.now))  # a time after ``now`` may have a year of more than four digits
+    shown = rfc3339(min(made, case.now))  # a time in the future may have a year with more than four digits
     if case.is_in("allocating"):
-        yield Staleness("allocating", since, f"its binding began at {shown} and never completed")
+        yield Staleness("allocating", since, f"the binding of the pod began at {shown} and never completed")
     yield Staleness("unbound", since, f"the allocation was made at {shown}, and the pod was never bound")
 
 
@@ -175,7 +176,7 @@ def rfc3339(at: float) -> str:
 
 
 HolderExists = Callable[[str, str], bool]
-"""Returns whether a pod with this namespace and name exists."""
+"""A function that returns whether a pod with this namespace and name exists."""
 
 
 class Lock(msgspec.Struct, frozen=True):
@@ -190,8 +191,8 @@ class Lock(msgspec.Struct, frozen=True):
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
         """Return the Unix time when the lock expires. ``seen`` is used if the lock has no credible time."""
-        believable = self.taken is not None and self.taken <= now + ABSURD
-        return (self.taken if self.taken is not None and believable else seen) + timeout
+        taken = seen if self.taken is None or self.taken > now + ABSURD else self.taken
+        return taken + timeout
 
 
 def read_locks(node: Node) -> Iterator[Lock]:
@@ -211,5 +212,6 @@ def find_stale_lock(lock: Lock, expires: float, now: float, exists: HolderExists
     if expires <= now:
         return Removal(lock.scheme.name, "lock-expired", f"the lock was never released: {lock.value}", keys)
     if lock.holder and not exists(*lock.holder):
-        return Removal(lock.scheme.name, "lock-holder-gone", f"its pod {'/'.join(lock.holder)} does not exist", keys)
+        why = f"pod {'/'.join(lock.holder)} of the lock does not exist"
+        return Removal(lock.scheme.name, "lock-holder-gone", why, keys)
     return None

@@ -17,11 +17,11 @@ from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 
 DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
-"""The sizes of two caches, in bytes: digests (the packed requests of a claim) by the hash of the spec, and charges by
-the digest."""
+"""The most bytes of two caches. The first cache finds the digest of a claim (its packed requests) by the hash of the
+spec. The second cache finds the charge of a claim by its digest."""
 
 LONGEST_FAULT = 1024
-"""The most characters that are kept of a fault. An Event's message has the same bound."""
+"""The most characters that are kept of the text of a fault. The message of an Event has the same bound."""
 
 MOST_ALLOCATED = 256
 """The most devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api
@@ -44,7 +44,7 @@ class StoredClaim(msgspec.Struct, frozen=True):
     terminating: bool = False
     """True if the claim has a deletionTimestamp. It is removed when no pod uses the claim any more."""
     users: tuple[str, ...] = ()
-    """The uids of the pods that may use the devices. They come from the status, which the scheduler writes."""
+    """The uids of the pods that may use the devices of the claim. The scheduler writes them into the claim's status."""
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     certain: bool = True
     """True if all classes and devices of the claim are known. Otherwise the charge may be too small."""
     fault: str = ""
-    """The fault of the claim's request; empty if there is none."""
+    """The first fault of the claim's request; empty if there is none."""
     uncounted: bool = False
     """True if the claim seems to request GPUs, but is not charged because their model is unknown."""
     other: OtherCard | None = None
@@ -92,7 +92,7 @@ class ClaimReader:
         )
 
     def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
-        """Return the claim in ``raw`` (JSON). Raises one of ``UNDECODABLE`` if it cannot be decoded."""
+        """Return the claim in JSON text ``raw``. Raises one of ``UNDECODABLE`` if the text cannot be decoded."""
         claim = _CLAIM.decode(raw)
         metadata, status = claim.metadata, claim.status
         allocated = status.allocation.devices.results if status and status.allocation else None
@@ -109,7 +109,7 @@ class ClaimReader:
         )
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
-        """Return the digest of ``spec`` (JSON). Raises one of ``UNDECODABLE`` if it cannot be decoded."""
+        """Return the digest of a claim's spec in JSON. Raises one of ``UNDECODABLE`` if the spec cannot be decoded."""
         # The key of the cache is a hash of the spec, because a spec may have megabytes.
         key = hashlib.blake2b(spec, digest_size=16).digest()
         packed = self._digests.get(key)
@@ -120,7 +120,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims by one policy, once for all claims with equal digests."""
+    """Computes the charges of stored claims by one policy. Claims with equal requests are computed once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
@@ -158,7 +158,7 @@ class ClaimCounter:
 
     def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
         """Return the charge of the allocated devices, by model."""
-        # The charge can rely on the claim's status, because only the scheduler writes the allocated devices there.
+        # The charge can depend on the claim's status, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
         entries = asked.by_name()
@@ -174,7 +174,7 @@ class ClaimCounter:
         return given
 
     def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
-        """Return the first allocated device of another model than ``held``, to which the claim is pinned; or None."""
+        """Return the first allocated device of another model than ``held`` (the model of the claim's pin), or None."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == held:

@@ -15,12 +15,12 @@ from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT, GpuResources
 from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, ALLOCATION_LABELS, SCHEMES, Scheme, is_named
 
 MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
-"""The most specs in the cache of requests, and the most bytes of a cached spec."""
+"""The most pod specs in a `RequestCache`, and the most bytes of a spec that is cached."""
 
 _ENCODER = msgspec.json.Encoder()
 
 MOST_KEYS_REMEMBERED = 16
-"""The schemes of a pod's allocation keys are cached if there are at most this many keys."""
+"""If a pod has at most this many annotations and labels of schedulers, the schemes that wrote them are cached."""
 
 LONGEST_LIST = 16_384
 """The most bytes that are kept of an annotation with a list of cards. A vendor writes at most 80 bytes for each card of
@@ -56,8 +56,8 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     schemes: tuple[Scheme, ...]
-    """The schemes to which the keys belong. Schemes by which the pod requests GPUs come first. A key that several
-    schemes use belongs to the first of them."""
+    """The schemes (vendors' ways to share GPUs) that use these keys. Schemes by which the pod requests GPUs come first.
+    A key of several schemes belongs to the first of these schemes."""
     is_cut: bool = False
     """True if a value was cut."""
 
@@ -119,7 +119,7 @@ def _name_of(key: str, names: tuple[str, ...]) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
-    # Check every scheme: a pod may have annotations of schemes that it does not request, copied from another pod.
+    # Check every scheme, because a user may have copied annotations from another pod, which used another scheme.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
     order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
@@ -155,7 +155,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     created: str
     allocation: Allocation | None = None
     cards: PodCards | None = None
-    """The cards in the allocation, if the scheme writes the numbers of the cards."""
+    """The cards of the pod, if the annotations of its scheduler have the numbers of the cards."""
     version: str = ""
     """The resourceVersion of the pod."""
     terminating: bool = False
@@ -167,7 +167,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     extended_claim: str = ""
     """The ResourceClaim that the scheduler created for the pod's extended resources. Only the pod is charged."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """If ``model`` is None: the charges on those models on which the pod is charged less than ``charge``."""
+    """If ``model`` is None: by model, the charge on each model on which the pod is charged less than ``charge``."""
     uses_claims: bool = False
     """True if the pod names ResourceClaims, which are charged separately."""
 
@@ -259,7 +259,7 @@ def read_stored(
     request, model = (cache or RequestCache(known, labels)).read(pod)
     model = model if model and (len(model) <= MAX_PRODUCT or model in known.models.rows) else None
     allocation = read_allocation(pod, request.schemes, whole_keys=whole_keys)
-    # A pod for which the scheduler created a claim gets whole cards, and no shares from a device plugin.
+    # If the scheduler created a claim for the pod, the pod gets whole cards, and no shares from a device plugin.
     on_models = NO_MODELS if extended else request.on_models
     return StoredPod(
         uid=metadata.uid,
