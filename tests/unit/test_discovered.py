@@ -191,22 +191,25 @@ INVALID_MIG = (
         Doubt.DISAGREE,
         (
             "the sources of the GPU model disagree: the register of hami reports A100, GPU feature discovery reports T4"
-            "; model A100 counts"
+            "; the quota uses model A100"
         ),
     ),
     disagreeing_with_the_operator=(
         node(hami(A100), labelled("T4")),
         [],
         Doubt.DISAGREE,
-        "the sources of the GPU model disagree: the label is T4, the register of hami reports A100; model T4 counts",
+        (
+            "the sources of the GPU model disagree: the label is T4, the register of hami reports A100; "
+            "the quota uses model T4"
+        ),
     ),
     several_models=(
         node(hami(T4, A100, A100)),
         [],
         Doubt.SEVERAL,
         (
-            "the node has cards of several GPU models according to the register of hami: A100 (2), T4 (1); model A100"
-            " counts"
+            "the node has cards of several GPU models according to the register of hami: A100 (2), T4 (1); "
+            "the quota uses model A100"
         ),
     ),
     as_many_of_each=(
@@ -214,8 +217,8 @@ INVALID_MIG = (
         [],
         Doubt.SEVERAL,
         (
-            "the node has cards of several GPU models according to the register of hami: A100 (1), T4 (1); model A100"
-            " counts"
+            "the node has cards of several GPU models according to the register of hami: A100 (1), T4 (1); "
+            "the quota uses model A100"
         ),
     ),
     invalid_mig=(
@@ -228,13 +231,13 @@ INVALID_MIG = (
         node(features(f"{A100_PRODUCT}-MIG-INVALID"), labelled("A100")),
         [],
         Doubt.MIG_INVALID,
-        f"{INVALID_MIG}; model A100 counts",
+        f"{INVALID_MIG}; the quota uses model A100",
     ),
     malformed_register=(
         node({"annotations": {"hami.io/node-nvidia-register": "[{"}}, features("Tesla-T4")),
         [],
         Doubt.MALFORMED,
-        "the register in annotation hami.io/node-nvidia-register cannot be read; model T4 counts",
+        "the register in annotation hami.io/node-nvidia-register cannot be read; the quota uses model T4",
     ),
     slices_without_a_product=(
         node(),

@@ -240,7 +240,10 @@ def test_another_model_is_not_written_while_a_pod_uses_the_node(labeller: Labell
     labeller.look(UNCHANGED_SECONDS)
     reported = f"the register of hami reports {T4_PRODUCT}, and label {A100_PRODUCT} stays"
     message = f"{reported} while pods use GPUs of the node"
-    assert (labeller.label, labeller.events()) == (A100_PRODUCT, [f"{message}; drain the node"])
+    assert (labeller.label, labeller.events()) == (
+        A100_PRODUCT,
+        [f"{message}. Drain the node, and the label is changed"],
+    )
     assert labeller.doubts() == {Doubt.HELD: 1}
     labeller.api.remove(POD)
     labeller.look(HELD_SECONDS)
@@ -254,8 +257,10 @@ def test_a_weaker_source_does_not_replace_a_lost_one(labeller: Labeller) -> None
     labeller.change(node(features("Tesla-T4")))
     labeller.look(UNCHANGED_SECONDS)
     assert labeller.label == A100_PRODUCT
-    lost = "the register of hami, the source of the label, is lost; remove the label to have it written again"
-    message = f"GPU feature discovery reports {T4_PRODUCT}, and label {A100_PRODUCT} stays: {lost}"
+    lost = (
+        "the register of hami, the source of the label, is lost. Remove the label, and the controller writes it again"
+    )
+    message = f"GPU feature discovery reports {T4_PRODUCT}, and label {A100_PRODUCT} stays, because {lost}"
     assert message in labeller.events()
     metadata = {**labeller.metadata, "labels": node(features("Tesla-T4"))["metadata"]["labels"]}
     labeller.api.store(PATH, {**labeller.api.objects[PATH], "metadata": metadata})
@@ -347,7 +352,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
     labeller.look(RENEWAL_SECONDS)
     assert labeller.api.calls.count("POST") == 2
     [message] = labeller.events()
-    assert message.endswith(f"model {A100_PRODUCT} counts")
+    assert message.endswith(f"the quota uses model {A100_PRODUCT}")
     [event] = [each for path, each in labeller.api.objects.items() if "/events/" in path]
     assert (event["involvedObject"]["kind"], event["involvedObject"]["uid"]) == ("Node", f"uid-of-{NAME}")
     assert event["type"] == "Warning"

@@ -141,7 +141,7 @@ def test_doubts_and_models_that_no_node_has_are_shown_as_warnings(cluster: Clust
     assert warnings == [
         (
             "Warning: h1: the node has cards of several GPU models according to the register of hami: "
-            f"{A100_PRODUCT} (1), {T4_PRODUCT} (1); model {T4_PRODUCT} counts"
+            f"{A100_PRODUCT} (1), {T4_PRODUCT} (1); the quota uses model {T4_PRODUCT}"
         ),
         f"Warning: no node has GPU model A100; nodes have {T4_PRODUCT}",
     ]

@@ -33,7 +33,7 @@ class Doubt(enum.StrEnum):
     MALFORMED = "malformed-register"
     NAMELESS = "no-product"
     HELD = "change-held"
-    """Another model was found, but is not written while pods use the node, or while the label's source is missing."""
+    """Another model was found. It is not written while pods use the node, or if the source of the label is lost."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -94,20 +94,20 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def confirmed(self) -> Record | None:
-        """The label's new record if a stronger source than the recorded source is found now; otherwise None."""
+        """The new record of the label if a stronger source than the recorded one reports a model; otherwise None."""
         if self.record is None or self.wanted is None or self.wanted.rank >= self.record.rank:
             return None
         return Record(self.record.model, self.wanted.source)
 
     def why_held(self, *, in_use: bool) -> str:
-        """Return why a newly found model is not written, for example because pods use the node; empty if it may be."""
+        """Return the reason why a newly found model must not be written to the label; empty if it may be written."""
         if self.record is None or self.wanted is None:
             return ""
         other = f"{display(self.wanted.source)} reports {self.wanted.model}, and label {self.record.model} stays"
         if self.wanted.rank > self.record.rank:
             lost = f"{display(self.record.source)}, the source of the label, is lost"
-            return f"{other}: {lost}; remove the label to have it written again"
-        return f"{other} while pods use GPUs of the node; drain the node" if in_use else ""
+            return f"{other}, because {lost}. Remove the label, and the controller writes it again"
+        return f"{other} while pods use GPUs of the node. Drain the node, and the label is changed" if in_use else ""
 
 
 def find_model(
@@ -119,16 +119,16 @@ def find_model(
     published: Collection[DriverCards] = (),
     known: GpuResources = BUILT_IN,
 ) -> Found:
-    """Return the model of a node by its labels, registers and published devices."""
+    """Return the GPU model of a node, according to its labels, its registers and its published devices."""
     seen = tuple(sources.cards_by_source(labels, registers, facts, published, known.schemes))
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None
     models = _models_of(seen[0], named) if seen else {}
-    # Models with equal numbers of cards are ranked by name, so that the order of the node's data has no effect.
+    # Models with equal numbers of cards are ranked by name, because the order of the cards may change.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     counts = label or (wanted.model if wanted and label is None else "")
-    decided = f"model {counts} counts" if counts else "the node has no model"
+    decided = f"the quota uses model {counts}" if counts else "the node has no model"
     found = {
         **dict(_unreadable(facts, published, labels.get(sources.PRODUCT, ""))),
         **dict(_doubts(None if own else label, seen, models, named)),
@@ -162,7 +162,7 @@ def _doubts(
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
         yield Doubt.SEVERAL, f"the node has cards of several GPU models according to {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
-    # An administrator's empty label means that the node must have no model. So an empty label disagrees with no source.
+    # An administrator sets an empty label if the node must have no model. So no source disagrees with an empty label.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
         statements = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]

@@ -32,8 +32,8 @@ def normalise(name: str) -> str:
 def model_of(product: str, named: CardModels) -> str:
     """Return the model of a normalised product.
 
-    If a row of the quota document matches the product, with or without ``NVIDIA-``, the model is that of the row.
-    Otherwise the model is the product's name, shortened to a valid label value.
+    If a row of `gpu_models` in the quota document matches the product, with or without ``NVIDIA-``, the row determines
+    the model. Otherwise the model is the product's name, shortened to a valid label value.
     """
     for name in (product, product.removeprefix(_VENDOR)):
         model = named.model_of(name)

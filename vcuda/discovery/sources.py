@@ -18,7 +18,7 @@ import msgspec
 from vcuda.claims.devices import DeviceOffer, PoolSlice
 from vcuda.claims.drivers import DRIVERS, MEMORY
 from vcuda.discovery.names import normalise
-from vcuda.k8s_types import Node, parse_whole
+from vcuda.k8s_types import Node, Quantity, parse_whole
 from vcuda.placement.nodes import COUNT_LABEL
 from vcuda.placement.registers import ANNOTATIONS, Register, Registers
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources
@@ -32,7 +32,7 @@ PRODUCT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 INVALID = "-MIG-INVALID"
 """The end of a product's name if the MIG devices of a node do not fit the strategy ``single``."""
 _PART = re.compile(r"(?:-MIG-.*|-SHARED)$", re.IGNORECASE)
-"""The end of a product's name if its devices are parts of a card."""
+"""Matches the end of a product's name if the devices of the product are parts of a card."""
 
 OPERATOR, SLICES, FEATURES = "label", "resourceslices", "gpu-feature-discovery"
 SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES)
@@ -40,7 +40,7 @@ SOURCES = (OPERATOR, *ANNOTATIONS.values(), SLICES, FEATURES)
 
 _MIB = 2**20
 _DELETED = "Deleted"
-"""The beginning of a handshake annotation if the device plugin did not answer HAMi's scheduler (``CheckHealth``)."""
+"""HAMi's scheduler begins a handshake annotation with this text if the device plugin does not answer (CheckHealth)."""
 MAX_RECORD = 128
 """Maximum number of characters of the annotation `DISCOVERED` that are stored."""
 
@@ -82,13 +82,13 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
         tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
         annotations.get(DISCOVERED, "")[:MAX_RECORD],
     )
-    # Most nodes of many clusters have no GPU, so their facts are equal. Sharing one object saves memory.
+    # Often most nodes have no GPU, so their facts are equal. One shared object saves memory.
     return facts if facts != NO_FACTS else NO_FACTS
 
 
-def _whole(quantity: object) -> int | None:
+def _whole(quantity: Quantity) -> int | None:
     try:
-        return parse_whole(quantity) if isinstance(quantity, str | int | float) else None
+        return parse_whole(quantity)
     except ValueError:
         return None
 
@@ -166,12 +166,12 @@ def cards_by_source(
     for scheme in schemes:
         if scheme.register and is_alive(scheme, facts, registers):
             found = _by_register(scheme.name, registers[scheme.name])
-            # On a node without cards, HAMi registers an empty list, which says nothing about the node's model.
+            # On a node without cards, HAMi registers an empty list, from which no model follows.
             yield from [found] if found.cards else []
     yield from _by_slices(published)
     product = normalise(labels.get(PRODUCT, ""))
     if product and not product.upper().endswith(INVALID):
-        # If the product label names a MIG slice, the count label counts slices, so the number of cards is unknown.
+        # If the product label names a MIG slice, the count label has the number of slices. Then the cards are unknown.
         count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
 

@@ -131,7 +131,7 @@ def test_the_register_of_hami_overrides_a_label_and_an_event_reports_the_conflic
 def test_a_label_set_by_the_operator_stays(admin: Cluster) -> None:
     admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     [event] = admin.await_events("default", "involvedObject.name=d-own")
-    assert event["message"].endswith("; model mine counts")
+    assert event["message"].endswith("; the quota uses model mine")
     node = admin.rest.get("/api/v1/nodes/d-own")
     assert (label_of(node), DISCOVERED in node["metadata"].get("annotations", {})) == ("mine", False)
 
