@@ -146,7 +146,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class CardRequest(msgspec.Struct, frozen=True, gc=False):
-    """The cards that a pod requests by one scheme. ``containers``: its requesting containers, in the spec's order."""
+    """The cards that a pod requests by one scheme. ``containers``: the requests of its containers, in order."""
 
     scheme: Scheme
     containers: tuple[ContainerRequest, ...]
@@ -175,7 +175,7 @@ def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
 def _container_requests(containers: tuple[Container, ...], scheme: Scheme) -> Iterator[ContainerRequest]:
     for number, container in enumerate(containers):
         cores, memory = amount_of(container, scheme.cores), amount_of(container, scheme.memory)
-        # A share without memory gets no card from gpu-admission (`IsGPURequiredContainer`). Its container never starts.
+        # If a container requests a share without memory, gpu-admission gives it no card (`IsGPURequiredContainer`).
         if cores >= CORES_PER_CARD or (cores and memory):
             yield ContainerRequest(number, cores, memory * scheme.memory_unit)
 

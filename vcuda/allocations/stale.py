@@ -24,7 +24,7 @@ ABSURD = 86_400.0
 64-bit number."""
 
 AT_ONCE = -math.inf
-"""The time from which an allocation is stale that is stale now, whatever its age."""
+"""The time for a rule that makes an allocation stale at once, whatever its age."""
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 Exists = Callable[[str], bool]
@@ -37,7 +37,7 @@ class Removal(msgspec.Struct, frozen=True):
     scheme: str
     rule: str
     why: str
-    """The reason, for logs and Events."""
+    """The reason for the removal, for logs and Events."""
     annotations: tuple[str, ...]
     labels: tuple[str, ...] = ()
 
@@ -180,7 +180,7 @@ HolderExists = Callable[[str, str], bool]
 
 
 class Lock(msgspec.Struct, frozen=True):
-    """A lock of one scheme on a node."""
+    """A lock on a node, by which a vendor's scheduler places only one pod at a time on the node."""
 
     scheme: Scheme
     value: str
@@ -202,7 +202,7 @@ def read_locks(node: Node) -> Iterator[Lock]:
         value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None
         if value is not None:
             taken, *holder = value.split(",")
-            named = (holder[0], holder[1]) if len(holder) == 2 and all(holder) else None  # noqa: PLR2004  # namespace, pod
+            named = (holder[0], holder[1]) if len(holder) == 2 and all(holder) else None  # noqa: PLR2004  # a namespace and a pod
             yield Lock(scheme, value, parse_rfc3339(taken), named)
 
 

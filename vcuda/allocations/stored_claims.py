@@ -38,7 +38,7 @@ class StoredClaim(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     digest: PackedDigest
-    """The requests of the spec, in packed form."""
+    """The device requests in the spec, in packed form."""
     allocated: tuple[objects.AllocatedDevice, ...] = ()
     created: str = ""
     terminating: bool = False
@@ -51,7 +51,7 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     """The charge of a claim."""
 
     charges: Mapping[str, Charge] = {}
-    """By model, the larger of two charges: that of the requests in the spec, and that of the allocated devices."""
+    """By model, the charge of the requests in the spec or of the allocated devices, whichever is larger."""
     held: str | None = None
     """The model to which the spec pins the claim."""
     certain: bool = True
@@ -120,7 +120,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims by one policy. Claims with equal requests are computed once."""
+    """Computes the charges of stored claims by one policy. The charge of equal requests is computed once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self._policy = policy
@@ -148,7 +148,7 @@ class ClaimCounter:
         """Return the larger of the charge by the spec and the charge by the allocated devices, for each model."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # Without a pin in the claim's spec, the whole request is charged to the one model of the allocated devices.
+            # If the claim's spec has no pin, the whole request is charged to the one model of the allocated devices.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),

@@ -68,17 +68,17 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys of a scheme: the full keys of the pod if the allocation was read with ``whole_keys``."""
+        """Return the keys of one scheme. They are the full keys of the pod if ``whole_keys`` was True at the read."""
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
     """Return the allocation on a pod; None if the pod has no allocation.
 
-    A scheme may use all keys with one prefix. They are kept as one key, unless ``whole_keys`` is True.
+    A scheme may use all keys with one prefix. These keys are kept as one key, unless ``whole_keys`` is True.
     """
-    found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _annotation_kept(key))]
-    labels = {kept: value for key, value in pod.labels.items() if (kept := _label_kept(key))}
+    found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _name_of(key))]
+    labels = {kept: value for key, value in pod.labels.items() if (kept := _name_of(key, label=True))}
     if not found and not labels:
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
@@ -101,20 +101,13 @@ def _kept_of(name: str, value: str) -> str:
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
-# The result is cached, because each annotation key is compared with many names, and most pods have the same few keys.
-# The API server limits the length of a key, so a user cannot fill the memory with invented keys.
-@functools.lru_cache(maxsize=4096)
-def _annotation_kept(key: str) -> str:
-    return _name_of(key, _ANNOTATIONS) if ALLOCATION_ANNOTATIONS.fullmatch(key) else ""
-
-
-@functools.lru_cache(maxsize=4096)
-def _label_kept(key: str) -> str:
-    return _name_of(key, _LABELS) if ALLOCATION_LABELS.fullmatch(key) else ""
-
-
-def _name_of(key: str, names: tuple[str, ...]) -> str:
-    return next(name for name in names if is_named(key, (name,)))
+# The result is cached, because each key is compared with many names, and most pods have the same few keys. The API
+# server limits the length of a key, so a user cannot fill the memory with invented keys.
+@functools.lru_cache(maxsize=8192)
+def _name_of(key: str, *, label: bool = False) -> str:
+    """Return the name or prefix of a scheme to which a key of an annotation or label belongs; empty if to none."""
+    names, pattern = (_LABELS, ALLOCATION_LABELS) if label else (_ANNOTATIONS, ALLOCATION_ANNOTATIONS)
+    return next(name for name in names if is_named(key, (name,))) if pattern.fullmatch(key) else ""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -251,7 +244,7 @@ def read_stored(
     if not asks_for_vcuda(pod, known):
         return None
     # The charge and the GPU model come only from the pod's spec, which users cannot change. Up to Kubernetes 1.30, the
-    # required node affinity may have a value that is too long for a label. It matches no node, so it is no model.
+    # required node affinity may have a value that is too long for a label. Such a value matches no node.
     metadata = pod.metadata
     # The scheduler names the claim that it created for the pod in the pod's status, which tenants cannot write.
     made = pod.status.extended_resource_claim_status if pod.status else None

@@ -60,7 +60,7 @@ def _conditions(expression: str) -> Iterator[str]:
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    # If `||` or `? :` joins conditions, a device may match although a condition is false. In CEL, `.?` reads a field.
+    # If `||` or `? :` joins conditions, a device may match although a condition is false. `.?` joins nothing.
     if joints is None or any(
         tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
     ):

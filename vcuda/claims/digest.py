@@ -21,7 +21,8 @@ MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
 names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
 MOST_ENTRIES = 64
-"""The most entries of a claim (``exactly`` and ``firstAvailable``). A charge is computed per entry and GPU model."""
+"""The most entries (``exactly`` or in ``firstAvailable``) in all requests of a claim. The limit bounds the time to
+compute charges, because there is a charge for each entry and GPU model."""
 
 MOST_ASKED_BYTES = 8 * 1024
 """The most bytes of a claim's digest without its pins. 64 entries with names of usual length take half as many."""
@@ -57,7 +58,7 @@ PINS_TOO_LARGE = (
 )
 
 Fact = tuple[str, str, tuple[str, ...]]
-"""The domain and the name of a device attribute, and the values of it that a claim's selectors allow."""
+"""The domain and the name of a device attribute, and the values that a claim's selectors allow for this attribute."""
 
 
 class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -100,7 +101,8 @@ class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class EntryRead(NamedTuple):
-    """An entry, the position of its request, its pins, and the attribute values that its other selectors require."""
+    """One entry of a claim's digest: the position of its request, its pins (selectors for one GPU model), and the
+    attribute values that its other selectors require."""
 
     request: int
     entry: EntryDigest

@@ -69,7 +69,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # the two quotes count for the separator between two texts
+        room -= len(_quote(text))  # the two quotes that `_quote` adds make up for the separator
         if room >= 0:
             yield text
 

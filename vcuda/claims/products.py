@@ -14,7 +14,7 @@ Rows = Mapping[str, tuple[str, ...]]
 
 
 class ModelProducts(msgspec.Struct, frozen=True):
-    """The products of one model."""
+    """The product names of one GPU model."""
 
     patterns: tuple[str, ...]
     """The model's name, its patterns in ``gpu_models``, and the other products of devices on the model's nodes."""

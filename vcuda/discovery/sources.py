@@ -171,7 +171,7 @@ def cards_by_source(
     yield from _by_slices(published)
     product = normalise(labels.get(PRODUCT, ""))
     if product and not product.upper().endswith(INVALID):
-        # If the product label names a MIG slice, the count label has the number of slices. Then the cards are unknown.
+        # If the product label names a MIG slice, the count label counts slices. So the number of cards is unknown.
         count = 0 if _PART.search(product) and "-MIG-" in product.upper() else _figure(labels.get(COUNT_LABEL))
         yield SourceCards(FEATURES, {product: count}, _figure(labels.get(CARD_MEMORY)))
 

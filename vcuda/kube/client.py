@@ -124,9 +124,9 @@ class Kube:
         """
         return self._heard(ApiRequest("GET", path, params), timeout, most).body
 
-    def get_heard(self, path: str, params: Params | None = None, timeout: float = 10) -> Heard:
+    def get_heard(self, path: str, timeout: float = 10) -> Heard:
         """Read one object, as `get` does. Return its JSON together with the time of the answer."""
-        return self._heard(ApiRequest("GET", path, params), timeout)
+        return self._heard(ApiRequest("GET", path), timeout)
 
     def post(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
         """Create the object in ``body`` (JSON), and return it. Raises Conflict if an object of this name exists."""
@@ -198,7 +198,7 @@ class Kube:
         check = self.version_check
         if check is not None and not check.passed:
             host = urlsplit(self.sender.host)
-            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # omits a user and password before the URL's @
+            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # the host without user and password
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
     def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
@@ -333,7 +333,7 @@ class _Parts:
             raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
 
     def take(self) -> bytes:
-        """Return all collected bytes, and forget the parts."""
+        """Return all collected bytes, and start again with no parts."""
         whole = b"".join(self._parts)
         self._parts, self._size = [], 0
         return whole
@@ -386,7 +386,7 @@ class Stream:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # After a WatchLost, the caller lists the objects again, and so gets the change that this event reported.
+            # After a WatchLost, the caller lists the objects again. So the change in the too large event is not missed.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 

@@ -235,7 +235,10 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the Kubernetes version that ``read`` returns. If ``read`` is refused, except by a 401, warn instead."""
+        """Check the Kubernetes version that ``read`` returns. If ``read`` is refused, the version is unknown.
+
+        Raises ApiError if the API server answers 401.
+        """
         try:
             answer, refused = read(), ""
         except errors.ApiError as error:

@@ -82,7 +82,7 @@ class LedgerMarks:
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Create the mark of a namespace. Return True if the namespace had no mark before.
+        """Create the mark of a namespace, which records that it has had a ledger. Return True if it had no mark before.
 
         True means that an earlier ledger never existed, or was deleted when all its charges belonged to stored objects.
         So the caller may open the ledger at once, by a write at ``version``, the resourceVersion at which the caller
@@ -105,8 +105,11 @@ class LedgerMarks:
         return True
 
     def renew(self, namespace: str, timeout: float) -> None:
-        """Replace or create the mark of a namespace. Then no process that has read the older mark can delete the mark.
-        Raises Conflict if another process writes the mark at the same time."""
+        """Replace or create the mark of a namespace, which records that the namespace has had a ledger.
+
+        A process that has read the older mark cannot delete the new mark. Raises Conflict if another process writes the
+        mark at the same time.
+        """
         mark, opener = self._get(namespace, timeout), secrets.token_urlsafe(12)
         if mark is None:
             answered(lambda: self.kube.post(self.collection, _mark(namespace, opener), timeout=timeout))
@@ -122,12 +125,12 @@ class LedgerMarks:
         self._losses.pop(namespace, None)
 
     def current(self, namespace: str, timeout: float = 10) -> str | None:
-        """Return the resourceVersion of a namespace's mark; None if there is no mark."""
+        """Return the resourceVersion of the ConfigMap that marks a namespace; None if the namespace has no mark."""
         mark = self._get(namespace, timeout)
         return mark.metadata.resource_version if mark else None
 
     def remove(self, namespace: str, version: str) -> None:
-        """Delete a namespace's mark if its resourceVersion is ``version``. Otherwise raises Conflict or NotFound."""
+        """Delete the ConfigMap that marks a namespace, if it has ``version``. Otherwise raises Conflict or NotFound."""
         self.kube.delete(self._path(namespace), msgspec.json.encode({"preconditions": {"resourceVersion": version}}))
 
     def _get(self, namespace: str, timeout: float) -> k8s_types.ConfigMap | None:

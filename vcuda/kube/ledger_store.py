@@ -30,7 +30,7 @@ KEY = "ledger"
 NAMESPACE_LABEL = "quota.vcuda.io/ledger-of"
 
 FINALIZER = "quota.vcuda.io/ledger"
-"""The finalizer of a ledger. A ledger that a user deletes stays until each of its charges belongs to a stored pod."""
+"""If a user deletes a ledger, this finalizer keeps it until each charge of the ledger belongs to a stored pod."""
 
 LOOK_AGAIN_SECONDS = 0.05
 
@@ -114,7 +114,8 @@ class LedgerStore(NamespaceCounter):
         # the watch recognises the writes of this process.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # `_dropped` maps a namespace whose ledger was deleted to the version of the mark that must still be deleted.
+        # `_dropped` maps a namespace whose ledger was deleted to the version of its mark (the record that it has had a
+        # ledger), which must still be deleted.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
@@ -156,7 +157,8 @@ class LedgerStore(NamespaceCounter):
             if not self._marks.claim(namespace, version, lost, timeout):
                 if self._awaits_opening(namespace, lost):
                     continue
-                # A replica that has read an older version of the mark cannot delete the renewed mark.
+                # The mark records that the namespace has had a ledger. Renew the mark, so that a replica that has read
+                # an older version of it cannot delete it.
                 self._marks.renew(namespace, timeout)
             return msgspec.structs.replace(stored, ledger=self._counted(namespace, stored.ledger, timeout), opens=True)
 
@@ -204,13 +206,14 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            self._marks.renew(namespace, timeout)  # a restored etcd has lost a ledger and its mark
+            # etcd was restored from a backup, and has lost an earlier ledger together with its mark.
+            self._marks.renew(namespace, timeout)
         self._note(namespace, stored, anew=True)
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger whose version is older than a version that was read before: etcd was restored from a backup.
-        Pods that were charged in the newer version may still be stored later."""
+        """Close a ledger, so that it admits nothing. Its version is older than a version that was read before, because
+        etcd was restored from a backup. Pods that were charged in the newer version may still be stored later."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
@@ -235,7 +238,7 @@ class LedgerStore(NamespaceCounter):
         try:
             stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # A deletion of the ledger is one more change by another writer, which the caller handles.
+            # The ledger was deleted. To the caller this is a change by another writer, so it gets a Conflict.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored
@@ -246,7 +249,8 @@ class LedgerStore(NamespaceCounter):
         The caller must ensure that all charges of the ledger belong to stored pods. The next ledger of the namespace is
         opened at once, and then counts only stored pods.
         """
-        # Read the mark before the ledger is deleted. The mark of a later ledger has another version, and must stay.
+        # Read the namespace's mark (the record that it has had a ledger) before the ledger is deleted. The mark of a
+        # later ledger has another version, and must stay.
         mark = self._marks.current(namespace)
         patch = {"metadata": {"resourceVersion": version, "finalizers": None}}
         raw = self.kube.patch(self._path(namespace), msgspec.json.encode(patch), client.MERGE_PATCH)
@@ -262,7 +266,7 @@ class LedgerStore(NamespaceCounter):
         self.finish_drop(namespace)
 
     def finish_drop(self, namespace: str) -> None:
-        """Delete the mark of a namespace whose ledger this process has deleted, if the mark still exists."""
+        """Delete a namespace's mark (the record that it has had a ledger) if this process has deleted the ledger."""
         if mark := self._dropped.get(namespace):
             # If the mark of the namespace now has another version, the mark belongs to a newer ledger and stays.
             with contextlib.suppress(errors.Conflict, errors.NotFound):

@@ -120,7 +120,7 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
 
 
 class Port(k8s_types.K8sStruct, frozen=True):
-    """A port of all endpoints of an EndpointSlice. No number means "all ports"; then there is no port to connect to."""
+    """A port of all endpoints of an EndpointSlice. Without a number it means "all ports", so nothing connects to it."""
 
     name: str | None = None
     port: int | None = None

@@ -97,7 +97,7 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Read ``head``, the start of a page with a too large object. Return an empty page, the next token and the name."""
+    """Read the start of a page with a too large object. Return an empty page, the next continue token, and the name."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")

@@ -21,7 +21,7 @@ OnEvent = Callable[[T | None, T | None], None]
 """A function that is called after an object changes, with the old and the new object. The old object is None if the
 object was created. The new object is None if the object was deleted."""
 
-_SERVER_TIMEOUT = 300  # seconds ±20 %, after which the API server ends a watch. New watches balance the servers' load.
+_SERVER_TIMEOUT = 300  # seconds ±20 %, after which the API server ends a watch; new watches spread over all servers
 SILENCE = 70
 """A watch without an event for this many seconds is opened again. The API server sends a bookmark about every 60 s. If
 no bookmark arrives, the connection is dead, or the API server does not cache the resource (Events) and sends no
@@ -144,7 +144,7 @@ class Reflector(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the reflector's thread end: during a list in pages after the current page, and otherwise at once."""
+        """Make the reflector's thread end at once, or after the current page if it is reading a list in pages."""
         self._stopping.set()
         self._watches.abort()
 
@@ -171,7 +171,7 @@ class Reflector(Generic[T]):
     def _attempt(self) -> None:
         # Lists if a list is due, and then watches. A lost connection does not make a new list due. Other errors do.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # cleared first, so that `list_again` during the list starts another list
+            self._asked_again.clear()  # cleared before the list, so that a call during the list is not lost
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
@@ -270,7 +270,7 @@ class Reflector(Generic[T]):
         self._store.put(key, new, version)
         self._notify(old, new)
 
-    # If an object was deleted and created again between two watches, its uid differs. Then both events are reported.
+    # If an object was deleted and created again between two watches, its uid differs. Then report both changes.
     def _notify(self, old: store.StoreEntry[T] | None, new: store.StoreEntry[T] | None) -> None:
         if old is new:
             return

@@ -174,7 +174,7 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
 
 
 def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects in the initial events of a watch. Raises Unavailable if the watch ends before their end."""
+    """Return the objects in the initial events of a watch. Raises Unavailable if the watch ends too early."""
     entries: dict[watch.Key, StoreEntry[T]] = {}
     # Changes of objects may arrive before the bookmark that ends the list. So events of every type are applied.
     for event in events:

@@ -27,7 +27,7 @@ MOST_REMEMBERED = 10_000
 
 
 class ListTurns:
-    """Limits how many LISTs of namespaces run at a time. A LIST waits until it is its turn. Thread-safe.
+    """Limits how many LISTs of namespaces run at a time. A LIST waits while too many others run. Thread-safe.
 
     A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, the LIST is ended and repeated with `SLOW_SECONDS`. Later
     LISTs of that namespace get `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
@@ -45,10 +45,10 @@ class ListTurns:
         self._rests_until: dict[str, float] = {}
 
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
-        """Wait for a turn, call ``make``, and return its result. ``make`` gets the seconds that its LISTs may take.
+        """Wait for a turn, and return the result of ``make``, which gets the seconds that its LISTs may take.
 
-        ``patience``: the most seconds to wait. Raises ListOverdue if no turn is free in time, if the LISTs take too
-        long, or shortly after earlier LISTs of the namespace took too long. Also raises the errors of ``make``.
+        ``patience``: the most seconds to wait. Raises ListOverdue if the LISTs cannot begin in time, if they take
+        too long, or shortly after earlier LISTs of the namespace took too long. Also raises the errors of ``make``.
         """
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
             raise self._overdue(namespace, left)
@@ -98,4 +98,4 @@ class ListTurns:
 
 
 class _NoTurn(ListOverdue):
-    """No turn for a LIST became free in the time that the caller could wait."""
+    """Too many other LISTs were running for as long as the caller could wait."""

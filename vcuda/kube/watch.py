@@ -87,7 +87,7 @@ def read_meta(raw: bytes) -> Meta:
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in a line of a watch. Raises the line's ApiError, or WatchLost if an event may be missing."""
+    """Return the event in a line of a watch. Raises the ApiError in the line, or WatchLost if it is unreadable."""
     try:
         return _read_change(line) or _read_any(line, what)
     except msgspec.MsgspecError as error:
@@ -135,7 +135,7 @@ class Watches:
     """Opens watches of one resource path, one at a time. ``params`` are query parameters, for example selectors.
 
     A watch ends after ``silence`` seconds without an event. If ``stopping`` or ``interrupted`` is set when a watch is
-    opened, it ends at once. `abort` ends the open watch at once, so that no thread waits for the next event.
+    opened, this watch ends at once. `abort` ends the open watch at once, so that no thread waits for the next event.
     """
 
     kube: Kube

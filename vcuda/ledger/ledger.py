@@ -16,7 +16,7 @@ MOST_PENDING = 512
 """The most pending charges of a namespace. The limit keeps the ledger small if a controller creates pods endlessly."""
 
 MOST_TERMINATING = 512
-"""The most entries in ``terminating``. If more pods are deleted, the charges of the others stay in ``committed``."""
+"""The most charges of deleted pods in ``terminating``. The charges of further deleted pods stay in ``committed``."""
 
 LEASE_SECONDS = 10
 """A webhook replica may admit from its reservation (quota that it holds in advance) for this many seconds after it sent
@@ -33,8 +33,7 @@ UNSEEN_SECONDS = 30
 is the default grace period of Kubernetes. The ledger records longer grace periods."""
 
 NO_MODEL = ""
-"""The model of a pending entry that charges nothing. Such an entry records the grace period of a pod that uses claims.
-"""
+"""The model of a pending entry that charges nothing. The entry records only the grace period of a pod with claims."""
 
 LEAST_TERMINATING_SECONDS = 5
 """A running pod that is deleted stays charged for at least this many seconds, even with a grace period of 0. kubelet
@@ -85,7 +84,7 @@ class Ledger(msgspec.Struct, frozen=True):
     pending: Mapping[str, Pending] = {}
     """The charges of admitted pods and claims that no watch has delivered yet, by uid."""
     terminating: Mapping[str, Terminating] = {}
-    """The charges of deleted pods whose containers may still run, by uid (by another key if no watch delivered it)."""
+    """The charges of deleted pods whose containers may still run. The key is the uid if a watch saw the deletion."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the counts."""
     claimed: Mapping[str, Charge] = {}
@@ -94,7 +93,7 @@ class Ledger(msgspec.Struct, frozen=True):
     reserved: Mapping[str, Reservation] = {}
     """The reservations of the webhook replicas, by replica."""
     waiting: str = ""
-    """A text, different at each write. A replica that lacks free quota sets it, so that others release reservations."""
+    """A replica without free quota writes a new text here, so that the other replicas release their reservations."""
     graces: Mapping[str, int] = {}
     """By model, the longest grace period of the pods in ``committed``, in seconds, if above `UNSEEN_SECONDS`."""
     claim_grace: int = 0
@@ -102,7 +101,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> Reservation | None:
-        """The reservation that closes a ledger in which charges may be missing; None if the ledger is open."""
+        """The reservation that closes the ledger, because charges may be missing; None if charges are admitted."""
         return self.reserved.get(LOST)
 
     @property

@@ -26,11 +26,11 @@ class GrantUse:
     """The part of a limit that a grant (a dated addition to the limit) adds until the grant ends."""
 
     cards: float | None
-    """The cards of this part; None if only memory is limited."""
+    """The cards that the grant adds; None if only memory is limited."""
     until: str
-    """The end in RFC 3339, with the offset of the grant's time zone."""
+    """The end of the grant in RFC 3339, with the offset of the grant's time zone."""
     memory: int | None = None
-    """The MiB of this part; None if memory is not limited."""
+    """The MiB that the grant adds; None if memory is not limited."""
     why: str = ""
 
 

@@ -109,8 +109,8 @@ class Expired(msgspec.Struct, frozen=True):
     absent: Collection[str] = frozenset()
     """The uids of pending charges whose pod or claim can no longer be stored, and was missing in a late enough LIST."""
     unsure: Mapping[str, int] = {}
-    """By absent uid, the seconds for which containers may still run. Above 0 only if the object may have been stored
-    and deleted by force while no watch ran."""
+    """By uid in ``absent``, the seconds for which containers may still run. Above 0 only if the object may have been
+    stored and deleted by force while no watch ran."""
     ended: Collection[str] = frozenset()
     """The keys of terminating charges that have expired, because the containers of the deleted pods have ended."""
     reaped: Collection[str] = frozenset()
@@ -222,26 +222,25 @@ class _Departed(msgspec.Struct, frozen=True):
 
 def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Mapping[str, Terminating]:
     """Return terminating charges for pods that are missing in the new count although no watch observed a deletion."""
-    if not is_older(ledger.pod_resource_version, observed.since):
+    version = ledger.pod_resource_version
+    if not is_older(version, observed.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
     graces = dict(ledger.graces)
     for each in stored:
         graces[each.model] = max(graces.get(each.model, 0), each.grace)
     lost = _lost(ledger, ledger.committed, stored, observed.committed, pods.left)
-    key = f"{{}}@{ledger.pod_resource_version}"
-    return {key.format(model): _unseen(model, charge, graces.get(model, 0)) for model, charge in lost}
+    return {f"{model}@{version}": _unseen(model, charge, graces.get(model, 0)) for model, charge in lost}
 
 
 def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -> Mapping[str, Terminating]:
     """Return terminating charges for claims that are missing in the new count although no watch observed a deletion."""
-    if not is_older(ledger.claim_resource_version, claims.since):
+    version = ledger.claim_resource_version
+    if not is_older(version, claims.since):
         return {}
-    stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
-    grace = ledger.longest_claim_grace
+    stored, grace = [each for uid, each in ledger.pending.items() if uid in claims.seen], ledger.longest_claim_grace
     lost = _lost(ledger, ledger.claimed, stored, claims.committed, claimed.left)
-    key = f"{{}}@claims@{ledger.claim_resource_version}"
-    return {key.format(model): _unseen(model, charge, grace) for model, charge in lost}
+    return {f"{model}@claims@{version}": _unseen(model, charge, grace) for model, charge in lost}
 
 
 def _unseen(model: str, charge: Charge, grace: int) -> Terminating:
@@ -255,7 +254,8 @@ def _lost(
     after: Mapping[str, Charge],
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield, for each model, the part of ``before`` that is neither in ``after`` nor in ``left``."""
+    """Yield, for each model, the charges in the old count ``before`` that are neither in the new count ``after`` nor in
+    ``left``, the charges of objects whose deletion was observed."""
     # New pods can hide deleted pods, because their charges replace each other in the sum. So the charges that new pods
     # may have are added to ``before``: the stored pending charges, and the reservations of the webhook replicas.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
