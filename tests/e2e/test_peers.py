@@ -108,7 +108,9 @@ def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_rep
             cluster.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/train", given)
             with controlling(installation):
                 [event] = cluster.await_events(namespace, "reason=OtherModelAllocated")
-            assert event["message"].startswith("charged to A10, but given card GPU-a100 of node peers-a10")
+            assert event["message"].startswith(
+                "the pod or claim is charged to A10, but was given card GPU-a100 of node peers-a10"
+            )
             assert installation.charged(namespace) == {"A10": 10}
             register(None)
             eventually(lambda: told() == {})

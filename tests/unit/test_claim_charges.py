@@ -181,7 +181,7 @@ def test_the_value_of_a_profile_is_its_part_of_a_card(profile: str, worth: Charg
         (entry(capacity={"requests": {"cores": "5"}}), "exactly.capacity.requests[cores]", "capacities: memory"),
         (entry(selectors=[selector("true")] * 32), "exactly.selectors", "must not have more than 31 selectors"),
         (first_of(entry(), entry("foo")), "firstAvailable[1].deviceClassName", "no value is configured"),
-        ({"firstAvailable": []}, "", "must have exactly or firstAvailable"),
+        ({"firstAvailable": []}, "", "must have the field `exactly` or the field `firstAvailable`"),
     ],
 )  # fmt: skip
 def test_every_malformed_request_is_reported_with_its_path(asked: Manifest, path: str, sentence: str) -> None:

@@ -91,7 +91,10 @@ def test_claims_that_the_quota_would_not_admit_are_found(
     another_models_card=(
         [claim("a", given=1, other=OTHER)],
         "OtherModelAllocated",
-        "charged to M40, but given card gpu-0 of node gpu-1, a Tesla P100, of model P100; it is charged for both",
+        (
+            "the pod or claim is charged to M40, but was given card gpu-0 of node gpu-1, a Tesla P100, of model P100; "
+            "it is charged for both"
+        ),
     ),
     of_no_model=(
         [uncounted("a")],

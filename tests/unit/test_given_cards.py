@@ -26,7 +26,7 @@ SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 1000, "nvidia.com/gpucores": 
 VGPU = {"nvidia.com/vgpu-number": 1}
 HAMI, VGPU_MANAGER = "hami.io/vgpu-devices-allocated", "nvidia.com/real-allocated"
 QUOTA = NamespaceQuota({"A10": Limit(800)}, mode=Mode.ENFORCE)
-GIVEN = "charged to A10, but given card GPU-a100 of node mixed, a NVIDIA A100, of model A100"
+GIVEN = "the pod or claim is charged to A10, but was given card GPU-a100 of node mixed, a NVIDIA A100, of model A100"
 
 
 @cases(

@@ -96,7 +96,7 @@ def test_a_claim_is_charged_by_its_spec_and_its_status_only_raises_that(
     its_own=(given(pinned("a"), A100_CARD), ""),
     anothers=(
         given(pinned("a"), A100_CARD, M40_CARD),
-        "charged to A100, but given card gpu-0 of node old, a Tesla M40 24GB, of model M40",
+        "the pod or claim is charged to A100, but was given card gpu-0 of node old, a Tesla M40 24GB, of model M40",
     ),
     not_known=(given(pinned("a"), AWAY), ""),
     held_to_none=(given(claim(), M40_CARD), ""),

@@ -27,7 +27,8 @@ class OtherCard(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         known = f", of model {' or '.join(self.models)}" if self.models else ""
-        return f"charged to {self.charged}, but given card {self.uuid} of node {self.node}, a {self.type}{known}"
+        card = f"card {self.uuid} of node {self.node}, a {self.type}{known}"
+        return f"the pod or claim is charged to {self.charged}, but was given {card}"
 
 
 def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:

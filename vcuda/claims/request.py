@@ -29,7 +29,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
     for index, request in enumerate(digest.requests):
         base = f"spec.devices.requests[{index}]"
         if not request.entries:
-            faults.append(Fault(base, "must have exactly or firstAvailable"))
+            faults.append(Fault(base, "must have the field `exactly` or the field `firstAvailable`"))
         for read in itertools.islice(reads, len(request.entries)):
             path, entry = f"{base}.{read.entry.field}", read.entry
             found = find_kind(entry.device_class_name, policy.devices, policy.worth_of)
