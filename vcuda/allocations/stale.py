@@ -196,7 +196,6 @@ class Lock(msgspec.Struct, frozen=True):
 
 
 def read_locks(node: Node) -> Iterator[Lock]:
-    """Yield the locks of all schemes on a node."""
     # The text of HAMi's node lock is "time,namespace,pod" (pkg/util/nodelock). In older releases it is only the time.
     for scheme in SCHEMES:
         value = node.annotations.get(scheme.node_lock) if scheme.node_lock else None

@@ -6,7 +6,7 @@ expressions in the spec can only narrow the devices that the claim may get.
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from decimal import ROUND_CEILING, Decimal
 
 import msgspec
@@ -66,20 +66,20 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         return kinds
 
     @functools.cached_property
-    def drivers_on(self) -> Mapping[str, frozenset[str]]:
+    def drivers_on(self) -> Mapping[str, Set[str]]:
         found: dict[str, set[str]] = {}
         for (driver, _), offers in self.kinds.items():
             for model in offers.by_model:
                 found.setdefault(model, set()).add(driver)
-        return {model: frozenset(drivers) for model, drivers in found.items()}
+        return found
 
     @functools.cached_property
-    def capacities_of(self) -> Mapping[str, frozenset[str]]:
+    def capacities_of(self) -> Mapping[str, Set[str]]:
         """By the name of a driver: the names of all capacities that its devices have."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
-        return {driver: frozenset(names) for driver, names in found.items()}
+        return found
 
     @functools.cached_property
     def requests(self) -> "SizedCache[PackedDigest, ClaimRequest]":
@@ -204,7 +204,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def is_present(self, model: str) -> bool:
         present = self.policy.drivers_on.get(model, frozenset())
-        return present.issuperset(entry.found.driver for entry in self.gpus)
+        return all(entry.found.driver in present for entry in self.gpus)
 
     @functools.cached_property
     def _exclusions(self) -> dict[str, str | None]:

@@ -119,7 +119,6 @@ def find_model(
     published: Collection[DriverCards] = (),
     known: GpuResources = BUILT_IN,
 ) -> Found:
-    """Return the GPU model of a node, according to its labels, its registers and its published devices."""
     seen = tuple(sources.cards_by_source(labels, registers, facts, published, known.schemes))
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None

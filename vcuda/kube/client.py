@@ -114,7 +114,6 @@ class Kube:
         return cls(Sender(api, load), version_check, grace)
 
     def close(self) -> None:
-        """Close the idle connections."""
         self.sender.close()
 
     def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = MOST_OBJECT_BYTES) -> bytes:

@@ -144,29 +144,24 @@ class Sender:
             return manager.request(request.method, self.host + target, body=body, headers=headers, **unread)
         return self._pool.urlopen(request.method, self._base + target, body, headers, redirect=False, **unread)
 
-    def _look(self) -> Mapping[str, str]:
-        # Only one thread at a time may call `update_params_for_auth`, which reads an expired token again.
+    def _look(self, *, load: bool = False) -> Mapping[str, str]:
         headers: dict[str, str] = {**self._api.default_headers}
+        # Only one thread at a time may load credentials, or call `update_params_for_auth`, which may read a new token.
         with self._lock:
             try:
+                if load:
+                    self._load(self._api.configuration)
                 self._api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
-            except (ConfigException, OSError) as error:
+            except (errors.BadInput, ConfigException, OSError) as error:
                 raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
             found = {name: value.strip() for name, value in headers.items()}
             self._kept = self._clock(), found
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Returns newer credentials than ``refused`` if another thread has read them; otherwise reads them again.
+        # Another thread may have read newer credentials than ``refused``. Otherwise they are loaded again.
         current = self._look()
-        if current != refused:
-            return current
-        with self._lock:
-            try:
-                self._load(self._api.configuration)
-            except errors.BadInput as error:
-                raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
-        return self._look()
+        return self._look(load=True) if current == refused else current
 
 
 OLDEST = (1, 30)  # the oldest supported Kubernetes version, major and minor

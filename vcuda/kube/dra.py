@@ -79,7 +79,6 @@ class ServedWatches:
         return self._started
 
     def start(self) -> None:
-        """Start a thread that calls `run`."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -64,7 +64,6 @@ def post_event(kube: Kube, event: Event) -> None:
 
 
 def post_event_or_log(kube: Kube, event: Event) -> None:
-    """Write an Event. If this fails, log the error and return normally."""
     try:
         post_event(kube, event)
     except errors.VcudaError as error:
@@ -114,10 +113,6 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
     addresses: tuple[str, ...] = ()
     conditions: Conditions | None = None
 
-    @property
-    def is_ready(self) -> bool:
-        return self.conditions is None or self.conditions.ready is not False
-
 
 class Port(k8s_types.K8sStruct, frozen=True):
     """A port of all endpoints of an EndpointSlice. Without a number it means "all ports", so nothing connects to it."""
@@ -164,7 +159,8 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
     ports = found.ports or ()
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
+        is_ready = endpoint.conditions is None or endpoint.conditions.ready is not False
         # In an EndpointSlice, only the first address of an endpoint has a defined meaning.
         for host in endpoint.addresses[:1]:
             bracketed = f"[{host}]" if ":" in host else host
-            yield from ((f"{bracketed}:{number}", endpoint.is_ready) for number in numbers)
+            yield from ((f"{bracketed}:{number}", is_ready) for number in numbers)

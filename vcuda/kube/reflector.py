@@ -96,7 +96,7 @@ class Reflector(Generic[T]):
     on_listed: Callable[[], None] = lambda: None
     on_listing: Callable[[], bool] = lambda: False
     page_size: int = 500
-    backoff: Backoff | None = None
+    backoff: Backoff = field(default_factory=Backoff)
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], bool] | None = None
 
@@ -104,7 +104,6 @@ class Reflector(Generic[T]):
         self.counts = store.Counts()
         self.synced = threading.Event()
         self.listed_version = ""
-        self._backoff = self.backoff or Backoff()
         self._stopping = threading.Event()
         self._asked_again = threading.Event()
         self._wait = self.wait or self._stopping.wait
@@ -162,7 +161,7 @@ class Reflector(Generic[T]):
         try:
             while not self._stopping.is_set():
                 self._attempt()
-                if self._wait(self._backoff.next()):
+                if self._wait(self.backoff.next()):
                     return
         except BaseException:
             self._log.exception("reflector ended by an unexpected error")
@@ -244,7 +243,7 @@ class Reflector(Generic[T]):
         self.synced.set()
 
     def _duration(self) -> float:
-        return _SERVER_TIMEOUT * (0.8 + 0.4 * self._backoff.draw())
+        return _SERVER_TIMEOUT * (0.8 + 0.4 * self.backoff.draw())
 
     def follow(self, events: Iterable[watch.WatchEvent]) -> None:
         """Apply the events of a watch to the stored objects until the watch ends. A list must have been read before."""
@@ -256,7 +255,7 @@ class Reflector(Generic[T]):
                 self._last_event = self.clock()
         finally:
             if self.clock() - opened >= _STANDING:
-                self._backoff.reset()
+                self.backoff.reset()
 
     def _apply(self, event: watch.WatchEvent) -> None:
         version = event.meta.resource_version

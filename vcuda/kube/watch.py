@@ -121,7 +121,6 @@ def _read_any(line: bytes, what: str) -> WatchEvent:
 
 
 def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
-    """Yield the items until ``stopping`` is set."""
     remaining = iter(items)
     while not stopping.is_set():
         try:
