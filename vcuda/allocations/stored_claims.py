@@ -123,7 +123,7 @@ class ClaimCounter:
     """Computes the charges of stored claims by one policy. The charge of equal requests is computed once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
-        self._policy = policy
+        self.policy = policy
         self._by_digest: SizedCache[PackedDigest, ClaimCharge] = SizedCache(
             PRICES_BYTES, lambda packed, found: len(packed) + len(found.fault)
         )
@@ -135,7 +135,7 @@ class ClaimCounter:
             return known
         if known and known.certain and known.held and {*map(self._model_of, claim.allocated)} == {known.held}:
             return known
-        asked = request.read_claim(unpack(claim.digest), self._policy)
+        asked = request.read_claim(unpack(claim.digest), self.policy)
         held = asked.model(lenient=True) if asked.gpus else None
         taken = {held: asked.charge(held)} if held else {}
         fault = str(asked.faults[0])[:LONGEST_FAULT] if asked.faults else ""
@@ -180,13 +180,13 @@ class ClaimCounter:
             if known is None or not known[0].product or model == held:
                 continue
             # A product without a model, or of several models, is accepted if the pin of the claim allows the product.
-            if model or not self._policy.products.among(self._policy.products.patterns_of(held))(known[0].product):
+            if model or not self.policy.products.among(self.policy.products.patterns_of(held))(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
         return None
 
     def _offer(self, device: objects.AllocatedDevice) -> tuple[DeviceOffer, str] | None:
-        return self._policy.devices.by_name.get((device.driver, device.pool, device.device))
+        return self.policy.devices.by_name.get((device.driver, device.pool, device.device))
 
     def _model_of(self, device: objects.AllocatedDevice) -> str | None:
         known = self._offer(device)
@@ -194,7 +194,7 @@ class ClaimCounter:
             return None
         product = known[0].product
         if product not in self._models:
-            self._models[product] = self._policy.products.model_of(product) if product else None
+            self._models[product] = self.policy.products.model_of(product) if product else None
         return self._models[product]
 
 

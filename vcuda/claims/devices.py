@@ -75,12 +75,9 @@ def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] |
     Raises ValueError for a malformed capacity.
     """
     spec, known = published.spec, {} if alike is None else alike
-    devices = {}
-    for device in spec.devices or ():
-        offer = _offer(spec.driver, device)
-        devices[device.name] = known.setdefault(offer, offer)
-    offers = tuple(dict.fromkeys(devices.values()))
-    pool = spec.pool
+    found = ((device.name, _offer(spec.driver, device)) for device in spec.devices or ())
+    devices = {name: known.setdefault(offer, offer) for name, offer in found}
+    offers, pool = tuple(dict.fromkeys(devices.values())), spec.pool
     return PoolSlice(
         published.metadata.name,
         spec.driver,

@@ -215,7 +215,6 @@ class TemplateInformer:
 
 class _Made(NamedTuple):
     sources: tuple[object, ...]
-    policy: charges.ClaimPolicy
     counter: ClaimCounter
 
 
@@ -254,15 +253,11 @@ class ClaimPolicies:
 
     def current(self) -> charges.ClaimPolicy | None:
         """Return the rules by which claims are charged; None until the quota and the devices have been read."""
-        made = self._current()
-        return made.policy if made else None
+        counter = self.price()
+        return counter.policy if counter else None
 
     def price(self) -> ClaimCounter | None:
         """Return the function that computes a claim's charge; None until the quota and the devices have been read."""
-        made = self._current()
-        return made.counter if made else None
-
-    def _current(self) -> _Made | None:
         found, read, nodes = self._informer.current(), self._quota.in_force(), self._nodes.current()
         if found is None or read is None:
             return None
@@ -270,5 +265,5 @@ class ClaimPolicies:
         if made is None or any(a is not b for a, b in zip(made.sources, (found, read, nodes), strict=True)):
             policy = charges.ClaimPolicy.of(found, nodes.model_of, read.quota, read.resources)
             # No lock is needed: if two threads build the policy at the same time, the two policies are equal.
-            self._made = made = _Made((found, read, nodes), policy, ClaimCounter(policy))
-        return made
+            self._made = made = _Made((found, read, nodes), ClaimCounter(policy))
+        return made.counter
