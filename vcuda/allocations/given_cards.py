@@ -11,8 +11,9 @@ import msgspec
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.nodes import Nodes
 
-# This splits the annotation with a pod's cards. HAMi writes "uuid,vendor,memory,cores:" for each card, "[slice]" after
-# a uuid in MIG mode, and ";" after each container. vgpu-manager writes "container[index_uuid_cores_memory]".
+# `_SEPARATORS` splits the annotation with a pod's cards. HAMi writes "uuid,vendor,memory,cores:" for each card,
+# "[slice]" after a uuid in MIG mode, and ";" after each container. vgpu-manager writes
+# "container[index_uuid_cores_memory]".
 _SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 

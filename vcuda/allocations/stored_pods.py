@@ -105,7 +105,7 @@ def _kept_of(name: str, value: str) -> str:
 # server limits the length of a key, so a user cannot fill the memory with invented keys.
 @functools.lru_cache(maxsize=8192)
 def _name_of(key: str, *, label: bool = False) -> str:
-    """Return the name or prefix of a scheme to which a key of an annotation or label belongs; empty if to none."""
+    """Return the name or prefix in a scheme that matches the key of an annotation or label; empty if no name does."""
     names, pattern = (_LABELS, ALLOCATION_LABELS) if label else (_ANNOTATIONS, ALLOCATION_ANNOTATIONS)
     return next(name for name in names if is_named(key, (name,))) if pattern.fullmatch(key) else ""
 

@@ -182,8 +182,8 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # A pin (a selector for one GPU model) lists the MIG profiles for which the entry was charged, so profiles that
-        # are published later have no effect. A pin without profiles allows every profile: charge a whole card.
+        # A pin (a selector for one GPU model) lists the MIG profiles for which the entry was charged. So profiles that
+        # are published later have no effect. A pin without profiles allows every profile, so a whole card is charged.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))

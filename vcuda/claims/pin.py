@@ -22,7 +22,7 @@ allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 # The MIG profiles in a pin have at most this many characters together.
 _MOST_OF_PROFILES = 512
 
-# These characters must be escaped by a backslash in a regular expression of RE2, the library that CEL uses.
+# In a regular expression of RE2, the library that CEL uses, a backslash must precede each character of `_SPECIAL`.
 _SPECIAL = frozenset(r"\.+()|[]{}^$")
 _WILD = {"*": ".*", "?": ".", "-": "[ -]"}
 

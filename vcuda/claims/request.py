@@ -57,7 +57,7 @@ def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:
     # Parameters in a claim can make HAMi's driver replace its limits by MPS (`applySharingConfig` in
-    # cmd/hami-kubelet-plugin). Future releases may have other such parameters. So a claim for a share must have none.
+    # cmd/hami-kubelet-plugin). Future releases may have other such parameters. So a share of a card must have none.
     names = [request.name for request in digest.requests]
     shares = {(entry.found.driver, names[entry.request]) for entry in entries if entry.found.kind is Kind.SHARE}
     for index, config in enumerate(digest.config):

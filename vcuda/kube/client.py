@@ -172,8 +172,8 @@ class Kube:
         dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
-        # Each page of a LIST may have another limit, because the continue token contains only the version of the LIST
-        # and the key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        # Each page of a LIST may have another limit. The continue token contains only the version of the LIST and the
+        # key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             return self.get(path, query, timeout, most)

@@ -1,6 +1,6 @@
 """Marks each namespace that has had a ledger. So a lost ledger is not mistaken for a namespace's first ledger.
 
-A ledger holds the charges of one namespace (the GPU quota that its pods take). Until an admitted pod is stored, only
+A ledger records the charges of one namespace (the GPU quota that its pods take). Until an admitted pod is stored, only
 the ledger records the charge of the pod. A count of the stored pods would miss this charge. So every new ledger is
 closed, which means that nothing is admitted. It is opened at once only if the namespace has no mark.
 """

@@ -114,8 +114,8 @@ class LedgerStore(NamespaceCounter):
         # the watch recognises the writes of this process.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # `_dropped` maps a namespace whose ledger was deleted to the version of its mark (the record that it has had a
-        # ledger), which must still be deleted.
+        # `_dropped` maps a namespace whose ledger was deleted to the version of its mark, which must still be deleted.
+        # The mark is the record that the namespace has had a ledger.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)

@@ -142,7 +142,7 @@ class ObjectReader(Generic[T]):
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Log and count an object that is too large. Return its last good entry by its key; empty if there is none."""
+        """Log and count an object that is too large. Return its last good value by its key; empty if there is none."""
         self.counts.undecodable += 1
         self._log.error("object too large to be read", object=str(skipped))
         key = watch.Key(*skipped)

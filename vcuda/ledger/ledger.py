@@ -84,7 +84,7 @@ class Ledger(msgspec.Struct, frozen=True):
     pending: Mapping[str, Pending] = {}
     """The charges of admitted pods and claims that no watch has delivered yet, by uid."""
     terminating: Mapping[str, Terminating] = {}
-    """The charges of deleted pods whose containers may still run. The key is the uid if a watch saw the deletion."""
+    """The charges of deleted pods whose containers may still run, by uid if a watch delivered the deletion."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the counts."""
     claimed: Mapping[str, Charge] = {}

@@ -30,7 +30,7 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     seen: Collection[str]
     """The uids of all claims that were observed, including deleted claims, without claims whose charge is unknown."""
     vanished: Mapping[str, Terminating] = {}
-    """The charges of claims that lost their devices while a pod may still use them, by a key for each such loss."""
+    """The charges of claims that lost their devices while a pod may still use the devices. Each loss has a key."""
     since: str = ""
     """The version at which the watch began, or the version of the LIST. Earlier deletions were not observed."""
     users: Collection[str] = ()
@@ -254,8 +254,8 @@ def _lost(
     after: Mapping[str, Charge],
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield, for each model, the charges in the old count ``before`` that are neither in the new count ``after`` nor in
-    ``left``, the charges of objects whose deletion was observed."""
+    """Yield by model the charges that the old count ``before`` has, and the new count ``after`` lacks. The charges in
+    ``left`` do not count as lacking, because the deletion of their objects was observed."""
     # New pods can hide deleted pods, because their charges replace each other in the sum. So the charges that new pods
     # may have are added to ``before``: the stored pending charges, and the reservations of the webhook replicas.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
