@@ -112,8 +112,8 @@ def company() -> Sample:
         RefusedWorkload("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4", over, ago(minutes=11), 9),
         RefusedWorkload("fraud", "ReplicaSet", "scorer-58c4d9", odd, ago(minutes=34)),
     )
-    gone = "removed the allocation of gpu-manager: node gpu-t4-02 does not exist (tencent.com/predicate-node)"
-    lock = "removed the allocation of hami: its lock is 9 minutes old (hami.io/mutex.lock)"
+    gone = "the stale allocation of gpu-manager was removed: node gpu-t4-02 does not exist (tencent.com/predicate-node)"
+    lock = "the stale allocation of hami was removed: its lock is 9 minutes old (hami.io/mutex.lock)"
     sample.removals = (
         RemovedAllocation("ci", "unit-tests-8f2", "Pod", gone, ago(minutes=7)),
         RemovedAllocation("", "gpu-m40-1", "Node", lock, ago(minutes=48)),

@@ -26,7 +26,7 @@ from vcuda.kube import Kube, segment
 from vcuda.ledger.ledger import is_older
 
 MAX_ATTEMPTS = 4
-"""The most attempts of one call to place or bind a pod. An attempt fails if another process writes the same object."""
+"""The most attempts to place or bind one pod. An attempt fails if another process writes the same object meanwhile."""
 
 DEADLINE_SECONDS = 12.0
 """The most seconds until the answer to the scheduler: its httpTimeout of 15 s, less the 3 s of one API call."""
@@ -35,7 +35,7 @@ MIN_CALL_SECONDS = 0.2
 """With fewer seconds left until the deadline, no API call is started, because the call would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
-"""The most seconds for which a call waits until the placements of earlier calls are decided."""
+"""The most seconds for which a request of the scheduler waits until the pods of earlier requests are placed."""
 
 _POD = msgspec.json.Decoder(Pod)
 
@@ -105,7 +105,7 @@ class Allocator:
         except VcudaError as error:
             self._metrics.placements.labels("error").inc()
             pod = f"{args.pod.metadata.namespace}/{args.pod.metadata.name}"
-            self._log.warning("not placed", pod=pod, error=str(error))
+            self._log.warning("pod not placed", pod=pod, error=str(error))
             return args.failed(str(error))
         if isinstance(placed, str):
             self._metrics.placements.labels("placed").inc()
@@ -115,8 +115,8 @@ class Allocator:
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
         """Of the suggested nodes, return those whose cards have room for the pod after the victims are evicted."""
-        # The scheduler chose the pods to evict by the sum over all cards of a node. Leave out nodes where no single
-        # card would have enough room.
+        # The scheduler chose the pods to evict by the free cores and memory of a whole node. Leave out nodes where no
+        # single card would have enough room for the pod.
         request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -144,7 +144,7 @@ class Allocator:
             raise NotPlaced("the pod was changed during every attempt to bind it")
         except VcudaError as error:
             self._metrics.bindings.labels("error").inc()
-            self._log.warning("not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
+            self._log.warning("pod not bound", pod=f"{args.namespace}/{args.name}", node=args.node, error=str(error))
             return str(error)
 
     def load(self) -> None:
@@ -165,7 +165,8 @@ class Allocator:
                 self._write(node, Deadline(self._clock), without=uids)
         for node in self._cache.abandoned():
             if journal := self._cache.journal(node):
-                with suppress(NotFound, Conflict):  # Conflict: another process has changed the journal, so it stays.
+                # After a Conflict, the journal stays, because another process has changed it.
+                with suppress(NotFound, Conflict):
                     self._journal.delete(journal)
                 self._cache.close(node)
 
@@ -173,7 +174,7 @@ class Allocator:
     def _alone(self) -> Iterator[None]:
         # Placements are decided one at a time, because one of two concurrent writes of a journal would fail.
         if not self._turn.acquire(timeout=TURN_TIMEOUT_SECONDS):
-            raise NotPlaced("the placements of other pods took too long; the scheduler retries")
+            raise NotPlaced("placing other pods took too long; the scheduler retries")
         try:
             yield
         finally:
@@ -187,7 +188,7 @@ class Allocator:
             except Conflict:
                 try:
                     journal = self._journal.read(node, deadline.timeout())
-                except UnreadableJournal as error:  # Skip this node: pods can still be placed on other nodes.
+                except UnreadableJournal as error:  # Skip this node, because pods can still be placed on other nodes.
                     self._log.error("placements of a node cannot be read", node=node, error=str(error))
                     continue
             self._cache.load(journal)
@@ -289,7 +290,7 @@ class Allocator:
             if self._write(found.node, deadline, entry):
                 self._leave(uid, version, found.node, deadline)
                 return found.node
-        raise NotPlaced("other processes placed pods on the same nodes during each try")
+        raise NotPlaced("during each attempt to place the pod, another process placed pods on the same node")
 
     def _version_of(self, pod: Pod) -> str:
         """Return a pod's newest known resourceVersion. Raises NotPlaced if the pod is already bound or has ended."""
@@ -339,7 +340,7 @@ class Allocator:
             self._send_binding(pod, args, annotations, deadline.timeout())
         except Conflict:
             return False
-        except Unavailable as error:  # The binding may be stored although no answer came, so read the pod again.
+        except Unavailable as error:  # The binding may be stored although the API server sent no answer. Read the pod.
             if not _is_bound(self._read(args, deadline.timeout()), args.node):
                 raise NotPlaced(f"the outcome of the binding is unknown: {error}") from error
         return True

@@ -8,7 +8,7 @@ import msgspec
 
 from controller.extender.journal import JournalEntry, NodeJournal
 from controller.extender.strategy import NodeCards
-from vcuda.allocations.cards import Cards, Share, Unplaceable, read_cards
+from vcuda.allocations.cards import Cards, Unplaceable, read_cards
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.k8s_types import Node
 from vcuda.ledger.ledger import is_older
@@ -74,8 +74,8 @@ class CardCache:
         """Use this journal for its node from now on, unless a newer version of the node's journal was loaded before."""
         with self._lock:
             node = journal.node
-            if is_older(journal.version, self._versions.get(node, "")):  # Another thread has loaded a newer journal.
-                return
+            if is_older(journal.version, self._versions.get(node, "")):
+                return  # Another thread has loaded a newer journal of the node.
             for uid in self._entries.get(node, ()):
                 self._unlink(node, uid)
             over = {uid for uid in journal.entries if uid in self._pods and _is_over(node, self._pods[uid])}
@@ -163,13 +163,9 @@ class CardCache:
         entry = self._entries.get(pod.node, {}).get(pod.uid)
         self._forget(pod.uid)
         if entry and pod.live and pod.grace_seconds:
-            self._add(pod.node, msgspec.structs.replace(entry, ends=ends))
-
-    def _add(self, node: str, entry: JournalEntry) -> None:
-        self._entries[node][entry.uid] = entry
-        self._nodes_of.setdefault(entry.uid, set()).add(node)
-        self._outdated.add(node)
-        self._recount(node)
+            self._entries[pod.node][pod.uid] = msgspec.structs.replace(entry, ends=ends)
+            self._nodes_of.setdefault(pod.uid, set()).add(pod.node)
+            self._recount(pod.node)
 
     def _forget(self, uid: str) -> None:
         self._pods.pop(uid, None)
@@ -194,11 +190,10 @@ class CardCache:
             self._cards.pop(node, None)
             return
         if isinstance(cards, Cards):
-            cards = cards.taken(self._shares_on(node)) if node in self._entries else UNREAD
+            entries = self._entries.get(node)
+            taken = (share for entry in (entries or {}).values() for share in entry.all_shares())
+            cards = UNREAD if entries is None else cards.taken(taken)
         self._cards[node] = cards
-
-    def _shares_on(self, node: str) -> Iterable[Share]:
-        return (share for entry in self._entries[node].values() for share in entry.all_shares())
 
 
 def _is_over(node: str, pod: StoredPod) -> bool:

@@ -4,11 +4,12 @@ Tenants can patch the annotations of pods. So the extender writes annotations fo
 journals. A placement (the node and the cards of one pod) is stored in the journal of the node before the scheduler gets
 the answer. The placement stays there until the pod has ended, was deleted, or is bound to another node.
 
-Every write is a compare-and-swap on the version by which the extender decided. So two replicas never assign the same
-part of a card, even if both of them act as the leader. This does not depend on clocks.
+Every write of a journal is a compare-and-swap: the API server stores it only if the journal still has the version by
+which the extender decided. So two controllers never assign the same part of a card, even if both act as the leader and
+their clocks differ.
 
-The ConfigMap is created when the extender first sees the node. Only then the extender reads the annotations of the pods
-that are already bound to the node.
+The extender creates the ConfigMap when it first sees the node. Only at that time does it read the annotations of the
+pods that are already bound to the node.
 """
 
 import hashlib
@@ -107,11 +108,11 @@ class Journal:
         if the outcome is unknown.
         """
         if len(journal.entries) > MAX_PLACEMENTS:
-            raise errors.NotPlaced(f"node {journal.node} already has {MAX_PLACEMENTS} pods with cards, the maximum")
+            raise errors.NotPlaced(f"node {journal.node} already has the maximum of {MAX_PLACEMENTS} pods with cards")
         if journal.version:
             try:
                 answer = self._kube.put(self._path(journal.node), self._manifest(journal), timeout=timeout)
-            except errors.NotFound:  # Somebody has deleted the ConfigMap of the node, so create it again.
+            except errors.NotFound:  # Somebody has deleted the ConfigMap of the node. Create the ConfigMap again.
                 return self.write(msgspec.structs.replace(journal, version=""), timeout)
         else:
             answer = self._kube.post(self._collection, self._manifest(journal), timeout=timeout)
@@ -131,9 +132,10 @@ class Journal:
         try:
             written = _WRITTEN.decode((config_map.data or {})[KEY])
         except (KeyError, *UNDECODABLE) as error:
-            advice = "delete it, and the extender creates it again from the pods that are bound to the node"
-            message = f"ConfigMap {self._namespace}/{metadata.name} cannot be read ({error}): {advice}"
-            raise errors.UnreadableJournal(message) from error
+            raise errors.UnreadableJournal(
+                f"ConfigMap {self._namespace}/{metadata.name} cannot be read: {error}. Delete this ConfigMap. The"
+                " extender then creates it again from the pods that are bound to the node."
+            ) from error
         return NodeJournal(written.node, metadata.resource_version, {each.uid: each for each in written.placements})
 
     def _manifest(self, journal: NodeJournal) -> bytes:
@@ -150,7 +152,7 @@ class Journal:
 
 
 def name_of(node: str) -> str:
-    """Return the name of a journal's ConfigMap. It ends with the node's name, or with a hash if that is too long."""
+    """Return the name of a journal's ConfigMap. It ends with the node's name, or with its hash if the name is long."""
     if len(PREFIX + node) <= _MAX_NAME:
         return PREFIX + node
     return PREFIX + hashlib.sha256(node.encode()).hexdigest()

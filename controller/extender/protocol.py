@@ -30,7 +30,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return an ExtenderFilterResult: the pod fits on no node. Preemption skips nodes whose reason is final."""
+        """Return an ExtenderFilterResult without nodes. For preemption, nodes with a final reason are skipped."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
@@ -100,7 +100,7 @@ def read_extender_args(body: bytes) -> ExtenderArgs:
             return ExtenderArgs(pod, names)
         listed = fields.get("Nodes", _ABSENT)
         items = _OBJECT.decode(listed).get("items", _ABSENT) if listed != _ABSENT else _ABSENT
-        # With ``nodeCacheCapable: false`` the response must repeat the nodes unchanged, so keep their undecoded JSON.
+        # With ``nodeCacheCapable: false`` the response must repeat the nodes unchanged. So keep the JSON of each node.
         nodes = {_IDENTIFIED.decode(raw).metadata.name: raw for raw in _RAWS.decode(items) or ()}
         return ExtenderArgs(pod, tuple(nodes), nodes)
 

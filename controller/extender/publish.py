@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 MIN_INTERVAL_SECONDS = 3.0
 """The least number of seconds between two writes of the ConfigMap with the numbers of free cards."""
 
-# To write unchanged figures again is cheap: the API server neither stores a patch without changes nor sends an event.
+# Unchanged numbers may be written often, because the API server does not store a patch without changes.
 REPEAT_SECONDS = 60.0
 """After this many seconds, unchanged numbers of free cards are written again, in case somebody has edited them."""
 
@@ -26,9 +26,10 @@ _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 
 
 class CardsPublisher:
-    """Writes the numbers of free cards into a ConfigMap for the webhook. ``clock``: returns seconds."""
+    """Writes the numbers of free cards into a ConfigMap for the webhook. ``clock``: returns seconds.
 
-    # The published free cards may be some seconds old. The webhook uses them only to choose the model to try first.
+    The published numbers may be some seconds old. The webhook uses them only to choose the model that it tries first.
+    """
 
     def __init__(
         self,
@@ -56,17 +57,17 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the ConfigMap of free cards that an earlier leader has published. If this fails, log the error."""
-    # Without an extender, nobody updates the published free cards, and outdated figures would mislead the webhook.
+    """Delete the ConfigMap of free cards that an earlier leader has published. If the deletion fails, log the error."""
+    # Without an extender, nobody updates the published numbers, and outdated numbers would mislead the webhook.
     log = structlog.get_logger()
     try:
         kube.delete(f"{_collection(namespace)}/{CARDS_CONFIG_MAP}")
     except NotFound:
         return
     except VcudaError as error:
-        log.warning("outdated figures of free cards could not be deleted", error=str(error))
+        log.warning("the outdated numbers of free cards could not be deleted", error=str(error))
     else:
-        log.info("figures of free cards deleted, because no extender is configured")
+        log.info("the numbers of free cards were deleted, because no extender is configured")
 
 
 def _collection(namespace: str) -> str:

@@ -26,15 +26,16 @@ SERVICE = "vcuda-extender"
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0
-"""Seconds between two passes that remove expired placements of pods and create missing journals of nodes."""
+"""Seconds between two passes that remove expired placements of pods and create missing journals of nodes. The journal
+of a node is the ConfigMap with the placements (the cards of each pod) on the node."""
 
-NOT_TIDIED = "expired placements could not be removed"
+NOT_TIDIED = "expired placements of pods could not be removed"
 
 MAX_BODY = 128 * 2**20
 """The most bytes of a request body. If the scheduler sends complete nodes, this is enough for about 8,000 nodes."""
 
 LARGE_BODY = 2**20
-"""Request bodies with more bytes are read one at a time. Bodies with only the names of nodes are far smaller."""
+"""Requests with larger bodies are handled one at a time, to save memory. Bodies with only node names are smaller."""
 
 ANSWER_PART = 8 * 2**20
 
@@ -70,12 +71,12 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         verb = verbs.get(path) if method == "POST" else None
         length = environ.get("CONTENT_LENGTH") or ("" if method == "POST" else "0")
-        # A request with a chunked body is refused, because the length is unknown. A body for an unknown path must be
-        # read, too: the next request follows the body on the same connection.
+        # A request with a chunked body is refused, because its length is unknown. A body for an unknown path must be
+        # read, too, because the next request follows that body on the same connection.
         unbounded = "HTTP_TRANSFER_ENCODING" in environ or not length.isdigit()
         if unbounded or int(length) > (MAX_BODY if verb else LARGE_BODY):
             # A refused body is not read. cheroot closes the connection, so the body is not taken for the next request.
-            message = f"the body must have a Content-Length of at most {MAX_BODY} bytes"
+            message = f"the request must have a Content-Length of at most {MAX_BODY} bytes"
             yield from httpd.reply(start_response, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
         elif method == "GET" and path == "/version":
             yield from httpd.reply(start_response, HTTPStatus.OK, __version__)
@@ -84,7 +85,7 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
             with large if int(length) > LARGE_BODY else nullcontext():
                 body = _read(environ)
                 if verb is None:
-                    yield from httpd.reply(start_response, HTTPStatus.NOT_FOUND, "not found")
+                    yield from httpd.reply(start_response, HTTPStatus.NOT_FOUND, "the extender has no such path")
                     return
                 status, answer = _answer(verb, body)
                 del body
@@ -112,8 +113,8 @@ def _answer(verb: Verb, body: bytes) -> tuple[HTTPStatus, str | bytes]:
     except errors.BadInput as error:
         return HTTPStatus.BAD_REQUEST, str(error)
     except Exception:  # noqa: BLE001  # Catch every error: it is logged, and the scheduler retries the pod.
-        structlog.get_logger().exception("request of the scheduler failed")
-        return HTTPStatus.INTERNAL_SERVER_ERROR, "internal error; see the controller's log"
+        structlog.get_logger().exception("a request of the scheduler failed")
+        return HTTPStatus.INTERNAL_SERVER_ERROR, "internal error of the extender; the controller's log has the cause"
 
 
 class Listening(msgspec.Struct, frozen=True):
@@ -195,15 +196,18 @@ class Extender:
         return publish.count_free(self._cache.cards(), self._nodes.current())
 
     def serve(self) -> None:
-        """Read the journals (stored placements of pods), start the server, and publish the server's address.
+        """Read the journals (the stored placements of pods), start the server, and publish the server's address.
 
         The caller must have listed all pods and nodes. If the journals cannot be read, ``on_fault`` is called. Raises
         OSError if the server cannot listen.
         """
-        if not any(self._attempt(self._allocator.load, "the journals could not be read") for _ in range(MAX_ATTEMPTS)):
+        if not any(
+            self._attempt(self._allocator.load, "the journals with the placements of pods could not be read")
+            for _ in range(MAX_ATTEMPTS)
+        ):
             self._on_fault()
             return
-        # Call `tidy` twice, because a pod that the watch has not reported is read only by the second call in a row.
+        # Call `tidy` twice, because only its second call reads the pods that the pod watch has not reported.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)
@@ -233,10 +237,8 @@ class Extender:
     def _attempt(self, step: Callable[[], None], failing: str) -> bool:
         try:
             step()
-        except (
-            errors.VcudaError,
-            *k8s_types.UNDECODABLE,
-        ) as error:  # A user may have edited a stored object so that it cannot be decoded.
+        # A user may have edited a stored object so that the object cannot be decoded.
+        except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
             self._log.warning(failing, error=str(error))
             return False
         return True

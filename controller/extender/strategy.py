@@ -90,7 +90,7 @@ def _offering(
         if isinstance(cards, Unplaceable):
             reasons[name] = cards
         elif cards.scheme is not request.scheme:
-            reasons[name] = Unplaceable(f"no {request.scheme.cores}")
+            reasons[name] = Unplaceable(f"no {request.scheme.cores} on the node")
         else:
             offering.append((cards.free_cores, cards.free_memory, name, cards))
     offering.sort()  # Every tuple has a different node name, so the sort never compares `Cards`.

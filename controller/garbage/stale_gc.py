@@ -22,13 +22,14 @@ from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, po
 COMPONENT = "vcuda-controller"
 REASON = "StaleAllocationRemoved"
 
-MAX_ATTEMPTS = 5  # Maximum attempts to check one object while other clients change it.
+MAX_ATTEMPTS = 5  # Maximum attempts to check one pod or node while other clients change the object.
 PERIOD_SECONDS = 60.0
-"""Seconds until all objects are checked again, in case an event was missed or a clock was wrong."""
-STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no key for this many periods.
+"""Seconds until all pods and nodes are checked again, in case an event was missed or a clock was wrong."""
+STUCK_PERIODS = 5  # The loop counts as stuck if it has checked no object for this many periods.
 RETRY_SECONDS = 10.0
 LOCK_GRACE_SECONDS = 10.0
-"""Seconds from the first sight of a lock on a node to the lock's check. Most locks are released within this time."""
+"""Seconds until a new lock of a node (an annotation that a vendor's scheduler writes while it binds a pod) is checked.
+Most locks are released within this time."""
 
 MOST_KEYS_LOGGED = 20
 """The maximum number of removed annotation keys in one log line. A pod can have thousands of annotations."""
@@ -40,7 +41,7 @@ _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
-    """The stale allocations on the pod or node at ``path``. ``subject``: has the resourceVersion that was checked."""
+    """A pod or node with stale allocations, and its ``path`` in the API. ``subject``: the version that was checked."""
 
     subject: InvolvedObject
     path: str
@@ -69,7 +70,8 @@ class PatchRemover:
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise errors.Conflict(error.status, error.message) from error
             raise
-        # The Event about a removal is written after the patch, so it is never wrong. A crash in between loses it.
+        # The Event is written after the patch, so it never reports a removal that failed. A crash in between loses the
+        # Event.
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
@@ -79,7 +81,7 @@ class PatchRemover:
         # The Event's name contains the resourceVersion of the object, so that each removal gets its own Event.
         identity = f"{removal.scheme}-{removal.rule}-{subject.resource_version}"
         keys = ", ".join((*removal.annotations, *removal.labels))
-        message = f"removed the allocation of {removal.scheme}: {removal.why} ({keys})"
+        message = f"the stale allocation of {removal.scheme} was removed: {removal.why} ({keys})"
         post_event_or_log(self._kube, Event(subject, identity, REASON, message, COMPONENT))
 
 
@@ -98,7 +100,7 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
 
 
 class GcOptions(msgspec.Struct, frozen=True):
-    """Options. ``timeout``: seconds after which an allocation or lock is stale. ``dry_run``: only log what is stale."""
+    """The options of the removal. ``timeout``: seconds until an allocation or lock is stale. ``dry_run``: only log."""
 
     timeout: float = 300.0
     dry_run: bool = False
@@ -137,7 +139,7 @@ class StaleAllocationGc:
         self._remove = remove
         self._timeout = timeout
         self._wall = wall
-        # `_served`: each object as it was at its last complete check. An unchanged object needs no other check.
+        # `_served`: each object as it was at its last complete check. An unchanged object is not checked again.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
         # `_future_seen`: by pod uid, allocation times that were in the future, and when this process first saw them.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
@@ -184,7 +186,7 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Read a pod or node, and remove its stale allocations. Return the seconds until another one can be stale.
+        """Read a pod or node, and remove its stale allocations. Return the seconds until another can be stale.
 
         Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """
@@ -278,7 +280,7 @@ class StaleAllocationGc:
         return self._nodes.reflector.get(("", node)) is not None
 
     def _node_exists(self, node: str) -> bool:
-        # Ask the API server before a node counts as missing, because the watch may be behind.
+        # If the watch does not show the node, read it from the API server, because the watch may be behind.
         if self._is_watched(node):
             return True
         return k8s_types.can_be_name(node) and self._is_stored(f"/api/v1/nodes/{segment(node)}")

@@ -44,7 +44,7 @@ def test_a_damaged_journal_affects_only_its_node_until_it_is_deleted(api: ApiDou
     Leader(api, cards={"n1": 1, "n2": 1}).leads()
     damaged = {**api.objects[JOURNAL], "data": {"placements": text} if text is not None else None}
     api.store(JOURNAL, damaged)
-    with pytest.raises(UnreadableJournal, match="delete it, and the extender creates it again"):
+    with pytest.raises(UnreadableJournal, match="Delete this ConfigMap. The extender then creates it again"):
         Journal(api.kube, SYSTEM).read("n1")
     leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n2", 100)
@@ -68,7 +68,7 @@ def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> N
     A journal is the ConfigMap with the placements on one node.
     """
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
-    with pytest.raises(NotPlaced, match="node n1 already has 1000 pods with cards"):
+    with pytest.raises(NotPlaced, match="node n1 already has the maximum of 1000 pods"):
         journal.write(NodeJournal("n1", "", entries))
     entries.popitem()
     journal.write(NodeJournal("n1", "", entries))

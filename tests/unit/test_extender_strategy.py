@@ -100,7 +100,7 @@ def test_every_node_that_fails_has_its_reason() -> None:
     assert bin_pack(request((100, 0)), [*nodes, "new"], nodes) == {
         "cpu": lacking,
         "full": Unplaceable("1 whole vcuda cards needed, 0 free", final=False),
-        "other": Unplaceable("no tencent.com/vcuda-core"),
+        "other": Unplaceable("no tencent.com/vcuda-core on the node"),
         "new": Unplaceable("the node is not known yet", final=False),
     }
 

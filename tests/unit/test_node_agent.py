@@ -166,7 +166,7 @@ def test_the_begin_and_the_end_of_a_standstill_are_logged(registry: CollectorReg
     agent = agent_of(registry, Sweeps([([], UNKNOWN), ([], UNKNOWN), ([], None), ([], None)]))
     for _ in range(4):
         agent.sweep()
-    assert [line["event"] for line in logs] == ["nothing is removed", "removal resumed"]
+    assert [line["event"] for line in logs] == ["no directory can be removed", "directories can be removed again"]
 
 
 def test_an_internal_error_ends_the_agent(registry: CollectorRegistry) -> None:

@@ -25,7 +25,7 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         pytest.param([], "--scheme", id="no scheme"),
         pytest.param(STAY[:2], "--node", id="no node"),
-        pytest.param(STAY, "to verify that the listed pods are this node's", id="no pod uid and no kubelet directory"),
+        pytest.param(STAY, "--pod-uid or --kubelet-pods is required", id="no pod uid and no kubelet directory"),
         pytest.param(
             [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file of pods without --once"
         ),

@@ -57,7 +57,9 @@ def test_a_pod_is_checked_when_its_allocation_can_first_be_stale_and_is_cleared_
     about = event["involvedObject"]
     assert (about["kind"], about["namespace"], about["name"], about["uid"]) == ("Pod", "team-a", "train-0", "uid-1")
     assert (event["reason"], event["type"]) == ("StaleAllocationRemoved", "Normal")
-    assert event["message"].startswith("removed the allocation of gpu-manager: the allocation was made at 2023-11-14T")
+    assert event["message"].startswith(
+        "the stale allocation of gpu-manager was removed: the allocation was made at 2023-11-14T"
+    )
     assert "tencent.com/predicate-gpu-idx-0" in event["message"]
 
 

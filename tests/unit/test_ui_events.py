@@ -90,9 +90,9 @@ def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
 
 
 def test_a_removal_names_its_object() -> None:
-    removed = event("removed the allocation of hami: old", involvedObject={"kind": "Node", "name": "gpu-1"})
+    removed = event("the stale allocation of hami was removed: old", involvedObject={"kind": "Node", "name": "gpu-1"})
     assert read_removal(removed, NEW_YEAR) == RemovedAllocation(
-        "", "gpu-1", "Node", "removed the allocation of hami: old", NEW_YEAR
+        "", "gpu-1", "Node", "the stale allocation of hami was removed: old", NEW_YEAR
     )
 
 

@@ -1,1 +1,1 @@
-"""The agent on each GPU node. For deleted pods, it removes the directories that a vendor's device plugin has made."""
+"""The agent on each GPU node. It removes directories that a vendor's device plugin made for deleted pods."""

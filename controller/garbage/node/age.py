@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# At most this many directories are tracked. Further directories wait until some tracked directories are removed.
+# At most this many directories are tracked at a time. All others stay until some of the tracked ones are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -22,7 +22,10 @@ class Now(NamedTuple):
 
 
 class AgePolicy(Protocol):
-    """Decides whether a directory must stay longer. Each sweep calls ``begin``, and then ``hold`` per directory."""
+    """Decides whether a directory is old enough to be removed.
+
+    Each sweep (one pass over all directories) calls ``begin`` once, and then ``hold`` for each directory.
+    """
 
     def begin(self, now: Now) -> None:
         """Begin a sweep, which starts at the time ``now``."""
@@ -38,9 +41,9 @@ class AgeRecord(msgspec.Struct, frozen=True):
     """The record of one directory that an age policy keeps from sweep to sweep.
 
     ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
-    ``times``: the number of consecutive sweeps that found it.
+    ``times``: the number of consecutive sweeps that found the directory.
     ``failures``, ``failed``: the number of failed removals, and the reason of the last failure.
-    ``retry_at``: the earliest time of the next attempt to remove it, in seconds of the monotonic clock.
+    ``retry_at``: the earliest time of the next attempt to remove the directory, in seconds of the monotonic clock.
     """
 
     inode: int
@@ -52,10 +55,12 @@ class AgeRecord(msgspec.Struct, frozen=True):
 
 
 class ObservedAge:
-    """The age policy of a running agent: ``times`` consecutive sweeps must find a directory, and for ``seconds``.
+    """The age policy of a running agent.
 
-    The last change of the directory must be ``seconds`` ago, too. This alone is not enough, because the wall clock may
-    have jumped forward. A change in the future is ignored. A directory not passed to ``hold`` in a sweep is forgotten.
+    A directory is old enough if at least ``times`` sweeps in a row have found it, the first of them ``seconds`` ago.
+    The last change of the directory must be ``seconds`` ago, too. The time of the last change alone is not enough,
+    because the wall clock may have jumped forward. A last change in the future is ignored. If a sweep does not call
+    ``hold`` for a directory, the record of the directory is deleted.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -99,8 +104,9 @@ class ObservedAge:
 class ModifiedAge:
     """The age policy of a single sweep: the age of a directory is the time from its last change to the sweep's start.
 
-    If ``as_of`` (Unix seconds) is before the start of the sweep, the age ends there. After a change in the future, a
-    directory counts as too young. This policy trusts the wall clock, so a person must check the clock and the result.
+    If ``as_of`` (Unix seconds) is before the start of the sweep, the age is the time until ``as_of``. A directory whose
+    last change is in the future counts as too young. This policy trusts the wall clock, so a person must check the
+    clock and the result.
     """
 
     def __init__(self, seconds: float, as_of: float = math.inf) -> None:

@@ -1,4 +1,4 @@
-"""The node agent's loop, which sweeps in each period and after pods were deleted. Its output, logs and metrics."""
+"""The loop of the node agent, which sweeps once per period and after pods were deleted, and its output and metrics."""
 
 import contextlib
 import queue
@@ -29,7 +29,7 @@ class Action(names.Explained):
 
     KEPT = "kept", ""
     MOVED = "moved", "the pod does not exist"
-    DELETED = "deleted", "the time in the trash is over"
+    DELETED = "deleted", "the directory was in the trash long enough, or the disk is almost full"
     RESTORED = "restored", "the pod exists, or the move to the trash was interrupted"
     WOULD_MOVE = "would move", MOVED[1]
     WOULD_DELETE = "would delete", DELETED[1]
@@ -72,7 +72,7 @@ def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
 
 
 def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array of objects with directory, verdict, reason (null if it was not kept), why, and freedBytes."""
+    """Return a JSON array with an object for each outcome. Its reason is null unless the directory was kept."""
     rows = [
         {
             "directory": shown(outcome.path),
@@ -116,7 +116,7 @@ class SweepMetrics:
             "End of the last complete sweep in Unix seconds; 0 if there was none.",
             registry=registry,
         )
-        # Create every series of this metric with the value 0. Without that, rate() would miss its first increase.
+        # Create every series of this metric with the value 0. Otherwise rate() would miss the first increase.
         for result in ("complete", "blocked", "unfinished", "failed"):
             self._sweeps.labels(result)
         self.begin()
@@ -141,7 +141,7 @@ class SweepMetrics:
     def end(self, result: str, wall: float) -> None:
         """Publish the metrics of the sweep that has ended. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # A failed or unfinished sweep may miss directories. Its figures would look as if these had disappeared.
+        # A failed or unfinished sweep may miss directories. In its figures, these directories would seem to be removed.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -180,7 +180,7 @@ class SweepReporter:
 
     def end(self, result: str, wall: float) -> None:
         """Log and count the end of a sweep. ``result``: complete, blocked, unfinished or failed."""
-        # Keep what was logged about directories that an incomplete sweep may have missed, so it is not logged again.
+        # An incomplete sweep may have missed directories. Keep their logged reasons, to log no reason twice.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
@@ -191,7 +191,7 @@ Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | No
 
 @dataclass(frozen=True, slots=True)
 class SweepInterval:
-    """The seconds from one sweep to the next: ``period``, or only ``spacing`` if a pod is deleted meanwhile."""
+    """The seconds between two sweeps: ``period``, or only ``spacing`` if a pod is deleted in the meantime."""
 
     period: float = 60.0
     spacing: float = MIN_INTERVAL_SECONDS
@@ -235,7 +235,7 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait until ``wakeup`` stops the loop. If a sweep can remove nothing, the next follows soon."""
+        """Sweep and wait until ``wakeup`` stops the loop. If a sweep can remove nothing, the next one follows soon."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()
@@ -263,12 +263,12 @@ class Agent:
         except fs.OutOfTime:
             return "unfinished"
         except OSError as error:
-            self._log.error("sweep failed", error=str(error))
+            self._log.error("the sweep of the pods' directories failed", error=str(error))
             return "failed"
         if blocked != self._blocked:
             if blocked:
-                self._log.warning("nothing is removed", why=str(blocked))
+                self._log.warning("no directory can be removed", why=str(blocked))
             else:
-                self._log.info("removal resumed")
+                self._log.info("directories can be removed again")
         self._blocked = blocked
         return "blocked" if blocked else "complete"

@@ -1,4 +1,4 @@
-"""The command ``vcuda-controller node``, the agent that removes the directories of deleted pods."""
+"""The command ``vcuda-controller node``, the agent that removes directories of deleted pods from a GPU node."""
 
 import signal
 import sys
@@ -20,7 +20,7 @@ from vcuda.kube import Kube, VersionCheck
 
 FAILED = 1
 
-# A list of pods may be older than a pod that it lacks. If two consecutive lists lack the pod, the pod was deleted.
+# A pod counts as deleted only if two sweeps in a row do not find the pod, because a list of pods may be older than it.
 _TWICE = 2
 
 _directory = click.Path(path_type=Path)
@@ -71,16 +71,33 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
 
 @click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Vendor scheme.")
+@option(
+    "--scheme",
+    required=True,
+    type=click.Choice(list(names.VM_DIRECTORIES)),
+    help="Vendor whose directories are removed.",
+)
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
 @option("--root", type=_directory, help="Directory that contains the pods' directories.  [default: by scheme]")
-@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. Directories of pods in it are kept.")
-@option("--pod-uid", help="Uid of the agent's own pod. Lists of pods without it are rejected.")
-@option("--host-pid", is_flag=True, help="Require hostPID: true, to keep directories that any process uses.")
-@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Minimum age of a removed directory.")
-@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time to stay in .trash.")
+@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. A pod with a directory there exists.")
+@option("--pod-uid", help="Uid of the agent's own pod. A list of pods without this uid is rejected.")
+@option("--host-pid", is_flag=True, help="Keep directories that any process of the host uses. Needs hostPID: true.")
 @option(
-    "--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Disk use that empties .trash."
+    "--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Minimum age of a directory that is removed."
+)
+@option(
+    "--trash-retention",
+    default=3600.0,
+    type=FiniteRange(0),
+    metavar="SECONDS",
+    help="Time until a directory in .trash is deleted.",
+)
+@option(
+    "--disk-pressure",
+    default=85.0,
+    type=FiniteRange(0, 100),
+    metavar="PERCENT",
+    help="Disk usage that empties .trash early.",
 )
 @option("--dry-run", is_flag=True, help="Print or log the actions, and change nothing.")
 @kubeconfig_option
@@ -91,7 +108,9 @@ class NodeSettings(msgspec.Struct, frozen=True):
 @option(
     "--pods", metavar="FILE|-", help="With --once: output of kubectl get pods -A -o json, to read instead of the API."
 )
-@option("--complete", is_flag=True, help="With --pods: state that the file has all pods, even if none is on this node.")
+@option(
+    "--complete", is_flag=True, help="With --pods: confirm that the file has all pods, even if none is on this node."
+)
 @option("-o", "--output", default="table", type=click.Choice(["table", "json"]), help="Output format of --once.")
 def node(**flags: object) -> None:
     """Remove the vendors' directories of deleted pods from this node.
@@ -131,13 +150,13 @@ def node(**flags: object) -> None:
 def _check(settings: NodeSettings) -> None:
     if settings.host_pid and not in_use.sees_host():
         raise errors.BadInput(
-            "--host-pid requires hostPID: true in the pod, but /proc does not show the host's processes."
+            "--host-pid requires hostPID: true in the agent's pod. Now /proc does not show the host's processes."
         )
     if settings.pods is not None and not settings.once:
-        raise errors.BadInput("--pods requires --once; otherwise the agent watches the API server.")
+        raise errors.BadInput("--pods requires --once. Without --once, the agent reads the pods from the API server.")
     if not settings.once and settings.pod_uid is None and settings.kubelet_pods is None:
         raise errors.BadInput(
-            "--pod-uid or --kubelet-pods is required, to verify that the listed pods are this node's."
+            "--pod-uid or --kubelet-pods is required, so that the agent can verify that its list has this node's pods."
         )
 
 
@@ -149,12 +168,12 @@ def _once(settings: NodeSettings) -> int:
     try:
         blocked = sweep.run(outcomes.append)
     except OSError as error:
-        click.echo(f"Error: {settings.directory}: {error.strerror}", err=True)
+        click.echo(f"Error: cannot sweep {settings.directory}: {error.strerror}", err=True)
         return FAILED
     click.echo(agent.as_table(outcomes) if settings.output == "table" else agent.as_json(outcomes))
     if blocked is None:
         return 0
-    _warn(f"nothing was removed: {blocked}")
+    _warn(f"no directory was removed: {blocked}")
     return FAILED if blocked.reason is names.KeepReason.PODS_UNKNOWN else 0
 
 
@@ -165,8 +184,8 @@ def _warn(message: str) -> None:
 def _check_root(root: Path) -> None:
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # The path is too long, for example, or a parent directory cannot be entered.
-        raise errors.BadInput(f"{root}: {error.strerror}.") from error
+    except OSError as error:  # For example, the path is too long, or a parent directory cannot be entered.
+        raise errors.BadInput(f"cannot read directory {root}: {error.strerror}.") from error
     if not is_directory:
         raise errors.BadInput(f"{root} must be a directory.")
 
@@ -185,14 +204,14 @@ def _pods_of(settings: NodeSettings) -> tuple[PodSource, float]:
 
 def _read(name: str) -> tuple[bytes, float]:
     if name == "-" and sys.stdin is None:  # Python sets `sys.stdin` to None if standard input is closed.
-        raise errors.BadInput("--pods -: standard input is closed.")
+        raise errors.BadInput("--pods - reads standard input, but standard input is closed.")
     try:
         if name == "-":
             return sys.stdin.buffer.read(), time.time()
         with Path(name).open("rb") as file:
             return file.read(), Path(name).stat().st_mtime
     except OSError as error:
-        raise errors.BadInput(f"{name}: {error.strerror}.") from error
+        raise errors.BadInput(f"cannot read the pods file {name}: {error.strerror}.") from error
 
 
 def _stay(settings: NodeSettings) -> int:
@@ -211,12 +230,14 @@ def _stay(settings: NodeSettings) -> int:
         server = serve_status(
             settings.status_address,
             registry,
-            healthy=lambda: sweeping.unhealthy() or (None if watched.reflector.alive else "the watch has ended"),
-            ready=lambda: None if watched.reflector.synced.is_set() else "the first list is not complete",
+            healthy=lambda: (
+                sweeping.unhealthy() or (None if watched.reflector.alive else "the watch of pods has ended")
+            ),
+            ready=lambda: None if watched.reflector.synced.is_set() else "the first list of pods is not complete",
         )
     except OSError as error:
         host, port = settings.status_address
-        raise errors.BadInput(f"--status-address: {host}:{port}: {error.strerror or error}.") from error
+        raise errors.BadInput(f"cannot listen on --status-address {host}:{port}: {error.strerror or error}.") from error
     log.info("serving status", port=server.port)
     watched.reflector.start()
     sweeping.loop()

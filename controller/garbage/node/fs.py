@@ -1,8 +1,8 @@
 """Opens, walks, renames and deletes directories by descriptor, never through a symbolic link or across a mount.
 
 Another process can replace a path between two calls, but not a descriptor. ``st_dev`` does not reveal a bind mount of
-the same file system. So the mount id of each directory is compared too. It is read from ``/proc/self/fdinfo``
-(proc_pid_fdinfo(5)).
+the same file system. So the mount id of each directory is compared too. ``/proc/self/fdinfo`` shows the
+mount id (proc_pid_fdinfo(5)).
 """
 
 import contextlib
@@ -20,9 +20,10 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_KEPT_OPEN = 64  # A walk keeps this many directory levels open. Levels above are closed, and opened again by `..`.
+# A walk keeps only the lowest 64 levels of directories open. It closes the levels above, and opens them again by `..`.
+_KEPT_OPEN = 64
 MAX_PARKED = 10_000
-"""The most unvisited entries that are kept in memory for one directory that a walk has closed for now."""
+"""When a walk closes a directory for now, at most this many unvisited entries of the directory stay in memory."""
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
@@ -59,7 +60,7 @@ class OpenDirectory:
 
 @contextlib.contextmanager
 def opened_root(path: Path) -> Iterator[OpenDirectory]:
-    """Open the directory at ``path``. Raises OSError if that fails, also if the last part is a symbolic link."""
+    """Open the directory at ``path``. Raises OSError if the last part of ``path`` is a link or no directory."""
     fd = os.open(path, _FLAGS)
     try:
         yield OpenDirectory(fd, mount_of(fd))
@@ -69,7 +70,7 @@ def opened_root(path: Path) -> Iterator[OpenDirectory]:
 
 @contextlib.contextmanager
 def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
-    """Open a subdirectory. Raises OSError if it is not a directory, and MustStay if it is a mount point."""
+    """Open a subdirectory. Raises OSError if the entry is no directory, and MustStay if it is a mount point."""
     fd = open_directory(name, directory.fd, directory.mount)
     try:
         yield fd
@@ -104,7 +105,7 @@ def mount_number(info: str) -> int:
         os.close(fd)
     number = _MOUNT_NUMBER.search(text)
     if number is None:
-        raise MustStay(KeepReason.ERROR, f"{info} has no mnt_id")
+        raise MustStay(KeepReason.ERROR, f"{info} has no line mnt_id, which would show the mount of an open file")
     return int(number[1])
 
 
@@ -132,7 +133,7 @@ def entries(fd: int) -> Generator[DirectoryEntry]:
 
 def _kind(entry: os.DirEntry[str]) -> FileKind:
     # A listing usually includes the type of each entry (d_type). If the type is missing, as on some network file
-    # systems, each of the following calls makes a stat of the file, which may fail.
+    # systems, `is_dir` and the other methods make a stat of the file, which may fail.
     try:
         if entry.is_dir(follow_symlinks=False):
             return FileKind.DIRECTORY
@@ -166,7 +167,10 @@ class _Level:
         """Close the directory while the walk is far below it. Its unvisited entries are kept in memory."""
         held = list(islice(self.rest, MAX_PARKED + 1))
         if len(held) > MAX_PARKED:
-            raise MustStay(KeepReason.ERROR, f"a directory above {_KEPT_OPEN} levels has over {MAX_PARKED} entries")
+            raise MustStay(
+                KeepReason.ERROR,
+                f"a directory has more than {_KEPT_OPEN} levels below it and over {MAX_PARKED} entries",
+            )
         self.rest = iter(held)
         self.listing.close()
         os.close(self.fd)
@@ -178,7 +182,7 @@ class _Level:
             return
         self.fd = os.open("..", _FLAGS, dir_fd=child)
         if identity_of(self.fd) != self.identity:
-            raise MustStay(KeepReason.CHANGED, "a subdirectory was moved")
+            raise MustStay(KeepReason.CHANGED, "a subdirectory was moved during the sweep")
 
     def close(self) -> None:
         self.listing.close()
@@ -224,8 +228,8 @@ def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
     """Move an entry from one open directory to another. Raises FileExistsError if the new name is in use."""
     number = renameat2(name, parent, new_name, new_parent)
     if number in _NOT_SUPPORTED:
-        # Another process may create an entry with the new name after the check. os.rename replaces such an entry only
-        # if it is an empty directory (rename(2)), so no file is lost.
+        # Another process may create an entry with the new name between this check and the rename. os.rename replaces
+        # a new entry only if the entry is an empty directory (rename(2)), so no file is lost.
         try:
             os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
         except FileNotFoundError:
@@ -264,8 +268,8 @@ class TreeRemoval:
     least `BATCH` entries. If an entry cannot be deleted, the other entries are still deleted.
     """
 
-    # A directory at a deeper level is first moved up into the directory to delete. So the use of memory and descriptors
-    # does not depend on the depth of the tree. If the process is killed, the remaining tree is only flatter.
+    # Directories at deeper levels are moved up into the directory that is being deleted. So the use of memory and
+    # descriptors does not depend on the depth of the tree. If the process is killed, the tree that remains is flatter.
 
     def __init__(self, directory: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> None:
         self.freed = 0
@@ -331,7 +335,7 @@ class TreeRemoval:
         try:
             step(*arguments)
         except FileNotFoundError:
-            return  # another process has deleted it
+            return  # Another process has deleted the entry.
         except (OSError, MustStay) as error:
             if not self._failures:
                 self._failures.append(error)

@@ -1,4 +1,4 @@
-"""Finds directories in use: a process has a file in it open or mapped, listens on a socket in it, or has it mounted.
+"""Finds directories that a process uses: by an open or mapped file, by a mount, or by a socket on which it listens.
 
 Files are identified by device and inode, because the meaning of a path depends on the mount namespace. /proc shows the
 files of other users' processes only with CAP_SYS_PTRACE (proc(5)). It shows processes outside the container only with
@@ -26,7 +26,6 @@ from typing import NamedTuple
 from controller.garbage.node.fs import (
     Identity,
     Mount,
-    OpenDirectory,
     OutOfTime,
     identity_at,
     identity_of,
@@ -90,12 +89,13 @@ class InUse:
         return file in self.files or file.inode in self.mapped
 
 
-def scan(root: int, mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = lambda: None) -> InUse:
-    """Return the files and mounts that other processes use. Files on other file systems than ``root`` are left out.
+def scan(mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = lambda: None) -> InUse:
+    """Return the files and mounts that other processes use. Files on other file systems than ``mount`` are left out.
 
-    ``root``: an open directory. ``moved``: called for each process, thread and open file, to report progress.
+    ``mount``: the mount of the root (the directory with the pods' directories). ``moved``: called for each process,
+    thread and open file, to report progress.
     """
-    scan_run = Scan(_mounted_at(root, mount), moved)
+    scan_run = Scan(_find_mounted(mount), moved)
     scan_run.read_mounts(proc / "self")
     names = os.listdir(proc)  # noqa: PTH208  # Creating a Path object for each process would be slow.
     processes = [proc / name for name in names if name.isdigit() and int(name) != os.getpid()]
@@ -192,8 +192,9 @@ class Scan:
             os.close(fd)
 
     def _add(self, mount: int, ask: Callable[[], os.stat_result]) -> None:
-        # Record a file, unless it is on another file system than the pods' directories. An error of stat is raised for
-        # their file system, and ignored for an unknown mount, whose file server is probably dead.
+        # Record a file, unless it is on another file system than the pods' directories. If `stat` fails on the file
+        # system of the pods' directories, raise the error. If it fails on an unknown mount, ignore the error, because
+        # the file server of this mount is probably dead.
         known = self.mounts.get(mount)
         if known not in (None, self.home.device):
             return
@@ -228,12 +229,13 @@ def _has_path(link: str) -> bool:
         return True  # Only a path, not a pipe or socket, can be too long for readlink.
 
 
-def _mounted_at(root: int, mount: Mount) -> _Mounted:
-    # Return the mount of `root`. Its device number is the one that /proc/PID/maps shows; on btrfs, `st_dev` differs.
+def _find_mounted(mount: Mount) -> _Mounted:
+    # Read the mount from mountinfo, because /proc/PID/maps shows the device number of mountinfo. On btrfs, the device
+    # number that stat returns is another one.
     for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
-    raise MustStay(KeepReason.ERROR, f"mount {mount.number} of descriptor {root} is not in {_OWN_MOUNTS}")
+    raise MustStay(KeepReason.ERROR, f"the mount {mount.number} of the pods' directories is not in {_OWN_MOUNTS}")
 
 
 def mount_points() -> frozenset[str]:
@@ -264,20 +266,16 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
     millions of files takes long.
     """
     if in_use.holds(identity_of(fd)):
-        raise MustStay(KeepReason.OPEN, "the directory itself")
+        raise MustStay(KeepReason.OPEN, "the directory itself is in use")
     for parent, entry in walk(fd, mount):
         if stopping():
             raise OutOfTime
         if _is_held(entry.name, parent, in_use):
             raise MustStay(KeepReason.OPEN, entry.name)
-        is_own = entry.name == own_socket and _is_near(parent, fd)
-        if entry.kind is FileKind.SOCKET and not is_own and listens(parent, entry.name):
-            raise MustStay(KeepReason.LISTENING, entry.name)
-
-
-def _is_near(parent: int, top: int) -> bool:
-    # Return True if the directory `parent` is `top` itself, or is directly in `top`.
-    return identity_of(top) in (identity_of(parent), identity_at("..", parent))
+        if entry.kind is FileKind.SOCKET:
+            is_near = identity_of(fd) in (identity_of(parent), identity_at("..", parent))
+            if not (entry.name == own_socket and is_near) and listens(parent, entry.name):
+                raise MustStay(KeepReason.LISTENING, entry.name)
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:
@@ -285,7 +283,7 @@ def _is_held(name: str, parent: int, in_use: InUse) -> bool:
     try:
         return in_use.holds(identity_at(name, parent))
     except FileNotFoundError:
-        return False  # another process has removed it
+        return False  # Another process has removed the file.
 
 
 def listens(parent: int, name: str) -> bool:
@@ -327,7 +325,7 @@ class ProcessScanner:
     def __init__(self) -> None:
         self._running: _ScanRun | None = None
 
-    def scan(self, root: OpenDirectory, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
+    def scan(self, mount: Mount, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
         """Return the files and mounts in use. Raises MustStay if the scan makes no progress for `SCAN_TIMEOUT_SECONDS`.
 
         Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True after that many seconds of
@@ -336,12 +334,12 @@ class ProcessScanner:
         # The scan has its own thread, because a read of /proc hangs if the inspected process waits for a dead file
         # server. The wait is killable, so the thread ends with our process.
         run = self._running
-        if run is not None and not run.is_of_use(root.mount):
+        if run is not None and not run.is_of_use(mount):
             # While a scan hangs, do not start another: it would hang too, and each sweep would add one more thread.
             if not run.answer.done():
-                raise MustStay(KeepReason.UNSEEN, "an earlier scan has not ended")
+                raise MustStay(KeepReason.UNSEEN, "an earlier scan of the processes has not ended")
             run = None
-        run = self._running = run or _ScanRun(root)
+        run = self._running = run or _ScanRun(mount)
         while not run.answer.done():
             if stopping():
                 raise OutOfTime
@@ -361,12 +359,12 @@ class ProcessScanner:
 class _ScanRun:
     """One scan of all processes, which starts at once. ``moved``: when it made progress last; ``hung``: timed out."""
 
-    def __init__(self, root: OpenDirectory) -> None:
+    def __init__(self, mount: Mount) -> None:
         self.answer: Future[InUse] = Future()
         self.began = self.moved = time.monotonic()
         self.hung = False
-        self._mount = root.mount
-        threading.Thread(target=self._run, args=(root,), name="scan", daemon=True).start()
+        self._mount = mount
+        threading.Thread(target=self._run, name="scan", daemon=True).start()
 
     def is_of_use(self, mount: Mount) -> bool:
         """Return whether the scan can still be used: it is for this mount, and its result is not too old."""
@@ -374,9 +372,9 @@ class _ScanRun:
             return False
         return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)
 
-    def _run(self, root: OpenDirectory) -> None:
+    def _run(self) -> None:
         try:
-            self.answer.set_result(scan(root.fd, root.mount, moved=self._move))
+            self.answer.set_result(scan(self._mount, moved=self._move))
         except BaseException as error:  # noqa: BLE001  # `scan` raises the error again when it reads the result.
             self.answer.set_exception(error)
 

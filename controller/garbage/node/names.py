@@ -1,4 +1,4 @@
-"""The names of the directories that vendors keep for pods on a node, and the reasons to keep such a directory."""
+"""The names of the directories that vendors' device plugins make for pods, and the reasons not to remove them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,30 +11,32 @@ from vcuda import errors, k8s_types
 from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
 # The uid of a pod is a random UUID (k8s.io/apiserver pkg/registry/rest/meta.go). The uid of a static pod is the MD5 of
-# its manifest (pkg/kubelet/config/common.go). If a manifest sets another uid, the pod's directory is kept.
+# its manifest (pkg/kubelet/config/common.go). If the manifest of a static pod sets a uid of
+# another form, the directory of this pod is never removed.
 _STATIC = "[0-9a-f]{32}"
 _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
 _CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # The API server requires a DNS label as the name of a container.
 
 TRASH = ".trash"
-"""The name of the trash: a directory in the root, with the pods' directories that are to be deleted."""
+"""The name of the trash, a subdirectory into which the directories of deleted pods are moved before their deletion."""
 
 MOVING = "moving"
-"""The suffix of the name of a directory that was moved into the trash and has not been checked there yet."""
+"""The suffix of a directory's name in the trash until the agent has verified that it moved the right directory."""
 
 LONGEST_UID = 64
-"""The maximum length of a recorded pod uid. Uids have 32 or 36 characters, so no directory's name has a longer one."""
+"""The maximum length of a pod uid that is kept in memory. Valid uids have 32 or 36 characters."""
 
-_STATIC_UID = (
-    k8s_types.MIRROR_ANNOTATION,
-    "kubernetes.io/config.hash",
-)  # kubelet sets these annotations on a mirror pod (pkg/kubelet/types). Both contain the static pod's uid.
+# kubelet sets these annotations on a mirror pod (pkg/kubelet/types). Both contain the uid of the static pod.
+_STATIC_UID = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The root, where one vendor's device plugin keeps one directory per pod, and the patterns of names in it.
+    """The place and the names of the directories that one vendor's device plugin keeps for pods, one per pod.
 
-    ``trashed``: the pattern of names in the trash. ``own_socket``: see `PodDirectory`.
+    ``root``: the directory that contains all of them.
+    ``name``: the pattern of their names.
+    ``trashed``: the pattern of their names in the trash.
+    ``own_socket``: the name of the socket on which the device plugin itself listens (see `PodDirectory`).
     """
 
     root: str
@@ -54,7 +56,10 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Trashed(NamedTuple):
-    """The parts of a name in the trash: former name, pod uid, Unix time of the move. ``moving``: ends in `MOVING`."""
+    """The parts of a directory's name in the trash: its former name, the pod's uid, and the Unix time of the move.
+
+    ``moving``: True if the name ends in `MOVING`, so that the move is not finished.
+    """
 
     name: str
     uid: str
@@ -81,7 +86,7 @@ def form_of(directory: PodDirectory) -> Form:
 VM_DIRECTORIES: Mapping[str, Form] = {
     scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
-"""The form of the names of a vendor's directories of pods, by scheme. A scheme without such directories is left out."""
+"""For each vendor's scheme, the place and the names of its directories of pods. Other schemes are left out."""
 
 
 class FileKind(StrEnum):
@@ -112,31 +117,31 @@ class Explained(StrEnum):
 
 
 class KeepReason(Explained):
-    """The reasons to keep a directory. The values are values of a metric's label."""
+    """The reasons not to remove a directory from a node. The values are used in a label of a metric."""
 
     POD = "pod", "the pod exists"
     KUBELET = "kubelet", "kubelet still has a directory of the pod"
-    FOREIGN = "foreign-name", "the name is not of this scheme"
+    FOREIGN = "foreign-name", "the name is not that of a directory of this scheme"
     LINK = "link", "the entry is a symbolic link"
     NOT_A_DIRECTORY = "no-directory", "the entry is not a directory"
-    STATIC = "static-pod", "the pod is static, and can be checked only with --kubelet-pods"
-    KUBELET_UNKNOWN = "kubelet-unknown", "the pods in kubelet's directory are not known"
-    PODS_UNKNOWN = "pods-unknown", "the pods in the API are not known"
+    STATIC = "static-pod", "the pod is a static pod, which can be checked only with --kubelet-pods"
+    KUBELET_UNKNOWN = "kubelet-unknown", "kubelet's directory gives no reliable list of this node's pods"
+    PODS_UNKNOWN = "pods-unknown", "the API server gives no reliable list of this node's pods"
     SEEN_ONCE = "seen-once", "only one sweep has found the directory without a pod so far"
     YOUNG = "young", "the directory is younger than --grace"
-    RETAINED = "retained", "the time in the trash is not over"
-    TOO_MANY = "too-many", "too many directories for one sweep; a later sweep handles this one"
+    RETAINED = "retained", "the directory has been in the trash for less than --trash-retention"
+    TOO_MANY = "too-many", "one sweep cannot handle so many directories; a later sweep handles this one"
     MOUNT = "mount", "the directory is or contains a mount point, or is mounted elsewhere"
     LISTENING = "listening", "a process listens on a socket in the directory"
     OPEN = "open", "a process has the directory, or a file in it, open or mapped"
     UNSEEN = "unseen", "the open files of a process could not be read"
     CHANGED = "changed", "the directory was replaced during the sweep"
-    INTERRUPTED = "interrupted", "the move to the trash was interrupted, and the former name is in use"
+    INTERRUPTED = "interrupted", "its move to the trash was interrupted, and another directory has its former name"
     ERROR = "error", "an error occurred"
 
     @property
     def is_expected(self) -> bool:
-        """Whether this reason to keep a directory will pass by itself. For other reasons, a person must act."""
+        """True if this reason to keep a directory passes by itself. For all other reasons, a person must act."""
         return self in _EXPECTED
 
 
@@ -169,7 +174,7 @@ class PodPresence(msgspec.Struct, frozen=True):
 
 
 def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -> Keep | None:
-    """Return why an entry of the root must be kept; None if it is the directory of a pod that does not exist."""
+    """Return why an entry of the root must stay; None if the entry is the directory of a pod that does not exist."""
     uid = form.uid(name)
     if uid is None:
         return Keep(KeepReason.FOREIGN)
@@ -184,7 +189,8 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
         return Keep(KeepReason.KUBELET)
-    # A static pod has a uid without hyphens. It may run without its mirror pod in the API, so only kubelet knows it.
+    # The uid of a static pod has no hyphens. A static pod may run while the API has no mirror pod for it. Then only
+    # kubelet's directory shows that the static pod exists.
     if presence.unknown is None and presence.kubelet is None and "-" not in uid:
         return Keep(KeepReason.STATIC)
     return presence.unknown
@@ -193,8 +199,8 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
     """Yield the uid of a pod in the API. If it is a mirror pod, also yield the uid of its static pod."""
     yield uid
-    # A user could set these annotations on a pod to protect the directory of another pod. So they count only together
-    # with the mirror annotation: kubelet deletes at once a pod that has it but no static pod.
+    # A user could set these annotations on a pod to protect the directory of another pod. So the annotations count only
+    # on a pod with the annotation of mirror pods. kubelet deletes a pod with that annotation if it has no static pod.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
         texts = (annotations.get(key, "") for key in _STATIC_UID)
         yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)

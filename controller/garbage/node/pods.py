@@ -29,7 +29,7 @@ class PodSource(Protocol):
     """
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the pods on the node in any phase, and of the static pods of its mirror pods."""
+        """Return the uids of the node's pods in any phase. For a mirror pod, include the uid of its static pod."""
 
     def confirmed(self) -> frozenset[str]:
         """Return the same uids as `known`, from a list that is at most a few seconds old."""
@@ -69,7 +69,7 @@ _POD = msgspec.json.Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
-    """Return the uid of a pod in JSON and, for a mirror pod, of its static pod. Raises one of UNDECODABLE."""
+    """Return the uid of a pod in JSON and, for a mirror pod, of its static pod. Raises an error of `UNDECODABLE`."""
     return _POD.decode(raw).uids()
 
 
@@ -87,7 +87,7 @@ def list_uids(kube: Kube, node: str) -> frozenset[str]:
             for raw in page.items:
                 found.update(read_uids(raw))
     except k8s_types.UNDECODABLE as error:
-        raise errors.Unavailable(f"GET {PODS}: cannot read a pod: {error}") from error
+        raise errors.Unavailable(f"GET {PODS} returned a pod that cannot be read: {error}") from error
     return frozenset(found)
 
 
@@ -104,7 +104,7 @@ def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str
 
 
 class RecentPodList:
-    """Lists the node's pods, and uses a list again for some seconds. ``clock``: a monotonic clock, in seconds."""
+    """Lists the node's pods, and uses the same list again for 5 s. ``clock``: a monotonic clock, in seconds."""
 
     def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
@@ -152,10 +152,10 @@ class WatchedPods:
     def known(self) -> frozenset[str]:
         """Return the uids of the watched pods. Raises MustStay before the first list, or without recent events."""
         if not self.reflector.synced.is_set():
-            raise MustStay(KeepReason.PODS_UNKNOWN, "the first list is not complete")
+            raise MustStay(KeepReason.PODS_UNKNOWN, "the first list of this node's pods is not complete")
         age = self.reflector.last_event_age(time.monotonic())
         if age > FRESH_SECONDS or not self.reflector.alive:
-            raise MustStay(KeepReason.PODS_UNKNOWN, "no event from the API server has arrived for too long")
+            raise MustStay(KeepReason.PODS_UNKNOWN, "the watch of pods has ended, or has had no event for too long")
         return validate_listing(self._with_former_mirrors(), self._own_uid)
 
     def confirmed(self) -> frozenset[str]:
@@ -199,7 +199,7 @@ class KubeletPods:
             found = frozenset(os.listdir(self.path))  # noqa: PTH208  # Only the names are needed, not Path objects.
         except OSError as error:
             raise _unknown(self.path, error) from error
-        # A directory of pods without the agent's own pod is not that of this node's kubelet. The mount may be wrong.
+        # If the agent's own pod is missing, this is not the directory of this node's kubelet. The mount may be wrong.
         if self.own_uid is not None and self.own_uid not in found:
             raise MustStay(KeepReason.KUBELET_UNKNOWN, f"{self.path} does not include the agent's own pod")
         return found
@@ -223,7 +223,7 @@ HOW = "kubectl get pods --all-namespaces -o json"
 
 
 class PodsFile(msgspec.Struct, frozen=True):
-    """The uids of the pods in a file, and of static pods. ``warning``: why pods may be missing in the file, or None."""
+    """The uids of the pods in a file. ``warning``: why pods may be missing in the file, or None."""
 
     uids: frozenset[str]
     warning: str | None = None

@@ -18,12 +18,13 @@ from controller.garbage.node.pods import KubeletPods, PodSource
 from controller.garbage.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
-# These reasons to keep a directory are no faults of the directory. The next sweep tries to remove it without a delay.
+# If a directory is kept for one of these reasons, nothing is wrong with the directory itself. So the next sweep tries
+# to remove the directory without a delay.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
 def never() -> bool:
-    """Return False: a sweep with this function is never interrupted."""
+    """Return False, so that a sweep that calls this function is never interrupted."""
     return False
 
 
@@ -38,6 +39,7 @@ class NodeSweep:
     ``disk_pressure``: the used share (0 to 1) of blocks or inodes above which ``retention`` is ignored.
     ``dry_run``: if True, nothing is written.
     ``sees_all``: if True, every directory is kept while a process of the host cannot be inspected.
+    ``clock``: returns the present time.
     ``scanner``: finds the files that processes use.
     ``late``: deletions that timed out, with the order of the timeouts. They are retried last, in this order.
     """
@@ -60,7 +62,7 @@ class NodeSweep:
     ) -> Keep | None:
         """Make one sweep. Return why nothing could be removed; None if the sweep was complete.
 
-        A root that does not exist counts as empty.
+        If the root does not exist, there is nothing to sweep.
 
         ``give_up``: returns True when the sweep has used up its time. The sweep tries at least one directory of the
         root and one of the trash, so that a slow disk cannot stop all progress. If a scan of the processes is not done
@@ -125,7 +127,7 @@ class SweepRun:
     @cached_property
     def in_use(self) -> InUse:
         """The files and mounts that processes use. They are scanned once per sweep, when they are first needed."""
-        return self.sweep.scanner.scan(self.root, self.give_up, self.stopping)
+        return self.sweep.scanner.scan(self.root.mount, self.give_up, self.stopping)
 
     def over_all(self) -> None:
         """Sweep the root, and then the trash. The trash is swept even if the root has taken all the time."""
@@ -161,7 +163,7 @@ class SweepRun:
             about = os.stat(entry.name, dir_fd=self.root.fd, follow_symlinks=False)
             keep = self.sweep.grace.hold(entry.name, about.st_ino, about.st_mtime)
         except FileNotFoundError:
-            return None  # another process has removed it
+            return None  # Another process has removed the directory.
         except OSError as error:
             keep = keep_after(error)
         if keep is None:
@@ -185,7 +187,7 @@ class SweepRun:
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
         # Check the directory again, because its pod or its use may have changed since the first check. Then move it.
         uid = self.sweep.form.uid(name) or ""
-        self._check_names({name, uid})  # `_check_names` comes first, because it may wait for the scan of the processes.
+        self._check_names({name, uid})  # Wait for the scan of the processes first: the next checks must be recent.
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:

@@ -1,4 +1,4 @@
-"""The trash: a directory in the root, into which the directories of deleted pods are moved before they are deleted.
+"""The trash: a subdirectory into which the directories of deleted pods are moved before they are deleted.
 
 A move consists of two renames. The first rename gives the directory a name that ends in ``.moving``. The second gives
 it the final name, if the moved directory is the directory that was checked. So a directory with a final name was always
@@ -17,8 +17,9 @@ from controller.garbage.node import agent, fs, names
 class Trash:
     """Moves directories to the trash and back, and deletes them. With ``dry_run``, the methods change nothing.
 
-    ``directory``: the trash; None if there is none. Each method returns its action (what it has done or would do), and
-    raises OSError if a step fails, or MustStay if the directory must be kept.
+    ``root``: the directory with the pods' directories. ``directory``: the trash; None if there is none. Each method
+    returns the action that it took, or that it would take without ``dry_run``. It raises OSError if a step fails, and
+    MustStay if the directory must be kept.
     """
 
     root: fs.OpenDirectory
@@ -41,7 +42,7 @@ class Trash:
         return agent.Action.MOVED
 
     def give_back(self, trashed: str, name: str) -> agent.Action:
-        """Move a directory from the trash back to ``name`` in the root. Raises FileExistsError if that exists."""
+        """Move a directory from the trash back to ``name`` in the root. Raises FileExistsError if ``name`` exists."""
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_RESTORE
         fs.rename(trashed, self.directory.fd, name, self.root.fd)

@@ -363,7 +363,7 @@ def test_a_zombie_process_keeps_no_directory(disk: Disk) -> None:
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     try:
         with opened_root(disk.root) as root:
-            assert str(child) not in scan(root.fd, root.mount).unseen
+            assert str(child) not in scan(root.mount).unseen
     finally:
         os.waitpid(child, 0)
 

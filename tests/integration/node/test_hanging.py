@@ -86,7 +86,7 @@ def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
         subprocess.run(("umount", "--lazy", server.path), check=True)
         assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "the scan of processes made no progress for 0.5 s")
         disk.clocks.advance(HOUR)
-        assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "an earlier scan has not ended")
+        assert agent.sweep()[uid(1)].keep == Keep(KeepReason.UNSEEN, "an earlier scan of the processes has not ended")
     assert disk.names() == {uid(1)}
     server.end.close()
     disk.clocks.advance(HOUR)

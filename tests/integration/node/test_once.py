@@ -112,7 +112,7 @@ def test_the_table_gives_each_directory_its_verdict_and_the_reason(disk: Disk, o
     assert done.stdout.splitlines() == [
         "DIRECTORY                             VERDICT  WHY",
         f"{uid(1)}  kept     the pod exists",
-        r"\x1b[2J                               kept     the name is not of this scheme",
+        r"\x1b[2J                               kept     the name is not that of a directory of this scheme",
     ]
     assert done.stderr == ""
 
@@ -188,7 +188,7 @@ OF_ONE_NAMESPACE = json.dumps({"kind": "List", "items": [pod(1)]})
         pytest.param(listed(), ["--pods", "none"], 2, "No such file", id="no pods file"),
         pytest.param(listed()[:-20], [], 2, "must be a complete list of pods", id="a list that may lack pods"),
         pytest.param(OF_ONE_NAMESPACE, [], 0, "namespace 'team-a'", id="pods of one namespace"),
-        pytest.param(listed(), ["--kubelet-pods", "none"], 0, "nothing was removed", id="kubelet cannot be asked"),
+        pytest.param(listed(), ["--kubelet-pods", "none"], 0, "no directory was removed", id="kubelet cannot be asked"),
         pytest.param(listed(), ["--scheme", "cuda"], 2, "--scheme", id="an unknown scheme"),
         pytest.param(listed(), ["--grace", "-1"], 2, "--grace", id="a negative time"),
     ],
@@ -209,7 +209,7 @@ def test_a_root_that_cannot_be_read_is_bad_input(disk: Disk, root: str) -> None:
     (disk.base / "closed").mkdir()
     (disk.base / "closed").chmod(0)
     done = once(listed(), "--root", disk.base / root, status=2)
-    assert done.stderr.startswith(f"Error: {disk.base / root}: ")
+    assert done.stderr.startswith(f"Error: cannot read directory {disk.base / root}: ")
     assert (done.stderr.count("\n"), done.stdout) == (1, "")
 
 

@@ -75,6 +75,6 @@ def test_a_mapped_file_is_also_found_by_its_path(disk: Disk, tmp_path: Path) -> 
     (process / "maps").write_text(line)
     (tmp_path / "proc" / "self").symlink_to("7")
     with opened_root(disk.root) as root:
-        assert uid(1) in scan(root.fd, root.mount, tmp_path / "proc").named
+        assert uid(1) in scan(root.mount, tmp_path / "proc").named
     with opened_root(tmp_path) as plain:
-        assert scan(plain.fd, plain.mount, tmp_path / "proc").named == set()
+        assert scan(plain.mount, tmp_path / "proc").named == set()

@@ -87,7 +87,7 @@ def always() -> bool:
 
 def look(scanner: ProcessScanner, root: OpenDirectory = ROOT, give_up: Ask = never, stopping: Ask = never) -> int:
     """Scan the processes as the agent does. Return the number of the scan whose answer was used."""
-    return int(scanner.scan(root, give_up, stopping).unseen[0])
+    return int(scanner.scan(root.mount, give_up, stopping).unseen[0])
 
 
 def take_no_time_for(scanner: ProcessScanner, looks: Looks) -> None:
@@ -113,7 +113,7 @@ def test_a_scan_without_progress_is_refused_and_its_late_answer_is_not_used(look
     with pytest.raises(MustStay, match="the scan of processes made no progress for 120 s"):
         look(scanner, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=False))
     looks.move()
-    with pytest.raises(MustStay, match="an earlier scan has not ended"):
+    with pytest.raises(MustStay, match="an earlier scan of the processes has not ended"):
         look(scanner)
     looks.end()
     assert look(scanner) == 2
@@ -173,5 +173,5 @@ def test_the_next_sweep_uses_a_scan_for_which_the_last_one_had_no_time(
 def test_only_one_scan_runs_at_a_time(looks: Looks) -> None:
     scanner = ProcessScanner()
     take_no_time_for(scanner, looks)
-    with pytest.raises(MustStay, match="an earlier scan has not ended"):
+    with pytest.raises(MustStay, match="an earlier scan of the processes has not ended"):
         look(scanner, OTHER_ROOT)

@@ -115,5 +115,5 @@ def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_pa
     A process that has mounted the kubelet's directory has copies of the mounts in it, long after their pods have ended.
     """
     with opened_root(tmp_path) as root:
-        mounted = scan(root.fd, root.mount, proc).mounted
+        mounted = scan(root.mount, proc).mounted
     assert {number for number in range(1, 7) if uid(number) in mounted} == {3, 4, 5, 6}
