@@ -2,8 +2,8 @@
 
 The leader checks a node after each change of the node, of its ResourceSlices, or of ``gpu_models`` in the quota
 ConfigMap. `vcuda.discovery.discovered` decides which model the node has. A label that an operator wrote is never
-changed. A label that the controller wrote is changed to another model on two conditions: that model has been found for
-5 minutes without a break, and no pod uses a GPU of the node.
+changed. A label that the controller wrote is changed to another model on two conditions: each check of 5 minutes has
+found the other model, and no pod uses a GPU of the node.
 """
 
 import time
@@ -28,12 +28,13 @@ from vcuda.requests.resources import GpuResources
 LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
 UNCHANGED_SECONDS = 300.0
 """A new model replaces a node's label only if the sources report the model for this many seconds without a break."""
-REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes it repeatedly.
+REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes the label again.
 HELD_SECONDS = 60.0
 """Seconds until the next check of a node whose label cannot change now, because pods use its GPUs."""
-REST_SECONDS = 300.0  # After a 403 Forbidden from the API server, no label is written for this many seconds.
+REST_SECONDS = 300.0  # After the API server has answered 403 Forbidden, no label is written for this many seconds.
 PERIOD_SECONDS = 15.0
-IN_USE_SECONDS = 1.0  # Seconds for which the set of nodes with used GPUs is cached: thousands of checks may need it.
+# Seconds for which the set of nodes with used GPUs is cached, because thousands of checks may need the set at once.
+IN_USE_SECONDS = 1.0
 
 ALL = ""
 """The key of the work queue that means all nodes. Every other key is the name of one node."""
@@ -42,7 +43,7 @@ _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """The source of a node's model label and the doubts about the model, for the metrics."""
+    """The state of one node for the metrics: the source of its model label, and the doubts about its GPU model."""
 
     source: str
     """The source of the model label, for example ``label`` for an operator; empty if the node has no model label."""
@@ -81,7 +82,7 @@ class ModelLabels:
         self._devices = devices
         self._pods = pods
         self._resources = quota.resources
-        # If the configured model label is that of GPU feature discovery, only GPU feature discovery writes the label.
+        # If the configured label is that of NVIDIA's GPU feature discovery, only GPU feature discovery may write it.
         self._writes = writes and nodes.keys.model != PRODUCT
         self._reports = DoubtReports(kube, clock) if writes else None
         self._clock = clock
@@ -120,7 +121,7 @@ class ModelLabels:
             self._warnings.check()
             return PERIOD_SECONDS
         if self._known is None:
-            # Read the ResourceSlices before any check. Without them, a less reliable source could decide the label.
+            # Read the ResourceSlices first. Without ResourceSlices, a less reliable source could decide the label.
             self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:
@@ -158,7 +159,7 @@ class ModelLabels:
         return find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
 
     def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
-        """Write the label if it must change. Return the seconds to the next check, and why a new model is held back."""
+        """Write the label if it must change. Return the seconds to the next check, and why a new model must wait."""
         name, record = node.metadata.name, found.wanted
         if found.differs(self._resources().models):
             if (left := self._seconds_left(name, found)) > 0:
@@ -194,8 +195,8 @@ class ModelLabels:
         try:
             stored = _NODE.decode(self._kube.get(path))
             before = stored.labels.get(key), stored.annotations.get(DISCOVERED, "")[:MAX_RECORD]
-            if before != (node.labels.get(key), node.facts.record):  # Wait: the node watch is behind the API server.
-                return LOOK_SECONDS
+            if before != (node.labels.get(key), node.facts.record):
+                return LOOK_SECONDS  # The node watch is behind the API server. Check the node again later.
             # The resourceVersion makes the patch fail with a Conflict if an operator changes the node after the read.
             version = stored.metadata.resource_version
             changed = {"labels": {key: record.model}, "annotations": {DISCOVERED: str(record)}}

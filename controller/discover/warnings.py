@@ -1,4 +1,4 @@
-"""Logs why a quota cannot be used: no node has a GPU model, or the quota names a model that no node has."""
+"""Logs why a quota cannot be used: no node has a GPU model, or the quota limits a model that no node has."""
 
 import structlog
 
@@ -17,9 +17,12 @@ class ModelWarnings:
 
     def check(self) -> None:
         """Log new warnings. The first check logs none, because the controller may be about to label the nodes."""
-        quota, known = self._quota.current(), self._nodes.current().models
-        found = model_warnings(quota.models if quota else (), known)
-        for warning in found if self._logged is not None else ():
-            if warning not in (self._logged or ()):
+        if self._logged is None:
+            self._logged = frozenset()
+            return
+        quota, models = self._quota.current(), self._nodes.current().models
+        found = model_warnings(quota.models if quota else (), models)
+        for warning in found:
+            if warning not in self._logged:
                 self._log.warning("quota cannot be used", why=warning)
-        self._logged = frozenset(found if self._logged is not None else ())
+        self._logged = frozenset(found)

@@ -153,7 +153,7 @@ class Allocator:
             self._cache.load(journal)
 
     def tidy(self) -> None:
-        """Create missing journals of nodes, and remove expired placements from existing journals. Raises VcudaError."""
+        """Create missing journals (stored placements) of nodes, and remove expired placements. Raises VcudaError."""
         self._forget_deleted()
         self._open(self._cache.unopened(), Deadline(self._clock))
         expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}

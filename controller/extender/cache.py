@@ -149,7 +149,7 @@ class CardCache:
         with self._lock:
             return self._without(node, uids)
 
-    # Callers of the methods below must hold `self._lock`.
+    # The caller of each private method below must have acquired `self._lock`.
 
     def _without(self, node: str, uids: Iterable[str]) -> Cards | Unplaceable:
         cards, entries = self._cards.get(node, UNREAD), self._entries.get(node, {})

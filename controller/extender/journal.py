@@ -58,7 +58,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:
-        """Return True if the API server may still store a sent binding. The pod must be unbound at ``version``."""
+        """Return True if the API server may still store a sent binding of the pod, which is unbound at ``version``."""
         return bool(self.binding) and not is_older(self.binding, version)
 
 
@@ -152,7 +152,7 @@ class Journal:
 
 
 def name_of(node: str) -> str:
-    """Return the name of a journal's ConfigMap. It ends with the node's name, or with its hash if the name is long."""
+    """Return the name of a journal's ConfigMap. It ends with the node's name, or with a hash of a long name."""
     if len(PREFIX + node) <= _MAX_NAME:
         return PREFIX + node
     return PREFIX + hashlib.sha256(node.encode()).hexdigest()

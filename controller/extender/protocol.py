@@ -30,7 +30,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return an ExtenderFilterResult without nodes. For preemption, nodes with a final reason are skipped."""
+        """Return an ExtenderFilterResult that accepts no node. Preemption skips nodes whose reason is ``final``."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:
@@ -51,7 +51,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 
 
 class Victims(msgspec.Struct, frozen=True):
-    """The uids of the pods to evict from a node, and the number of PodDisruptionBudgets that this violates."""
+    """The uids of the pods to evict from a node, and the number of PodDisruptionBudgets that the evictions violate."""
 
     uids: tuple[str, ...]
     violations: int

@@ -114,7 +114,7 @@ class ExtenderMetrics:
 
 _GAUGES = (
     ("cards", "vcuda_cards", "Cards of the nodes."),
-    ("whole", "vcuda_free_cards", "Cards without any placement."),
+    ("whole", "vcuda_free_cards", "Cards of which no part is assigned to a pod."),
     ("free_cores", "vcuda_free_cores", "Free cores, in hundredths of a card."),
     (
         "fragmented_cores",

@@ -23,7 +23,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """The cards that a pod gets on a node, by container index. ``breaks``: how many unused cards this makes shared."""
+    """The cards that a pod gets on a node, by container index. ``breaks``: how many unused cards become shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int

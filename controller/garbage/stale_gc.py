@@ -100,7 +100,7 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
 
 
 class GcOptions(msgspec.Struct, frozen=True):
-    """The options of the removal. ``timeout``: seconds until an allocation or lock is stale. ``dry_run``: only log."""
+    """``timeout``: seconds until an allocation or lock is stale. ``dry_run``: True to only log what is stale."""
 
     timeout: float = 300.0
     dry_run: bool = False
@@ -143,7 +143,7 @@ class StaleAllocationGc:
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
         # `_future_seen`: by pod uid, allocation times that were in the future, and when this process first saw them.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
-        # `_locks_seen`: by node and scheme, a lock and when it was first seen, because some locks have no valid time.
+        # `_locks_seen`: by node and scheme, a lock and when it was first seen, because some locks contain no time.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
@@ -186,7 +186,7 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Read a pod or node, and remove its stale allocations. Return the seconds until another can be stale.
+        """Read a pod or node, and remove its stale allocations. Return the seconds until more can be stale.
 
         Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """
@@ -247,7 +247,8 @@ class StaleAllocationGc:
         times = stale.future_times(pod, now)
         if not times:
             return now
-        # The wait for an allocation time in the future begins when it is first seen. Only a new time restarts the wait.
+        # If the time of an allocation is in the future, its age counts from when this process first saw that time. Only
+        # a new time restarts the count.
         known, seen = self._future_seen.get(pod.uid, ((), now))
         if not set(times) <= set(known):
             known, seen = times, now

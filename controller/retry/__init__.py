@@ -1,5 +1,5 @@
-"""Retries refused workloads when quota is released.
+"""Retries the creation of pods and claims that were refused for quota, when quota is released.
 
-`refused` finds the workloads. `retrier` makes their controllers retry. `claim_retrier` retries pods that wait for a
-claim.
+`refused` finds the refused workloads. `retrier` makes their controllers create the pods again. `claim_retrier` makes
+Kubernetes create ResourceClaims again.
 """

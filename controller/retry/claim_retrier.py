@@ -18,11 +18,11 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, segment
 from vcuda.ledger.report import NamespaceUse
 
-MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, the first refused pods first.
+MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, the earliest refusals first.
 MOST_WOKEN = 10_000
-"""For one increase of free quota, at most this many pods of a namespace are handled. Their uids are kept in memory."""
-# The next check follows after this many seconds. It also finds Events that were written after the last check.
+"""Each time free quota grows, at most this many pods of a namespace are handled. Their uids are kept in memory."""
 NEXT_LOOK_SECONDS = 5.0
+"""Seconds until the next check of a namespace, which also finds Events that were written after the last check."""
 
 
 class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -102,14 +102,14 @@ class ClaimRetrier:
         try:
             first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # After a slow LIST, the next one in this namespace comes later. Kubernetes' claim controller retries too.
+            # After a slow LIST, the namespace waits longer. Meanwhile Kubernetes' claim controller retries by itself.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
         now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
         checked.update(pod.uid for pod in now)
-        # Pods that need no retry count towards `MOST_AT_ONCE`. So forged Events cannot delay other namespaces.
+        # Pods that need no retry count towards `MOST_AT_ONCE`, too. So forged Events cannot delay other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0
@@ -121,7 +121,7 @@ class ClaimRetrier:
         try:
             if not _POD.decode(self._kube.get(path)).waits_for_claim:
                 return False
-            # The patch contains the uid of the pod in the Event, so that it fails for a newer pod with the same name.
+            # The patch contains the uid in the Event, so that the patch fails for a newer pod with the same name.
             self._kube.patch(path, retry_patch(uid=known.uid), MERGE_PATCH)
         except (errors.NotFound, errors.Conflict):
             return False

@@ -1,9 +1,10 @@
-"""Finds the owners and pods that were refused for quota, by the owners' conditions and by Events.
+"""Finds workloads and claims that were refused for quota, by the conditions of ReplicaSets and by Events.
 
-Tenants can write all of these objects. So the objects are read in pages, for a limited time, and few are kept.
+Tenants can write these conditions and Events. So they are read in pages and for a limited time, and few are kept.
 """
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ MOST_OWNER_BYTES = 8 * 2**20
 """The maximum total size of the owners that one check keeps, in bytes of JSON. A later check keeps other owners."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
-"""Conditions after which a Job creates no more pods."""
+"""The types of the conditions after which a Job creates no more pods."""
 
 _COLLECTIONS = {
     "ReplicaSet": "/apis/apps/v1/namespaces/{}/replicasets",
@@ -39,14 +40,14 @@ _COLLECTIONS = {
 }
 # The controllers of ReplicaSets and ReplicationControllers report a refusal by the condition ReplicaFailure until they
 # can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
-# (--event-ttl). A LIST of the two kinds is large, because it includes pod templates. So a kind is listed only from time
-# to time, or if an Event refers to one of its objects, or if the last check found a refused object of the kind.
+# (--event-ttl). A LIST of the two kinds is large, because it includes pod templates. So each of the two kinds is listed
+# only every few minutes, or if an Event or the last check has found a refused object of this kind.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
 
 class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A condition in the status of an owner."""
+    """A condition in the status of an owner of pods (for example a ReplicaSet or Job)."""
 
     type: str = ""
     status: str = ""
@@ -65,7 +66,10 @@ class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The numbers of the owner's pods. Only a Job has ``active`` and ``succeeded``, only a DaemonSet the last two."""
+    """The numbers of an owner's pods.
+
+    Only a Job has ``active`` and ``succeeded``. Only a DaemonSet has the two numbers of scheduled pods.
+    """
 
     replicas: int = 0
     active: int = 0
@@ -83,7 +87,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def missing(self) -> int:
-        """The number of pods that this owner still has to create. The API server must have set all defaults."""
+        """The number of pods that this owner still has to create. The API server must have set the spec's defaults."""
         spec, status = self.spec, self.status
         if self.metadata.deletion_timestamp:
             return 0
@@ -103,8 +107,8 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
     def refused_since(self) -> str | None:
-        """Return since when the condition ReplicaFailure reports a refusal for quota; None if it does not."""
-        # Kubernetes' controllers keep only the text of a refusal, not its machine-readable causes. So search the text.
+        """Return since when the condition ReplicaFailure reports a refusal for quota; None if it reports none."""
+        # Kubernetes' controllers record only the text of a refusal, and no machine-readable causes. So search the text.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
                 return condition.last_transition_time or ""
@@ -112,7 +116,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 
 def may_pass_later(message: str) -> bool:
-    """Return True if the message is a refusal for quota. A retry may then be admitted later."""
+    """Return True if the message is a refusal for quota, so that a later retry may be admitted."""
     return OVER_QUOTA in message or NOT_MUTATED in message
 
 
@@ -143,7 +147,7 @@ class RefusedOwners:
         self._again: list[tuple[RefusedOwner, int]] = []
         self._bytes = 0
         self.complete = True
-        """False if an owner that is not in ``judged`` was dropped."""
+        """False if an owner that no earlier check has handled was dropped."""
 
     @property
     def owners(self) -> list[RefusedOwner]:
@@ -203,10 +207,8 @@ def find_refused(
     reported = refused_by_events(kube, namespace, REASON, _COLLECTIONS)
     kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in reported)]
     found = RefusedOwners(judged)
-    for refused, size in _refused_by_condition(kube, namespace, kinds, until):
-        if refused.owner.missing:
-            found.add(refused, size)
-    for refused, size in _refused_by_event(kube, namespace, reported, in_time):
+    by_condition = _refused_by_condition(kube, namespace, kinds, until)
+    for refused, size in itertools.chain(by_condition, _refused_by_event(kube, namespace, reported, in_time)):
         if refused.owner.missing:
             found.add(refused, size)
     return found

@@ -27,14 +27,15 @@ RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 
 NEXT_LOOK_SECONDS = 5.0
 """Seconds until a namespace with free quota and refused workloads is checked again."""
-# Minimum seconds between two changes of an owner's annotation, so that the owner has time to create its pods.
 CREATION_TIMEOUT_SECONDS = 8.0
-# BUDGET_SECONDS limits two parts of a check of a namespace: reading the owners that Events refer to, and deciding which
-# owners may retry. The next check continues. After a check that took longer because of large LISTs, the namespace waits
-# nine times as long as the check took (REST_PER_SECOND). So one namespace cannot delay the others.
+"""Minimum seconds between two retries of one owner, so that the owner has time to create its pods."""
+# A namespace must not delay the checks of other namespaces. So a check of a namespace may take BUDGET_SECONDS to read
+# the owners that Events refer to, and BUDGET_SECONDS to decide which owners may retry. The next check continues. After
+# a check that took longer, because of large LISTs, the namespace waits nine times as long (REST_PER_SECOND).
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
-MAX_PODS = 1000  # At most this many missing pods of an owner are counted. With more, later owners may retry in vain.
+MAX_PODS = 1000
+"""At most this many missing pods of one owner are counted. If an owner lacks more, other owners may retry in vain."""
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
@@ -55,7 +56,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return cls(cores, use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return True if a charge may fit. Return False for a charge of 0 cores, which is never refused for quota."""
+        """Return True if the charge may fit. Return False for a charge of 0 cores, which is never refused for quota."""
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
@@ -64,7 +65,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return FreeQuota(self.cores - charge.cores, memory)
 
     def most_cards(self, limit: Limit) -> float:
-        """Return the free quota in hundredths of a card. If only memory is limited, convert memory to cards."""
+        """Return the free quota in hundredths of a card. If only memory is limited, convert the memory to cards."""
         return limit.cores_in(self.memory or 0) if limit.cores is None else self.cores
 
     def exceeds(self, other: "FreeQuota") -> bool:
@@ -88,8 +89,8 @@ def retry_patch(**metadata: str) -> bytes:
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:
-    # Return the memory of a charge in MiB, rounded down, because the free memory is rounded down, too. If the charge
-    # were rounded up, an owner whose pod fits exactly would not retry. A retry in vain does no harm.
+    # Return the memory of a charge in MiB, rounded down like the free memory. If it were rounded up, an owner whose pod
+    # fits exactly would not retry. A retry in vain does no harm.
     return max(charge.memory_under(limit) - 1, charge.memory)
 
 
@@ -177,7 +178,10 @@ class Retrier:
         try:
             found = self._find(namespace, started, judged)
         except errors.ListOverdue as error:
-            self._rest(namespace, self._clock() - started, str(error))
+            # Check the other namespaces first. Meanwhile the Kubernetes controllers retry by themselves.
+            self._log.warning("refused workloads not listed in time", namespace=namespace, reason=str(error))
+            spent = self._clock() - started
+            self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
             return None
         in_order = oldest_first(found.owners, judged)
         nodes, known = self._nodes.current(), self._quota.resources()
@@ -185,7 +189,7 @@ class Retrier:
         unjudged = {each.path for each in in_order} - judged
         if unjudged or not found.complete:
             self._judged[namespace] = judged
-            self._log.info("refused workloads left for the next check", namespace=namespace, count=len(unjudged))
+            self._log.info("the next check handles the other workloads", namespace=namespace, count=len(unjudged))
         for refused in chosen:
             if self._retried_at.get(refused.path, -math.inf) + CREATION_TIMEOUT_SECONDS <= self._clock():
                 self._trigger(refused)
@@ -196,12 +200,6 @@ class Retrier:
             self.reconciler.queue.retry(namespace, max(again, spent * REST_PER_SECOND))
             return None
         return again
-
-    def _rest(self, namespace: str, spent: float, reason: str) -> None:
-        """Delay the next check of a namespace whose check took too long, so that other namespaces get their turns.
-        Meanwhile the Kubernetes controllers retry by themselves."""
-        self._log.warning("refused workloads not listed in time", namespace=namespace, reason=reason)
-        self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
 
     def _find(self, namespace: str, now: float, judged: Collection[str]) -> RefusedOwners:
         at, kinds = self._listed.get(namespace, (-math.inf, ()))
@@ -218,7 +216,7 @@ class Retrier:
         return lambda: self._clock() < deadline
 
     def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
-        """Yield at least one owner, and more until BUDGET_SECONDS have passed. Add the yielded owners to ``judged``."""
+        """Yield owners until BUDGET_SECONDS have passed, at least one. Add the yielded owners to ``judged``."""
         in_time = self._budget()
         for refused in in_order:
             judged.add(refused.path)

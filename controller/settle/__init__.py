@@ -1,5 +1,6 @@
-"""Settles the ledgers by the stored pods and claims, and publishes usage.
+"""Settles the ledgers (recounts them from the stored pods and claims), and publishes usage.
 
-A ledger stores the charges of one namespace. `settler` recounts a ledger, `charge_ages` finds expired charges,
-`publisher` writes the usage of a namespace, and `labels` marks the namespaces without a limit.
+The ledger of a namespace stores the charges of the namespace. `settler` recounts ledgers, `charge_ages` finds expired
+charges, `publisher` writes the usage of a namespace, and `labels` labels the namespaces without a limit. `grants`
+settles namespaces when a dated addition to a limit begins or ends.
 """

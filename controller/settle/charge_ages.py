@@ -14,7 +14,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 
 class SettleTiming(msgspec.Struct, frozen=True):
-    """The times of settling, in seconds.
+    """The times, in seconds, by which ledgers are settled (recounted from the stored objects).
 
     ``pending_ttl``: how long after its admission a pod can still be stored by the API server.
     ``full_resync``: the period of the resync, which settles all namespaces in case an event was missed.
@@ -27,7 +27,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> float:
-        """The seconds after which a pod that a replica may have admitted is stored, or can no longer be stored."""
+        """The seconds after which each pod that a replica has admitted is stored, or can no longer be stored."""
         return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
 
 
@@ -43,14 +43,14 @@ class Watch(msgspec.Struct, frozen=True):
     began: float
 
     def is_of(self, other: "Watch | None") -> bool:
-        """Return True if this watch and ``other`` began with the same lists."""
+        """Return True if this watch and ``other`` began with the same lists of pods and claims."""
         return other is not None and (self.pods, self.claims) == (other.pods, other.claims)
 
 
 class Sighting(msgspec.Struct, frozen=True):
     """The moment at which this leader first saw a charge in a ledger.
 
-    ``at``: the time, in seconds.
+    ``at``: this moment, in seconds.
     ``watch``: the watch that began before the charge was made; None if the charge may be older than the watch.
     """
 
@@ -76,7 +76,11 @@ class Overdue(msgspec.Struct, frozen=True):
 
 
 class ChargeAges:
-    """The ages of the charges and reservations in all ledgers. ``now`` is the present time in seconds."""
+    """The ages of the charges and reservations in all ledgers.
+
+    A reservation is quota from which one webhook replica admits pods without a write. ``now`` is the present time in
+    seconds.
+    """
 
     def __init__(self, timing: SettleTiming) -> None:
         self._timing = timing
@@ -97,21 +101,21 @@ class ChargeAges:
         return self._watch or watch
 
     def written(self, namespace: str, watch: Watch) -> None:
-        """Record that this leader wrote the ledger. Charges that appear later are newer than ``watch``."""
+        """Record that this leader wrote a namespace's ledger. Charges that appear later are newer than ``watch``."""
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the uids of expired pending charges. If a new LIST lacks the pod, the pod can never be stored."""
-        # The leader has seen every charge in the version of the ledger that it wrote under this watch. So a charge that
-        # it sees now for the first time was made under this watch.
+        # If this leader wrote the ledger under this watch, it saw every charge in the ledger at that time. So a charge
+        # that it sees now for the first time was made under this watch.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
 
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
-        """Return for how many seconds the containers of a pending pod that is not stored may still run.
+        """Return for how many seconds the containers of a pending pod (charged and not stored) may still run.
 
-        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer.
+        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer than that.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
@@ -126,9 +130,9 @@ class ChargeAges:
         return Overdue.of(ends, now)
 
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the replicas whose reservations have expired.
+        """Return the webhook replicas whose reservations have expired.
 
-        Such a replica no longer writes. Each pod that it admitted is stored, or can no longer be stored.
+        Such a replica no longer writes. Each pod that the replica admitted is stored, or can no longer be stored.
         """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}
@@ -138,7 +142,7 @@ class ChargeAges:
         if renewed:
             self._renewed[namespace] = renewed
         # A pod may have been admitted from a reservation, and deleted by force before this watch began. Its containers
-        # may run on for its grace period, at most `pending_ttl`. So the reservation stays until the watch is that old.
+        # may run on for the grace period, at most `pending_ttl`. So the reservation stays until the watch is that old.
         wait = self._timing.pending_ttl + MARGIN_SECONDS
         return Overdue.of(
             {
@@ -149,16 +153,16 @@ class ChargeAges:
         )
 
     def reservation_ages(self, now: float) -> Mapping[str, float]:
-        """Return for each namespace the longest time, in seconds, since a reservation was renewed. Thread-safe."""
+        """Return for each namespace the longest time since a replica renewed its reservation. Thread-safe."""
         renewed = self._renewed.copy()
         return {namespace: now - min(since for _, since in each.values()) for namespace, each in renewed.items()}
 
     def _sightings(
         self, remembered: dict[str, dict[str, Sighting]], namespace: str, keys: Iterable[str], now: Sighting
     ) -> Mapping[str, Sighting]:
-        """Return and remember the first sighting of each charge. The sighting of a new charge is ``now``."""
+        """Return and remember when each charge was first seen. A new charge was first seen ``now``."""
         known = remembered.pop(namespace, {})
-        # A slow watch may deliver an old ledger without a recent charge. So remember when that charge was first seen.
+        # A slow watch may deliver an old ledger that lacks a recent charge. So keep the sightings of recent charges.
         recent = now.at - self._timing.full_resync
         first = {key: seen for key, seen in known.items() if seen.at > recent}
         first |= {key: known.get(key, now) for key in keys}

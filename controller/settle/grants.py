@@ -10,14 +10,14 @@ NOTICE_SECONDS = 24 * 3600.0
 """Seconds before the end of a grant at which Events announce the end."""
 
 MOST_SECONDS = 30.0
-"""Maximum seconds between two reads of the wall clock, because an administrator may set the clock."""
+"""Maximum seconds between two reads of the wall clock, because an administrator may change the clock."""
 
 KEY = "grants"
 """The only key of the queue."""
 
 
 class GrantFollower:
-    """Compares the wall clock with the beginnings and ends of all grants.
+    """Compares the wall clock with the beginnings and ends of all grants (dated additions to limits).
 
     ``namespaces``: returns the known namespaces. ``settle``: queues a namespace for settling.
     """
@@ -25,7 +25,9 @@ class GrantFollower:
     def __init__(
         self, quota: QuotaInformer, namespaces: Callable[[], Iterable[str]], settle: Callable[[str], None]
     ) -> None:
-        self.reconciler = Reconciler("grants", self.reconcile, failure="grants not followed", key_name="of")
+        self.reconciler = Reconciler(
+            "grants", self.reconcile, failure="beginnings and ends of grants not checked", key_name="of"
+        )
         self._quota = quota
         self._namespaces = namespaces
         self._settle = settle

@@ -16,7 +16,7 @@ from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
 # The label of a newly limited namespace has this value until the API server is known to call the webhook for its pods.
-# A new leader reads the label and continues.
+# A new leader reads the label, and continues to wait for that.
 TAKING_EFFECT = "taking-effect"
 
 # The policy PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for whose
@@ -27,14 +27,14 @@ RETRY_SECONDS = 2.0
 
 
 class NamespaceLabels:
-    """Sets the label of every namespace as the quota document requires. ``"*"`` is for all but system namespaces.
+    """Sets the label ``quota.vcuda.io/enforced`` of every namespace as the quota document requires.
 
     ``on_change``: called with the name of each new or deleted namespace, and of each namespace whose label has changed.
     A namespace that this process sees for the first time counts as new.
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # No label change may wait for a minimum interval, because a namespace is limited only after the change.
+        # No change of a label may wait for a minimum interval, because a namespace is limited only after the change.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
@@ -61,14 +61,14 @@ class NamespaceLabels:
             return None
         value = _value(namespace)
         if quota.for_namespace(name) is None:
-            # Before a namespace is exempted, compare the watched quota document with the stored one. The watch may not
-            # have delivered a new limit of the namespace yet.
+            # Before a namespace is labelled as unlimited, compare the watched quota document with the stored document,
+            # because the watch may not have delivered a new limit of the namespace yet.
             if value != EXEMPT and self._quota.stored_version() == quota.version:
                 self._label(name, EXEMPT)
         elif value == EXEMPT:
             self._label(name, TAKING_EFFECT)
         elif value is not None:
-            if not self._is_asked_about(name):
+            if not self._is_in_effect(name):
                 return PROBE_INTERVAL_SECONDS
             self._label(name, None)
         return None
@@ -83,8 +83,8 @@ class NamespaceLabels:
             return
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 
-    def _is_asked_about(self, name: str) -> bool:
-        """Return True if the API server applies its policies by the current label. It then also calls the webhook."""
+    def _is_in_effect(self, name: str) -> bool:
+        """Return True if the API server applies policies by the namespace's label. It then also calls the webhook."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:

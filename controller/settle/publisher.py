@@ -32,10 +32,10 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Publisher:
-    """Keeps the last report of every limited namespace, and publishes it.
+    """Keeps the last usage report of every limited namespace, and publishes the report.
 
-    The published ConfigMaps are watched. A report is written again after a user has changed or deleted it. A report of
-    an earlier leader is deleted if its namespace is no longer limited.
+    The published ConfigMaps are watched. If a user changes or deletes a report, the report is written again. A report
+    of an earlier leader is deleted if its namespace is no longer limited.
     """
 
     def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +51,7 @@ class Publisher:
         self._kube = kube
         self._lock = threading.Lock()
         self._reports: dict[str, NamespaceUse | None] = {}
-        # `_written`: by namespace, the hash of our last written report, by which `_on_event` ignores our own writes.
+        # `_written`: by namespace, the hash of the last written report, so that `_on_event` can ignore our own writes.
         self._written: dict[str, bytes] = {}
         self._log = structlog.get_logger()
 
@@ -75,7 +75,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # The watch delivered a report of an earlier leader. This leader has nothing to write yet.
+                return  # The watch has delivered a report of an earlier leader. This leader has no report yet.
             use = self._reports[namespace]
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:
@@ -97,17 +97,17 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
-            # A retry would fail while the namespace is being deleted. If it is created again, an event queues it.
+            # Do not retry while the namespace is being deleted. If the namespace is created again, an event queues it.
             if not is_without_home(error):
                 raise
-            self._log.debug("usage not published: the namespace is deleted or terminating", namespace=namespace)
+            self._log.debug("usage not published, because the namespace is deleted or terminating", namespace=namespace)
 
     def _delete_report(self, namespace: str) -> None:
         try:
             self._kube.delete(f"{_collection(namespace)}/{USAGE_NAME}")
         except errors.NotFound:
             return
-        self._log.info("usage deleted: the namespace is no longer limited", namespace=namespace)
+        self._log.info("usage report deleted, because the namespace is no longer limited", namespace=namespace)
 
     def _on_event(self, old: Published | None, new: Published | None) -> None:
         published = new or old
@@ -120,7 +120,7 @@ def _collection(namespace: str) -> str:
 
 
 def limits_of(use: NamespaceUse) -> object:
-    """Return the parts of a report that are not usage figures. A change of these parts is published at once."""
+    """Return the mode, the limits and the state of a namespace in a report. A change of these is published at once."""
     limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.models]
     return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 
@@ -128,14 +128,15 @@ def limits_of(use: NamespaceUse) -> object:
 def is_without_home(error: errors.ApiError) -> bool:
     """Return True if an object could not be created because its namespace does not exist or is being deleted.
 
-    The API server's admission plugin NamespaceLifecycle answers 403 with this cause if the namespace is being deleted.
+    The API server's admission plugin NamespaceLifecycle answers 403 with the cause `NAMESPACE_TERMINATING` in this
+    second case.
     """
     return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, errors.NotFound)
 
 
 def _read_published(raw: bytes) -> Published | None:
     config_map = _CONFIG_MAP.decode(raw)
-    # A ConfigMap without our labels was made by somebody else. It must stay even if the namespace is not limited.
+    # A ConfigMap without our labels was made by somebody else, and must stay even if the namespace is not limited.
     if not USAGE_LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
     return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(USAGE_KEY, "")))

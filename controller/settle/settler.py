@@ -1,5 +1,7 @@
 """Settles the ledgers: recounts each ledger from the stored pods and claims, and releases the charges of deleted pods.
-Only the leader settles regularly."""
+
+Only the leading controller settles ledgers regularly.
+"""
 
 import contextlib
 import math
@@ -23,7 +25,7 @@ from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
-"""Maximum attempts to write a settled ledger. An attempt fails if a webhook replica writes the ledger first."""
+"""Maximum attempts to write a settled ledger. An attempt fails if a webhook replica writes the ledger meanwhile."""
 
 RETRY_SECONDS = 2.0
 """Seconds until the first retry of a failed settlement."""
@@ -32,23 +34,20 @@ CONFLICT_RETRY_SECONDS = 0.1
 """Seconds until the retry if all attempts to write a settled ledger conflicted. The delay is short, because pending
 charges accumulate until the ledger is settled."""
 
-
 GROWTH_SECONDS = 3.0
-"""Seconds between two settlements of a ledger with free quota, if pods were only added. No pod waits for them, because
-pending charges count as much as committed charges. Fewer settlements cause fewer conflicts with the replicas."""
-
+"""Seconds between two settlements of a ledger with free quota, if pods were only added. No pod waits for a settlement,
+because pending charges count as much as committed charges. Rare settlements cause few conflicts with the replicas."""
 
 FEW_PENDING_BYTES = 2048
-"""A ledger with fewer bytes of pending charges has at most about 80 pending charges."""
+"""A ledger whose pending charges have fewer than so many bytes has at most about 80 pending charges."""
 
 MANY_PENDING_BYTES = 3072
-"""A ledger with more bytes of pending charges has more than about 130 of them, a quarter of the maximum. While so many
-pods are created, the watches lag."""
+"""A ledger whose pending charges have more than so many bytes has more than about 130 pending charges, a quarter of the
+maximum. While so many pods are created, the watches lag."""
 
 CROWDED_SECONDS = 0.25
 """Seconds between two settlements of a ledger with many pending charges. At 400 pods a second, such a ledger could be
 full within one second, the usual interval."""
-
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
 """Seconds until a ledger is settled again if a claim lost its devices and the pod watch does not show the cause yet."""
@@ -57,7 +56,8 @@ AWAIT_PODS_AGAIN_SECONDS = 0.5
 class Settler:
     """Settles every ledger: makes its charges agree with the stored pods and claims.
 
-    ``on_report``: called with the usage of a namespace after each settlement; None if the namespace is not limited.
+    ``on_report``: called with a namespace and its usage after each settlement. The usage of a namespace without a limit
+    is None.
     ``others``: returns more namespaces to settle, beyond those with a quota, a ledger or GPU pods.
     ``exists``: returns True if a namespace exists. A deleted namespace is no longer limited.
     """
@@ -80,8 +80,8 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
-        # Namespaces without a limit have their own queue, because thousands of them may lose their limits at once. The
-        # release of quota in limited namespaces must not wait for the deletion of all those ledgers.
+        # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits at
+        # once. The release of quota in limited namespaces must not wait for the deletion of all those ledgers.
         self.unlimited = Reconciler(
             "unlimited",
             lambda namespace: self._settle_or_retry(namespace, self.unlimited.queue),
@@ -136,11 +136,11 @@ class Settler:
         """Queue every namespace for settling. Report drift: a ledger that differs from the stored pods."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
-            # A ledger that is queued or was just settled may briefly differ from the stored pods. That is no drift.
+            # A ledger that is queued or was just settled may briefly differ from the stored pods without being wrong.
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
-                self._log.warning("ledger differs from the stored pods; settling it", namespace=namespace)
+                self._log.warning("the ledger differs from the stored pods and is settled again", namespace=namespace)
             self.queue.add(namespace)
 
     def _differs(self, known: NamedLedger) -> bool:
@@ -148,7 +148,7 @@ class Settler:
         try:
             ledger = known.read().ledger
         except errors.UnreadableLedger:
-            return False  # Ignore that the ledger is unreadable: its settlement will report this.
+            return False  # The settlement of the ledger will report that the ledger is unreadable.
         if ledger.lost:
             return False
         claims = self.claims.observed(known.namespace, observed.extended)
@@ -176,8 +176,8 @@ class Settler:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
-                # A new ledger is closed: nothing can be charged to it. The webhook replica that creates the first
-                # ledger of a namespace opens it at once, so settle it again soon.
+                # A new ledger is closed, so nothing can be charged to it. The webhook replica that creates the first
+                # ledger of a namespace opens it at once. So try again soon.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
                     return
@@ -192,7 +192,7 @@ class Settler:
         return quota.for_namespace(namespace) if quota and exists else None
 
     def settle(self, namespace: str) -> None:
-        """Settle one namespace's ledger and report its usage.
+        """Settle the ledger of a namespace, and report the usage of the namespace.
 
         Raises Conflict if every attempt to write conflicted. Raises LedgerLost, UnreadableLedger or another VcudaError.
         """
@@ -207,8 +207,8 @@ class Settler:
             self._store.check_lost(namespace, lost)
             stored = self._opened(namespace)
         if quota is None:
-            # No valid quota document has been read since this process started. Webhook replicas may still charge by an
-            # earlier valid document, so settle an existing ledger.
+            # This process has read no valid quota document since its start. Webhook replicas may still charge pods by
+            # an earlier valid document, so settle an existing ledger.
             if stored:
                 self._settle_newest(namespace, stored)
             return
@@ -234,11 +234,11 @@ class Settler:
         if stored:
             stored = self._settle_newest(namespace, stored)
         if stored and stored.deleting:
-            self._drop_or_settle(namespace, stored, "a user deleted the ledger; a new one is created")
+            self._drop_or_settle(namespace, stored, "a user deleted the ledger, and a new ledger is created")
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
-        """Report the usage of the stored pods and claims. No quota is free until the lost ledger is rebuilt."""
+        """Report the usage of the stored pods and claims, without free quota until the lost ledger is rebuilt."""
         if limits := self._limits(namespace):
             observed = self.pods.observed(namespace, self._nodes.current())
             claims = self.claims.observed(namespace, observed.extended)
@@ -254,14 +254,14 @@ class Settler:
         self._on_report(namespace, use)
 
     def _opened(self, namespace: str) -> Stored:
-        """Return the current ledger. If it is closed (admits nothing yet) and may open now, count and open it."""
+        """Return the stored ledger. If it is closed (admits nothing yet) and may open now, count pods and open it."""
         stored = self._store.open(namespace)
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
-        """Settle the ledger ``stored`` and write it. After a conflict, read and settle the new version.
+        """Settle and write the ledger ``stored``. After a conflict, read the ledger again, and settle the new version.
 
-        Under load the replicas write many times a second, so a ledger from the watch is often outdated.
+        Under load, the replicas write a ledger many times a second, so a ledger from the watch is often outdated.
         """
         for _ in range(MAX_ATTEMPTS - 1):
             try:
@@ -295,9 +295,9 @@ class Settler:
             self.queue.add(namespace, AWAIT_PODS_AGAIN_SECONDS)
         if counted_as_now and not is_older(observed.resource_version, ledger.pod_resource_version):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
-        # A LIST is needed in two cases. First, the quota, a DeviceClass or the cards of a node have changed, and the
-        # pod watch has not decoded all pods again. Second, a webhook replica has counted the pods at a later version
-        # than a quiet watch has reached. A quiet watch gets a bookmark only once a minute.
+        # A LIST is needed in two cases. In the first case, the quota, a DeviceClass or the cards of a node have
+        # changed, and the pod watch has not decoded all pods again. In the second case, a webhook replica has counted
+        # the pods at a later version than the watch has reached. A watch without events gets one bookmark a minute.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
@@ -310,29 +310,29 @@ class Settler:
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
         """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise settle it."""
         # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
-        # stored pods. It would lack admitted pods that are not stored yet, and deleted pods that may still run.
+        # stored pods, and would lack admitted pods that are not stored yet, and deleted pods that may still run.
         ledger = stored.ledger
-        # An empty ledger need not be settled before its deletion. Many ledgers may be deleted at once, and settling one
-        # may need two LISTs: in a quiet cluster, the watches may be older than the ledger.
+        # Do not settle an empty ledger before its deletion, because many ledgers may be deleted at once. In a quiet
+        # cluster the watches may be older than a ledger, and settling the ledger then needs two LISTs.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
             self._write(namespace, ledger, stored)
             return
-        # Delete the ledger only at the time `due`. Replicas that do not know the new quota yet would create it again.
+        # Wait until `due`, because webhook replicas that have not read the new quota yet would create the ledger again.
         if (left := due - self._clock()) > 0:
             self.unlimited.queue.add(namespace, left)
             return
         with contextlib.suppress(errors.NotFound):
             self._store.drop(namespace, stored.version)
-            self._log.info("ledger dropped", namespace=namespace, why=why)
+            self._log.info("ledger deleted", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
-        """Delete an unreadable ledger that a user has deleted, when its pending pods can no longer be stored."""
+        """If a user requested the deletion of an unreadable ledger, delete it when its pods can no longer be stored."""
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return
-        # While the ledger is unreadable, no webhook replica can add a charge to it.
+        # While a ledger is unreadable, no webhook replica can add a charge to the ledger.
         version, now = known.config_map.metadata.resource_version, self._clock()
         first, since = self._unreadable.get(namespace, ("", now))
         since = since if first == version else now
@@ -342,17 +342,17 @@ class Settler:
             return
         self._store.drop(namespace, version)
         self._unreadable.pop(namespace, None)
-        self._log.warning("damaged ledger dropped", namespace=namespace)
+        self._log.warning("damaged ledger deleted", namespace=namespace)
 
     def reservation_ages(self) -> Mapping[str, float]:
-        """Return for each namespace the longest time, in seconds, since a reservation was renewed."""
+        """Return for each namespace the longest time, in seconds, since a replica renewed its reservation."""
         return self._ages.reservation_ages(self._clock())
 
     def _watching(self) -> Watch:
         return self._ages.watching(self.pods.since, self.claims.since, self._clock())
 
     def _abandoned(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the ended replicas whose reservations have expired and may be removed."""
+        """Return the webhook replicas that have ended and whose reservations have expired."""
         over = self._ages.reservations(namespace, ledger, self._watching(), self._clock())
         self._look_again(namespace, over)
         for replica in over.keys:
@@ -360,16 +360,17 @@ class Settler:
         return over.keys
 
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
-        """Return the uids of pending pods that are not stored and can never be stored, each with a time in seconds.
+        """Return the uids of pods with expired pending charges that are not stored, so that they can never be stored.
 
-        The containers of the pod may still run for this time. The time is 0 for a pod that was never stored.
+        The value of each uid is the number of seconds for which the containers of the pod may still run. The number is
+        0 if the pod was never stored.
         """
         watch = self._watching()
         over = self._ages.pending(namespace, ledger, watch, self._clock())
         self._look_again(namespace, over)
         if not over.keys:
             return {}
-        # A LIST without a resourceVersion is a quorum read of etcd. So a pod or claim that is not in it is not stored.
+        # A LIST without a resourceVersion is a quorum read of etcd. So a pod that is missing in the LIST is not stored.
         absent = set(over.keys) - self._store.stored_uids(namespace)
         unseen = {uid: self._ages.seconds_unseen(namespace, ledger, uid, watch, self._clock()) for uid in absent}
         for uid, seconds in unseen.items():

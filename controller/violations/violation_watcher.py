@@ -1,7 +1,7 @@
-"""Reports the pods and claims that the current quota would not admit, and evicts such pods if this is enabled.
+"""Reports the pods and claims that the current quota would not admit, and evicts such pods if evictions are enabled.
 
 Events, a metric and the usage page report these pods and claims. A pod is evicted only after every check of a whole
-period has found it beyond the quota.
+period has found the pod beyond the quota.
 """
 
 import datetime
@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from controller.metrics import EvictionMetrics
+from controller.settle.grants import NOTICE_SECONDS
 from controller.violations.violations import Holder, PricedClaim, Violation, ViolationKind, find_violations
 from controller.workqueue import Reconciler
 from vcuda.allocations.stored_claims import charged_by_pods
@@ -37,15 +38,12 @@ GRANT_ENDS = "GrantEnds"
 
 NOT_COUNTED_MESSAGE = (
     "the GPU quota of namespace {} does not count this pod, because the pod is pinned to no GPU model and does not run "
-    "on a node with a model; it was created before the quota was enforced; recreate it to have it counted"
+    "on a node with a model. The pod was created before the quota was enforced. Recreate the pod to have it counted."
 )
 
 REPORT_GRACE_SECONDS = 1.0
-"""Seconds from a usage report to the check of its namespace. The pod watch may show a new pod before the quota watch
-shows the quota edit by which the pod was admitted."""
-
-NOTICE_SECONDS = 24 * 3600.0
-"""Seconds before the end of a grant (a dated addition to a limit) at which Events announce the end."""
+"""Seconds from a usage report to the check of its namespace for violations. The wait is needed because the pod watch
+may show a new pod before the quota watch shows the quota edit by which the pod was admitted."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
 """The timeout of an eviction request. After a conflict the API server retries 20 times at intervals of half a second
@@ -55,7 +53,8 @@ EVICTION_TIMEOUT_SECONDS = 30.0
 class EvictionOutcome(enum.StrEnum):
     """The outcomes of an attempt to evict a pod.
 
-    BUDGET: a PodDisruptionBudget refused the eviction. DELETED: the pod was deleted after too many such refusals.
+    BUDGET: a PodDisruptionBudget refused the eviction.
+    DELETED: the pod was deleted, because PodDisruptionBudgets had refused too many evictions.
     GONE: the pod no longer exists.
     """
 
@@ -70,7 +69,7 @@ class Evictor:
     """Evicts pods beyond the quota. Before each eviction, the pods and claims are listed and checked again.
 
     Pods are evicted one at a time with the Eviction API, which respects PodDisruptionBudgets.
-    ``delete_after``: the number of refused evictions after which the pod is deleted; None to never delete it.
+    ``delete_after``: the number of refused evictions after which the pod is deleted; None to delete no pod.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Evictor:
         self._log = structlog.get_logger()
 
     def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
-        """Try to evict the newest pod in ``tries`` that is still beyond the quota. Return the uid, or None.
+        """Try to evict the newest pod in ``tries`` that is still beyond the quota. Return its uid, or None.
 
         ``tries``: the uids of pods that may be evicted, each with the number of earlier attempts.
 
@@ -109,7 +108,7 @@ class Evictor:
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        # Evict no pod of a system namespace. The webhook is not called there, so the pod would be replaced at once.
+        # Evict no pod of a system namespace. The webhook is not called there, so a new pod would be created at once.
         if quota is None or limits is None or namespace in quota.system:
             return None
         pods = self._store.list_pods(namespace).charged
@@ -119,7 +118,7 @@ class Evictor:
         # Evict nothing under an outdated quota: the watch may not have delivered a raised quota yet, or the stored
         # quota is malformed, so that an earlier quota is in use.
         if self._quota.stored_version() != quota.version:
-            self._log.warning("nothing evicted: the stored quota is not in force", namespace=namespace)
+            self._log.warning("no pod evicted, because the stored quota is not in force", namespace=namespace)
             return None
         found = (each for each in find_violations(namespace, limits, pods, nodes, claims) if each.evictable)
         wanted = ((each.holder, each.message) for each in found if each.holder.uid in uids)
@@ -130,7 +129,8 @@ class Evictor:
 
         ``tries``: the number of earlier attempts.
         """
-        # The Event is written after the eviction, so it is never wrong. A crash between the two loses the Event.
+        # The Event is written after the eviction, so it never reports an eviction that failed. A crash between the
+        # eviction and the Event loses the Event.
         subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
@@ -138,8 +138,8 @@ class Evictor:
         except HeldByBudget as error:
             if self._delete_after and tries + 1 >= self._delete_after:
                 return self._delete(pod, why, tries + 1)
-            log.info("eviction not allowed by a PodDisruptionBudget", budget=error.why)
-            message = f"not evicted yet, because a PodDisruptionBudget does not allow it ({error.why}): {why}"
+            log.info("a PodDisruptionBudget forbids the eviction", budget=error.why)
+            message = f"this pod is not evicted yet, because a PodDisruptionBudget forbids it ({error.why}): {why}"
             put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
             objects.post_event_or_log(self._kube, put_off)
             return EvictionOutcome.BUDGET
@@ -149,23 +149,23 @@ class Evictor:
             log.warning("eviction failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("evicted")
-        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, f"evicted: {why}", COMPONENT, type="Warning")
+        message = f"this pod was evicted: {why}"
+        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
         objects.post_event_or_log(self._kube, evicted)
         return EvictionOutcome.EVICTED
 
     def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
-        """Delete the pod with its own grace period, so that a tenant's PodDisruptionBudget cannot keep it forever."""
+        """Delete the pod with its own grace period, so that a PodDisruptionBudget of a tenant cannot keep the pod."""
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
-        path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
         try:
-            self._kube.delete(path, msgspec.json.encode({"preconditions": {"uid": pod.uid}}))
+            self._kube.delete(_path_of(pod), msgspec.json.encode({"preconditions": {"uid": pod.uid}}))
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
         except VcudaError as error:
             log.warning("deletion failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("deleted", why=why)
-        message = f"deleted, because PodDisruptionBudgets refused its eviction {tries} times: {why}"
+        message = f"this pod was deleted, because PodDisruptionBudgets forbade its eviction {tries} times: {why}"
         deleted = objects.Event(_involved(pod), f"deleted-{pod.uid[:8]}", DELETED, message, COMPONENT, type="Warning")
         objects.post_event_or_log(self._kube, deleted)
         return EvictionOutcome.DELETED
@@ -178,8 +178,11 @@ class Evictor:
             # The uid protects a newer pod with the same name: for such a pod, the API server answers 409.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
-        path = f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}/eviction"
-        self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
+        self._kube.post(f"{_path_of(pod)}/eviction", msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
+
+
+def _path_of(pod: StoredPod) -> str:
+    return f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
 
 
 def kind_of(holder: Holder) -> str:
@@ -192,7 +195,7 @@ def _involved(holder: Holder) -> objects.InvolvedObject:
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
-    """The options of the audit.
+    """The options of the audit, which checks stored pods and claims against the quota.
 
     ``period``: seconds until a violation is checked again.
     ``evict``: True to evict pods whose violation has lasted for ``period``.
@@ -205,7 +208,7 @@ class ViolationOptions(msgspec.Struct, frozen=True):
 
 
 class OngoingViolation(msgspec.Struct, frozen=True):
-    """A violation and the time since which each check has found it. ``since``: monotonic seconds. ``at``: RFC 3339."""
+    """A violation, and when it was first found. ``since``: in monotonic seconds. ``at``: the same time in RFC 3339."""
 
     violation: Violation
     since: float
@@ -271,8 +274,7 @@ class ViolationWatcher:
         limits = quota.for_namespace(namespace) if quota else None
         found: Sequence[Violation] = ()
         if limits:
-            pods, claims = self._pods(namespace), self._claims(namespace)
-            pods, claims = tuple(pods), tuple(claims)
+            pods, claims = tuple(self._pods(namespace)), tuple(self._claims(namespace))
             found = find_violations(namespace, limits, pods, self._nodes.current(), claims)
             self._announce(namespace, limits, {each.holder.uid for each in found}, pods, claims)
         ongoing = self._update_ongoing(namespace, found)
@@ -312,16 +314,18 @@ class ViolationWatcher:
                     future[each.holder.uid, end] = each
         announced.intersection_update(future)
         for key in future.keys() - announced:
-            message = f"a GPU grant ends at {shown(key[1], ends[key[1]])}; then {self._fate(future[key])}"
-            self._try_to_post(future[key].holder, ends_event(future[key].holder, int(key[1]), message))
+            message = f"a GPU grant ends at {shown(key[1], ends[key[1]])}. {self._fate(future[key])}"
+            holder, about = future[key].holder, f"grant-ends-{int(key[1])}-{key[0][:8]}"
+            event = objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
+            self._try_to_post(holder, event)
             announced.add(key)
 
     def _fate(self, violation: Violation) -> str:
         if self._evictor and violation.evictable:
-            return f"this pod will be evicted: {violation.message}"
+            return f"This pod will then be evicted: {violation.message}"
         what = "pod" if isinstance(violation.holder, StoredPod) else "claim"
-        until = "new pods and claims are rejected until the usage fits the quota"
-        return f"this {what} stays, and {until}: {violation.message}"
+        stays = f"This {what} stays, but then new pods and claims are rejected until the usage fits the quota"
+        return f"{stays}: {violation.message}"
 
     def _update_ongoing(self, namespace: str, found: Iterable[Violation]) -> Mapping[str, OngoingViolation]:
         """Store and return the violations by uid. A violation that the last check also found keeps its start time."""
@@ -365,11 +369,11 @@ class ViolationWatcher:
             log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
 
     def _try_to_post(self, holder: Holder, event: objects.Event) -> bool:
-        """Write an Event. Return whether the API server accepted the Event. Raises Unavailable without an answer."""
+        """Write an Event. Return True if the API server accepted the Event. Raises Unavailable without an answer."""
         try:
             objects.post_event(self._kube, event)
         except ApiError as error:
-            # Do not retry an Event that the API server refused, because it would refuse the retry, too.
+            # Do not retry an Event that the API server refused, because the API server would refuse the retry, too.
             self._log.warning("event refused", namespace=holder.namespace, uid=holder.uid, error=str(error))
             return False
         return True
@@ -388,11 +392,6 @@ class ViolationWatcher:
             return False
         self._tried[tried] = (self._clock(), due[tried] + 1)
         return True
-
-
-def ends_event(holder: Holder, end: int, message: str) -> objects.Event:
-    about = f"grant-ends-{end}-{holder.uid[:8]}"
-    return objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
 
 
 def event_of(violation: Violation) -> objects.Event:

@@ -21,14 +21,14 @@ Holder = StoredPod | StoredClaim
 PricedClaim = tuple[StoredClaim, ClaimCharge]
 
 CLAIM_NOT_COUNTED_MESSAGE = (
-    "the GPU quota of namespace {} does not count this claim, because it selects no GPU model and has no device of a "
-    "known model; it was created before the quota was enforced, or while the webhook was not called; recreate it to "
-    "have it counted"
+    "the GPU quota of namespace {} does not count this claim, because the claim selects no GPU model and has no device "
+    "of a known model. The claim was created before the quota was enforced, or while the webhook was not called. "
+    "Recreate the claim to have it counted."
 )
 
 
 class ViolationKind(enum.StrEnum):
-    """The kinds of violation: no model, a model that is not allowed, over the limit, a card of another model."""
+    """The kinds of violation: no GPU model, a model that is not allowed, over the limit, a card of another model."""
 
     UNPINNED = "unpinned"
     NOT_ALLOWED = "not-allowed"
@@ -51,7 +51,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class _Charged(NamedTuple):
-    """The charge of a pod or a claim for one model."""
+    """A pod or a claim, and its charge for one GPU model."""
 
     holder: Holder
     charge: Charge
@@ -107,7 +107,7 @@ def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
     """Yield the violations among the objects of one model. ``held``: these objects, the oldest first."""
-    # Terminating pods do not count, although they still have cards. If they counted, one eviction would cause another.
+    # Leave out terminating pods, although they still have cards. Otherwise one eviction would cause another eviction.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"
@@ -122,7 +122,8 @@ def _violations(
         message = _over(namespace, model, limit, used, each) if limit else not_allowed
         evictable = quota.mode == Mode.ENFORCE and isinstance(each.holder, StoredPod)
         if isinstance(each.holder, StoredPod) and each.holder.mirror:
-            message += f"; this is a mirror pod; to end the static pod, remove its manifest from {each.holder.node}"
+            advice = f"To end this mirror pod, remove the manifest of its static pod from node {each.holder.node}"
+            message = f"{message}. {advice}."
             evictable = False
         yield Violation(kind, each.holder, message, evictable)
 
@@ -145,7 +146,8 @@ def _over(namespace: str, model: str, limit: Limit, used: Charge, beyond: _Charg
         where = f"memory of {where}"
         takes = mebibytes(beyond.charge.memory_under(limit))
         figures = f"used: {mebibytes(used.memory_under(limit))}, limited: {mebibytes(limit.memory or 0)}"
-    return f"beyond GPU quota: {where}, {figures}; this {what} takes {takes} and does not fit with the older ones"
+    over = f"beyond GPU quota: {where}, {figures}"
+    return f"{over}; this {what} takes {takes} and does not fit with the older pods and claims"
 
 
 def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) -> Iterator[Violation]:
@@ -157,12 +159,14 @@ def _of_pods(by_model: Mapping[str | None, Iterable[_Charged]], nodes: Nodes) ->
 def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violation]:
     for claim, taken in claims:
         if taken.other:
-            # A claim's status reliably names its devices, so it is charged for the selected and for the given model.
-            both = "; it is charged for both" if taken.other.models else ""
-            yield Violation(ViolationKind.OTHER_MODEL, claim, f"{taken.other}{both}")
+            message = str(taken.other)
+            # The status of a claim reliably names its devices, so the claim is charged for the models of these, too.
+            if taken.other.models:
+                message = f"{message}; the claim is charged for both models"
+            yield Violation(ViolationKind.OTHER_MODEL, claim, message)
         if taken.uncounted:
-            fault = f"; {taken.fault}" if taken.fault else ""
-            yield Violation(ViolationKind.UNPINNED, claim, f"{CLAIM_NOT_COUNTED_MESSAGE.format(namespace)}{fault}")
+            message = f"{CLAIM_NOT_COUNTED_MESSAGE.format(namespace)} {taken.fault}".rstrip()
+            yield Violation(ViolationKind.UNPINNED, claim, message)
         elif taken.fault:
             message = f"the GPU quota of namespace {namespace} would not admit this claim: {taken.fault}"
             yield Violation(ViolationKind.NOT_ALLOWED, claim, message)

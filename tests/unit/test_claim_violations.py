@@ -93,16 +93,16 @@ def test_claims_that_the_quota_would_not_admit_are_found(
         "OtherModelAllocated",
         (
             "the pod or claim is charged to M40, but was given card gpu-0 of node gpu-1, a Tesla P100, of model P100; "
-            "it is charged for both"
+            "the claim is charged for both models"
         ),
     ),
     of_no_model=(
         [uncounted("a")],
         "NotCounted",
-        "the GPU quota of namespace team-a does not count this claim, because it",
+        "the GPU quota of namespace team-a does not count this claim, because the claim selects",
     ),
     asked_for_so=([claim("a", fault=FAULT)], "BeyondQuota", f"namespace team-a would not admit this claim: {FAULT}"),
-    of_no_model_and_asked_for_so=([uncounted("a", fault=FAULT)], "NotCounted", f"have it counted; {FAULT}"),
+    of_no_model_and_asked_for_so=([uncounted("a", fault=FAULT)], "NotCounted", f"have it counted. {FAULT}"),
 )
 def test_a_claim_is_reported_by_an_event_on_it(holders: list[PricedClaim], reason: str, said: str) -> None:
     [violation] = found(*holders, quota=BOTH)

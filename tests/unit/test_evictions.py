@@ -443,7 +443,7 @@ def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
 
 ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
 """A grant that makes all four M40 permitted. It ends at midnight, 36 hours after the tests' clock."""
-THEN = "a GPU grant ends at 2026-11-27 00:00 UTC; then this pod"
+ENDS = "a GPU grant ends at 2026-11-27 00:00 UTC. This pod"
 
 
 def test_a_day_before_a_grant_ends_an_event_announces_the_outcome_for_each_pod(api: Cluster) -> None:
@@ -457,7 +457,9 @@ def test_a_day_before_a_grant_ends_an_event_announces_the_outcome_for_each_pod(a
         watched.look()
     assert api.told() == [("new", "GrantEnds"), ("newest", "GrantEnds")]
     [event] = api.events("newest.")
-    assert event["message"].startswith(f"{THEN} will be evicted: beyond GPU quota: M40 in namespace team-a, used: 4")
+    assert event["message"].startswith(
+        f"{ENDS} will then be evicted: beyond GPU quota: M40 in namespace team-a, used: 4"
+    )
     assert api.calls.count("POST") == 2
 
 
@@ -467,7 +469,9 @@ def test_without_evictions_the_event_says_that_the_pod_stays(api: Cluster, mode:
     watched = Watched(api, enforce=enforce)
     watched.unix = NOON + 20 * HOUR
     watched.look()
-    assert api.events("newest.")[0]["message"].startswith(f"{THEN} stays, and new pods and claims are rejected until")
+    assert api.events("newest.")[0]["message"].startswith(
+        f"{ENDS} stays, but then new pods and claims are rejected until"
+    )
 
 
 def test_a_quota_that_audits_announces_nothing(api: Cluster) -> None:

@@ -109,13 +109,13 @@ MAY_NOT = "namespace team-a may not use GPU model"
         pytest.param(
             one(pod("a", 300, 2), pod("b", 200, 1)),
             "beyond GPU quota: M40 in namespace team-a, used: 5 cards, limited: 4 cards; this pod takes 2 cards and"
-            " does not fit with the older ones",
+            " does not fit with the older pods and claims",
             id="cores",
         ),
         pytest.param(
             one(*SHARES, quota=NamespaceQuota({"M40": Limit(400, 4000)})),
             "beyond GPU quota: memory of M40 in namespace team-a, used: 4001 MiB, limited: 4000 MiB; this pod takes"
-            " 1001 MiB and does not fit with the older ones",
+            " 1001 MiB and does not fit with the older pods and claims",
             id="memory",
         ),
         *(
@@ -154,7 +154,7 @@ def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
     """
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
     assert not finding.evictable
-    assert finding.message.endswith("; this is a mirror pod; to end the static pod, remove its manifest from gpu-1")
+    assert finding.message.endswith(" To end this mirror pod, remove the manifest of its static pod from node gpu-1.")
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:

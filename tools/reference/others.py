@@ -80,8 +80,7 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter(
             "The Event OtherModelAllocated",
             "The Event `OtherModelAllocated` is on the pod or on the claim. In an Event on a claim,"
-            " the message has the name of the device. It ends with `; it is charged for both`,"
-            " because the claim is charged for both models.",
+            " the message has the name of the device, and it ends with `; the claim is charged for both models`.",
             (
                 Told(
                     str(OtherCard("A10", "gpu-1", "GPU-0055", "NVIDIA A100-SXM4-40GB", ("A100",))),

@@ -1,4 +1,4 @@
-"""Decides whether a directory is old enough to be removed, even if the wall clock jumps."""
+"""Decides whether the directory of a deleted pod is old enough to be removed, even if the wall clock jumps."""
 
 import math
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# At most this many directories are tracked at a time. All others stay until some of the tracked ones are removed.
+# The ages of at most this many directories are tracked at a time. Further directories are kept until some are removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -93,7 +93,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next removal by a minute, and twice as long after each further failure, up to an hour."""
+        """Delay the next attempt by a minute, and by twice as long after each further failure, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -120,4 +120,4 @@ class ModifiedAge:
         return Keep(KeepReason.YOUNG) if self._as_of - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Do nothing: the next attempt need not be delayed, because there is no later sweep."""
+        """Do nothing, because this process makes no later sweep that would retry the removal."""

@@ -1,4 +1,4 @@
-"""The loop of the node agent, which sweeps once per period and after pods were deleted, and its output and metrics."""
+"""The loop of the node agent, which removes directories of deleted pods periodically. Its output, logs and metrics."""
 
 import contextlib
 import queue
@@ -72,7 +72,7 @@ def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
 
 
 def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array with an object for each outcome. Its reason is null unless the directory was kept."""
+    """Return a JSON array with an object for each directory. Its reason is null unless the directory was kept."""
     rows = [
         {
             "directory": shown(outcome.path),
@@ -126,7 +126,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count the outcome for one directory at once, because a later failure of the sweep does not undo it."""
+        """Count one outcome at once, because a later failure of the sweep does not undo this outcome."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
@@ -166,7 +166,7 @@ class SweepReporter:
         self._kept = {}
 
     def __call__(self, outcome: DirectoryOutcome) -> None:
-        """Log and count one outcome."""
+        """Log and count the outcome of a sweep for one directory."""
         self._metrics.add(outcome)
         directory, why = shown(outcome.path), shown(outcome.why)
         if outcome.verdict is not Action.KEPT:
@@ -223,7 +223,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps until it is stopped. A sweep takes one period at most, and the next sweep continues the work."""
+    """Sweeps the directories until the agent stops. A sweep ends after one period, and the next continues its work."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run

@@ -79,7 +79,11 @@ class NodeSettings(msgspec.Struct, frozen=True):
 )
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
 @option("--root", type=_directory, help="Directory that contains the pods' directories.  [default: by scheme]")
-@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. A pod with a directory there exists.")
+@option(
+    "--kubelet-pods",
+    type=_directory,
+    help="Path of /var/lib/kubelet/pods. Pods with a directory there count as existing.",
+)
 @option("--pod-uid", help="Uid of the agent's own pod. A list of pods without this uid is rejected.")
 @option("--host-pid", is_flag=True, help="Keep directories that any process of the host uses. Needs hostPID: true.")
 @option(
@@ -184,7 +188,7 @@ def _warn(message: str) -> None:
 def _check_root(root: Path) -> None:
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # For example, the path is too long, or a parent directory cannot be entered.
+    except OSError as error:  # The root may have a path that is too long, or a parent that cannot be entered.
         raise errors.BadInput(f"cannot read directory {root}: {error.strerror}.") from error
     if not is_directory:
         raise errors.BadInput(f"{root} must be a directory.")

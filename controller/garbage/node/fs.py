@@ -20,7 +20,8 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# A walk keeps only the lowest 64 levels of directories open. It closes the levels above, and opens them again by `..`.
+# To limit open descriptors, a walk keeps only the lowest 64 levels of directories open. It opens a higher level again
+# as `..` of its subdirectory.
 _KEPT_OPEN = 64
 MAX_PARKED = 10_000
 """When a walk closes a directory for now, at most this many unvisited entries of the directory stay in memory."""

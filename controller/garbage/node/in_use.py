@@ -357,7 +357,7 @@ class ProcessScanner:
 
 
 class _ScanRun:
-    """One scan of all processes, which starts at once. ``moved``: when it made progress last; ``hung``: timed out."""
+    """One scan of all processes, which starts at once. ``moved``: time of the last progress. ``hung``: timed out."""
 
     def __init__(self, mount: Mount) -> None:
         self.answer: Future[InUse] = Future()

@@ -136,7 +136,7 @@ class KeepReason(Explained):
     OPEN = "open", "a process has the directory, or a file in it, open or mapped"
     UNSEEN = "unseen", "the open files of a process could not be read"
     CHANGED = "changed", "the directory was replaced during the sweep"
-    INTERRUPTED = "interrupted", "its move to the trash was interrupted, and another directory has its former name"
+    INTERRUPTED = "interrupted", "the move of the directory to the trash was interrupted, and its former name is in use"
     ERROR = "error", "an error occurred"
 
     @property
@@ -174,7 +174,7 @@ class PodPresence(msgspec.Struct, frozen=True):
 
 
 def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -> Keep | None:
-    """Return why an entry of the root must stay; None if the entry is the directory of a pod that does not exist."""
+    """Return why an entry of --root must be kept; None if the entry is the directory of a pod that does not exist."""
     uid = form.uid(name)
     if uid is None:
         return Keep(KeepReason.FOREIGN)
@@ -207,7 +207,7 @@ def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[st
 
 
 class MustStay(errors.VcudaError):
-    """One directory, or every directory, must be kept for now. ``keep``: the reason."""
+    """Raised if one directory, or every directory, must be kept for now. ``keep``: the reason."""
 
     def __init__(self, reason: KeepReason, detail: str = "") -> None:
         self.keep = Keep(reason, detail)

@@ -19,7 +19,7 @@ PODS = "/api/v1/pods"
 # If no event arrives for this long, the watch is out of date. A working watch gets a bookmark about once a minute.
 FRESH_SECONDS = 120.0
 
-_CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, because a thousand directories may need it.
+_CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, because a thousand directories may need a check.
 
 
 class PodSource(Protocol):
@@ -163,8 +163,9 @@ class WatchedPods:
 
     def _with_former_mirrors(self) -> frozenset[str]:
         # Add the uids of deleted mirror pods whose static pods still run. kubelet creates a new mirror pod with a new
-        # uid, but the static pod still uses the directory that is named after its first mirror pod. Mirror pods from
-        # before this watch are unknown here. With hostPID, the mounts of running containers protect their directories.
+        # uid, but the static pod still uses the directory that is named after its first mirror pod. Mirror pods that
+        # were deleted before this watch began are unknown. With hostPID, the mounts of running containers protect the
+        # directories of such pods.
         uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
         running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
         for mirror, statics in list(self._former.items()):

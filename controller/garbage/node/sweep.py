@@ -155,7 +155,7 @@ class SweepRun:
 
     def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
         # Return the identity of an entry that may be removed. All entries are checked before the first is moved, so
-        # that each sweep counts for the age of all entries. A mount point is not accessed: its file system may hang.
+        # that each sweep counts for the age of all entries. A mount point is not accessed, as its file system may hang.
         if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
@@ -187,7 +187,8 @@ class SweepRun:
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
         # Check the directory again, because its pod or its use may have changed since the first check. Then move it.
         uid = self.sweep.form.uid(name) or ""
-        self._check_names({name, uid})  # Wait for the scan of the processes first: the next checks must be recent.
+        # `_check_names` may wait long for the scan of the processes. So the checks of the pod come later, to be recent.
+        self._check_names({name, uid})
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)
         if self.sweep.kubelet:
