@@ -23,7 +23,7 @@ from vcuda.allocations.stored_pods import (
     read_stored,
 )
 from vcuda.k8s_types import Pod
-from vcuda.kube import Kube, Reflector
+from vcuda.kube import Kube, Reflector, segment
 from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Terminating, charges_by_model, long_grace, long_graces
 from vcuda.ledger.settle import ObservedPods
 from vcuda.placement import affinity
@@ -39,6 +39,10 @@ PodChange = Callable[[StoredPod | None, StoredPod | None], None]
 """A callback with a charged pod before and after a change: (None, new) if created, (old, None) if deleted."""
 
 _POD = msgspec.json.Decoder(Pod)
+
+
+def pod_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
 
 
 class GoneUids:

@@ -125,20 +125,18 @@ class ModelLabels:
             self._add_changed()
         node = self._nodes.reflector.get(("", name))
         if node is None:
-            self._forget(name)
+            for kept in (self._states, self._since, self._written):
+                kept.pop(name, None)
+            if self._reports:
+                self._reports.forget(name)
             return None
-        found = self._find(node)
+        label, published, known = self._nodes.keys.model, self._published.get(name, ()), self._resources()
+        found = find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
         delay, held = self._label(node, found)
         doubts = {**found.doubts, **({Doubt.HELD: held} if held else {})}
         self._states[name] = NodeState(found.source if found.label else "", frozenset(doubts))
         renewal = self._reports.report(node, doubts) if self._reports else None
         return min((each for each in (delay, renewal) if each is not None), default=None)
-
-    def _forget(self, name: str) -> None:
-        for kept in (self._states, self._since, self._written):
-            kept.pop(name, None)
-        if self._reports:
-            self._reports.forget(name)
 
     def _add_changed(self) -> None:
         known, before = self._resources(), self._published
@@ -152,11 +150,6 @@ class ModelLabels:
         for key in self._nodes.reflector.snapshot():
             if everyone or self._published.get(key.name) != before.get(key.name):
                 self._queue.add(key.name)
-
-    def _find(self, node: ObservedNode) -> Found:
-        known, published = self._resources(), self._published.get(node.metadata.name, ())
-        label = self._nodes.keys.model
-        return find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
 
     def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
         """Write the label if it must change. Return the seconds to the next check, and why a new model must wait."""

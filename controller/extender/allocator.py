@@ -18,11 +18,12 @@ from controller.extender import protocol, publish, strategy
 from controller.extender.cache import CardCache
 from controller.extender.journal import TIMEOUT, Journal, JournalEntry, NodeJournal
 from controller.extender.strategy import NodeCards, Placement
+from controller.pods import pod_path
 from vcuda.allocations import cards
 from vcuda.allocations.cards import CardRequest, Cards, Unplaceable
 from vcuda.errors import Conflict, NotFound, NotPlaced, Unavailable, UnreadableJournal, VcudaError
 from vcuda.k8s_types import UNDECODABLE, Pod
-from vcuda.kube import Kube, segment
+from vcuda.kube import Kube
 from vcuda.ledger.ledger import is_older
 
 MAX_ATTEMPTS = 4
@@ -114,7 +115,7 @@ class Allocator:
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
-        """Of the suggested nodes, return those whose cards have room for the pod after the victims are evicted."""
+        """Return the nodes, and the pods to evict there, whose cards have room for the pod after the evictions."""
         # The scheduler chose the pods to evict by the free cores and memory of a whole node. Leave out nodes where no
         # single card would have enough room for the pod.
         request = cards.read_card_request(args.pod)
@@ -128,7 +129,7 @@ class Allocator:
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
         """Return each node's score: 10 for a node without cards and 0 for a node with cards, as in gpu-admission."""
-        # The scores keep pods without vcuda cards off nodes with cards. For a vcuda pod, `filter` leaves only one node.
+        # By the scores, a pod without vcuda cards gets a node without cards. For a vcuda pod, `filter` leaves one node.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
@@ -250,7 +251,7 @@ class Allocator:
         # A binding needs the newest version of the pod, so read the pod from the API server and not from the watch.
         message = "the pod was deleted"
         try:
-            pod = _POD.decode(self._kube.get(_path_of(asked), timeout=timeout))
+            pod = _POD.decode(self._kube.get(pod_path(asked.namespace, asked.name), timeout=timeout))
             if pod.metadata.uid == asked.uid:
                 return pod
             message = "the pod was deleted, and another pod has its name"
@@ -372,7 +373,8 @@ class Allocator:
         }
         target = {"apiVersion": "v1", "kind": "Node", "name": args.node}
         manifest = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        self._kube.post(f"{_path_of(args)}/binding", msgspec.json.encode(manifest), timeout=timeout)
+        path = f"{pod_path(args.namespace, args.name)}/binding"
+        self._kube.post(path, msgspec.json.encode(manifest), timeout=timeout)
 
 
 def _is_bound(pod: Pod, node: str) -> bool:
@@ -380,7 +382,3 @@ def _is_bound(pod: Pod, node: str) -> bool:
     if pod.spec.node_name and pod.spec.node_name != node:
         raise NotPlaced(f"the pod is bound to {pod.spec.node_name} already")
     return bool(pod.spec.node_name)
-
-
-def _path_of(asked: JournalEntry | protocol.BindingArgs) -> str:
-    return f"/api/v1/namespaces/{segment(asked.namespace)}/pods/{segment(asked.name)}"

@@ -109,7 +109,7 @@ class CardCache:
             return {node: self._entries[node][uid] for node in sorted(self._nodes_of.get(uid, ()))}
 
     def pod(self, uid: str) -> StoredPod | None:
-        """Return the state of a pod that the watch has reported last; None if the watch has not reported the pod."""
+        """Return the last state of a pod that the pod watch has reported; None if it has not reported the pod."""
         return self._pods.get(uid)
 
     def bound_to(self, node: str) -> tuple[StoredPod, ...]:

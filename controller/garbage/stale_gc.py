@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from controller.metrics import GarbageMetrics
-from controller.pods import PodInformer
+from controller.pods import PodInformer, pod_path
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.allocations import stale, stored_pods
@@ -198,7 +198,7 @@ class StaleAllocationGc:
 
     def _judge_pod(self, key: str) -> float | None:
         namespace, _, name = key.partition("/")
-        path = _pod_path(namespace, name)
+        path = pod_path(namespace, name)
         try:
             pod = self._pods.decode_charged(self._kube.get(path))
         except errors.NotFound:
@@ -290,7 +290,7 @@ class StaleAllocationGc:
         return (
             k8s_types.can_be_name(namespace)
             and k8s_types.can_be_name(name)
-            and self._is_stored(_pod_path(namespace, name))
+            and self._is_stored(pod_path(namespace, name))
         )
 
     def _is_stored(self, path: str) -> bool:
@@ -311,7 +311,3 @@ class StaleAllocationGc:
             self._queue.add(new.metadata.name, min(LOCK_GRACE_SECONDS, self._timeout))
         if new is None:
             self._queue.add(EVERYTHING)
-
-
-def _pod_path(namespace: str, name: str) -> str:
-    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"

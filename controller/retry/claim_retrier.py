@@ -10,12 +10,13 @@ from collections.abc import Callable
 import msgspec
 import structlog
 
+from controller.pods import pod_path
 from controller.refusals import CLAIM_REASON
 from controller.retry.refused import LOOK_SECONDS, RefusedObject, refused_by_events
 from controller.retry.retrier import REST_PER_SECOND, FreeQuota, free_by_model, has_grown, retry_patch
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
-from vcuda.kube import MERGE_PATCH, Kube, segment
+from vcuda.kube import MERGE_PATCH, Kube
 from vcuda.ledger.report import NamespaceUse
 
 MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, the earliest refusals first.
@@ -117,7 +118,7 @@ class ClaimRetrier:
 
     def _wake(self, namespace: str, known: RefusedObject) -> bool:
         """Change the pod's annotation if the pod still lacks a claim. Return True if the annotation was changed."""
-        path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(known.name)}"
+        path = pod_path(namespace, known.name)
         try:
             if not _POD.decode(self._kube.get(path)).waits_for_claim:
                 return False

@@ -17,7 +17,7 @@ from vcuda.kube import Kube, objects, segment
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
 
 LOOK_SECONDS = 10.0
-"""The time limit, in seconds, for all LISTs of one check of a namespace."""
+"""The most seconds that all LISTs of one check of a namespace may take together."""
 
 MOST_REFUSED = 1000
 """The maximum number of objects that one check takes from a namespace's Events. A later check takes other objects."""
@@ -136,7 +136,7 @@ class RefusedOwner(msgspec.Struct, frozen=True):
 
 
 class RefusedOwners:
-    """The refused owners that one check has found, with at most `MOST_OWNER_BYTES` in all.
+    """The owners with refused pods that one check has found, with at most `MOST_OWNER_BYTES` in all.
 
     ``judged``: the paths of owners that an earlier check has handled. These owners are dropped first.
     """
@@ -154,7 +154,7 @@ class RefusedOwners:
         return [*self._first, *(owner for owner, _ in self._again)]
 
     def add(self, refused: RefusedOwner, size: int) -> None:
-        """Keep an owner of ``size`` bytes of JSON if there is room. The first owner is always kept."""
+        """Keep an owner, whose JSON has ``size`` bytes, if there is room. The first owner is always kept."""
         judged = refused.path in self._judged
         while self._again and not judged and self._bytes + size > MOST_OWNER_BYTES:
             self._bytes -= self._again.pop()[1]

@@ -116,7 +116,7 @@ def select_retries(
 
 
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
-    """Subtract the charges of the owner's missing pods from ``left``, as far as they fit. Return True if any fits."""
+    """Subtract the charges of missing pods that fit from the free quota ``left``. Return True if at least one fits."""
     request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
     took = False

@@ -7,13 +7,13 @@ from vcuda.kube import QuotaInformer
 from vcuda.quota.model import Quota
 
 NOTICE_SECONDS = 24 * 3600.0
-"""Seconds before the end of a grant at which Events announce the end."""
+"""Seconds before the end of a grant (a dated addition to a limit) at which Events announce the end."""
 
 MOST_SECONDS = 30.0
 """Maximum seconds between two reads of the wall clock, because an administrator may change the clock."""
 
 KEY = "grants"
-"""The only key of the queue."""
+"""The only key of the work queue, because one check covers all grants."""
 
 
 class GrantFollower:

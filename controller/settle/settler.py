@@ -25,10 +25,10 @@ from vcuda.ledger.settle import Expired, ObservedPods, settle
 from vcuda.quota.model import NamespaceQuota
 
 MAX_ATTEMPTS = 5
-"""Maximum attempts to write a settled ledger. An attempt fails if a webhook replica writes the ledger meanwhile."""
+"""Maximum attempts to recount and write a ledger. An attempt fails if a webhook replica writes the ledger meanwhile."""
 
 RETRY_SECONDS = 2.0
-"""Seconds until the first retry of a failed settlement."""
+"""Seconds until the first retry after a ledger could not be settled (recounted)."""
 
 CONFLICT_RETRY_SECONDS = 0.1
 """Seconds until the retry if all attempts to write a settled ledger conflicted. The delay is short, because pending
@@ -238,7 +238,7 @@ class Settler:
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
-        """Report the usage of the stored pods and claims, without free quota until the lost ledger is rebuilt."""
+        """Report the usage of the stored pods and claims. Report no free quota until the lost ledger is rebuilt."""
         if limits := self._limits(namespace):
             observed = self.pods.observed(namespace, self._nodes.current())
             claims = self.claims.observed(namespace, observed.extended)

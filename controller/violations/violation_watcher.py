@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from controller.metrics import EvictionMetrics
+from controller.pods import pod_path
 from controller.settle.grants import NOTICE_SECONDS
 from controller.violations.violations import Holder, PricedClaim, Violation, ViolationKind, find_violations
 from controller.workqueue import Reconciler
@@ -22,7 +23,7 @@ from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.names import API_VERSION
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, VcudaError
-from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects, segment
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, objects
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import Mode, NamespaceQuota
 from vcuda.quota.times import shown
@@ -131,7 +132,6 @@ class Evictor:
         """
         # The Event is written after the eviction, so it never reports an eviction that failed. A crash between the
         # eviction and the Event loses the Event.
-        subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
             self._send(pod)
@@ -140,8 +140,7 @@ class Evictor:
                 return self._delete(pod, why, tries + 1)
             log.info("a PodDisruptionBudget forbids the eviction", budget=error.why)
             message = f"this pod is not evicted yet, because a PodDisruptionBudget forbids it ({error.why}): {why}"
-            put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
-            objects.post_event_or_log(self._kube, put_off)
+            objects.post_event_or_log(self._kube, _warning(pod, "eviction-put-off", PUT_OFF, message))
             return EvictionOutcome.BUDGET
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
@@ -149,16 +148,16 @@ class Evictor:
             log.warning("eviction failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("evicted")
-        message = f"this pod was evicted: {why}"
-        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
-        objects.post_event_or_log(self._kube, evicted)
+        objects.post_event_or_log(self._kube, _warning(pod, "evicted", EVICTED, f"this pod was evicted: {why}"))
         return EvictionOutcome.EVICTED
 
     def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
         """Delete the pod with its own grace period, so that a PodDisruptionBudget of a tenant cannot keep the pod."""
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
         try:
-            self._kube.delete(_path_of(pod), msgspec.json.encode({"preconditions": {"uid": pod.uid}}))
+            self._kube.delete(
+                pod_path(pod.namespace, pod.name), msgspec.json.encode({"preconditions": {"uid": pod.uid}})
+            )
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
         except VcudaError as error:
@@ -166,8 +165,7 @@ class Evictor:
             return EvictionOutcome.FAILED
         log.info("deleted", why=why)
         message = f"this pod was deleted, because PodDisruptionBudgets forbade its eviction {tries} times: {why}"
-        deleted = objects.Event(_involved(pod), f"deleted-{pod.uid[:8]}", DELETED, message, COMPONENT, type="Warning")
-        objects.post_event_or_log(self._kube, deleted)
+        objects.post_event_or_log(self._kube, _warning(pod, "deleted", DELETED, message))
         return EvictionOutcome.DELETED
 
     def _send(self, pod: StoredPod) -> None:
@@ -178,20 +176,19 @@ class Evictor:
             # The uid protects a newer pod with the same name: for such a pod, the API server answers 409.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
-        self._kube.post(f"{_path_of(pod)}/eviction", msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
-
-
-def _path_of(pod: StoredPod) -> str:
-    return f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
+        path = f"{pod_path(pod.namespace, pod.name)}/eviction"
+        self._kube.post(path, msgspec.json.encode(body), timeout=EVICTION_TIMEOUT_SECONDS)
 
 
 def kind_of(holder: Holder) -> str:
     return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
 
 
-def _involved(holder: Holder) -> objects.InvolvedObject:
+def _warning(holder: Holder, about: str, reason: str, message: str, component: str = COMPONENT) -> objects.Event:
     version = "v1" if isinstance(holder, StoredPod) else API_VERSION
-    return objects.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
+    subject = objects.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
+    # The Event's name contains a part of the object's uid, so that a new pod with the same name gets its own Event.
+    return objects.Event(subject, f"{about}-{holder.uid[:8]}", reason, message, component, type="Warning")
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
@@ -315,9 +312,8 @@ class ViolationWatcher:
         announced.intersection_update(future)
         for key in future.keys() - announced:
             message = f"a GPU grant ends at {shown(key[1], ends[key[1]])}. {self._fate(future[key])}"
-            holder, about = future[key].holder, f"grant-ends-{int(key[1])}-{key[0][:8]}"
-            event = objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
-            self._try_to_post(holder, event)
+            holder = future[key].holder
+            self._try_to_post(holder, _warning(holder, f"grant-ends-{int(key[1])}", GRANT_ENDS, message))
             announced.add(key)
 
     def _fate(self, violation: Violation) -> str:
@@ -395,13 +391,9 @@ class ViolationWatcher:
 
 
 def event_of(violation: Violation) -> objects.Event:
-    # Event names contain a part of the object's uid, so that a new pod with the same name gets its own Event.
-    subject, uid = _involved(violation.holder), violation.holder.uid[:8]
+    holder, message = violation.holder, violation.message
     if violation.kind == ViolationKind.UNPINNED:
-        in_general = NOT_COUNTED_MESSAGE.format(subject.namespace)
-        message = in_general if isinstance(violation.holder, StoredPod) else violation.message
-        return objects.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
-    if violation.kind == ViolationKind.OTHER_MODEL:
-        about = f"{violation.kind}-{uid}"
-        return objects.Event(subject, about, OTHER_MODEL, violation.message, COMPONENT, type="Warning")
-    return objects.Event(subject, f"{violation.kind}-{uid}", BEYOND_QUOTA, violation.message, COMPONENT, type="Warning")
+        message = NOT_COUNTED_MESSAGE.format(holder.namespace) if isinstance(holder, StoredPod) else message
+        return _warning(holder, "not-counted", NOT_COUNTED, message, "vcuda-quota")
+    reason = OTHER_MODEL if violation.kind == ViolationKind.OTHER_MODEL else BEYOND_QUOTA
+    return _warning(holder, violation.kind, reason, message)

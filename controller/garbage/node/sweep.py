@@ -30,7 +30,7 @@ def never() -> bool:
 
 @dataclass(frozen=True)
 class NodeSweep:
-    """The settings of all sweeps of the root, and the records that are kept between sweeps.
+    """The settings of all sweeps of a node's directories, and the records that are kept between sweeps.
 
     ``root``, ``form``: the root (the directory with the pods' directories), and the form of the names in it.
     ``pods``, ``kubelet``: the sources of the existing pods.
@@ -79,7 +79,10 @@ class NodeSweep:
                 return presence.unknown
             trash = self._trash(root, presence, stack)
             if isinstance(trash, Keep):
-                self._only_report(root, structs.replace(presence, unknown=trash), report)
+                presence = structs.replace(presence, unknown=trash)
+                for entry in _but_trash(root):
+                    keep = names.keep_in_root(self.form, entry.name, entry.kind, presence)
+                    report(agent.DirectoryOutcome(entry.name, agent.Action.KEPT, keep))
                 return trash
             SweepRun(self, root, presence, trash, report, give_up, stopping).over_all()
         return None
@@ -90,14 +93,6 @@ class NodeSweep:
         except (OSError, MustStay) as error:
             keep = keep_after(error)
             return Keep(keep.reason, f"{TRASH}: {keep.detail}")
-
-    def _only_report(self, root: fs.OpenDirectory, presence: PodPresence, report: agent.Report) -> None:
-        for entry in _but_trash(root):
-            report(
-                agent.DirectoryOutcome(
-                    entry.name, agent.Action.KEPT, names.keep_in_root(self.form, entry.name, entry.kind, presence)
-                )
-            )
 
     def _presence(self) -> PodPresence:
         pods: frozenset[str] = frozenset()
@@ -130,7 +125,7 @@ class SweepRun:
         return self.sweep.scanner.scan(self.root.mount, self.give_up, self.stopping)
 
     def over_all(self) -> None:
-        """Sweep the root, and then the trash. The trash is swept even if the root has taken all the time."""
+        """Sweep --root, and then the trash. Sweep the trash even if the sweep of --root has taken all the time."""
         try:
             self.over_root()
         except fs.OutOfTime:
@@ -140,7 +135,7 @@ class SweepRun:
         self.over_trash()
 
     def over_root(self) -> None:
-        """Report all entries of the root, and move the directories of deleted pods to the trash."""
+        """Report all entries of --root, and move the directories of deleted pods to the trash."""
         self.sweep.grace.begin(self.sweep.clock())
         gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):

@@ -27,7 +27,7 @@ class Trash:
     dry_run: bool = False
 
     def take(self, name: str, fd: int, time: int) -> agent.Action:
-        """Move a directory from the root into the trash. ``fd``: the open directory. ``time``: now, in Unix seconds.
+        """Move a directory from --root into the trash. ``fd``: the open directory. ``time``: now, in Unix seconds.
 
         Raises MustStay if another directory has this name by now. That directory is moved back.
         """
@@ -42,7 +42,7 @@ class Trash:
         return agent.Action.MOVED
 
     def give_back(self, trashed: str, name: str) -> agent.Action:
-        """Move a directory from the trash back to ``name`` in the root. Raises FileExistsError if ``name`` exists."""
+        """Move a directory from the trash back to ``name`` in --root. Raises FileExistsError if ``name`` exists."""
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_RESTORE
         fs.rename(trashed, self.directory.fd, name, self.root.fd)
