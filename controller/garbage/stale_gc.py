@@ -36,7 +36,6 @@ MOST_KEYS_LOGGED = 20
 
 EVERYTHING = ""
 """The queue key that stands for all pods and nodes. A pod's key is NAMESPACE/NAME, and a node's key is NAME."""
-_POD = msgspec.json.Decoder(k8s_types.Pod)
 _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 

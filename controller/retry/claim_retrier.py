@@ -5,7 +5,7 @@ waits longer, up to 16 minutes. A change of the pod makes the controller retry a
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 import structlog
@@ -13,7 +13,7 @@ import structlog
 from controller.pods import pod_path
 from controller.refusals import CLAIM_REASON
 from controller.retry.refused import LOOK_SECONDS, RefusedObject, refused_by_events
-from controller.retry.retrier import REST_PER_SECOND, FreeQuota, free_by_model, has_grown, retry_patch
+from controller.retry.retrier import REST_PER_SECOND, FreeQuota, record_free, retry_patch
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube
@@ -32,17 +32,10 @@ class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
     name: str = ""
 
 
-class PodClaim(k8s_types.K8sStruct, frozen=True, gc=False):
-    """An entry of the pod's ``resourceClaims``. If the entry names a template, Kubernetes creates a claim from it."""
-
-    name: str = ""
-    resource_claim_template_name: str | None = None
-
-
 class ClaimingSpec(k8s_types.K8sStruct, frozen=True, gc=False):
     """The claims in a pod's spec."""
 
-    resource_claims: tuple[PodClaim, ...] | None = None
+    resource_claims: tuple[k8s_types.PodResourceClaim, ...] | None = None
 
 
 class ClaimingStatus(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -80,17 +73,14 @@ class ClaimRetrier:
         )
         self._kube = kube
         self._served = served
-        self._free: dict[str, dict[str, FreeQuota]] = {}
+        self._free: dict[str, Mapping[str, FreeQuota]] = {}
         self._checked: dict[str, set[str]] = {}
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Record the free quota of a namespace. If it has grown, queue a check of the namespace's waiting pods."""
-        free = free_by_model(use)
-        before = self._free.pop(namespace, {})
-        if free:
-            self._free[namespace] = free
-        if has_grown(free, before):
+        free, has_grown = record_free(self._free, namespace, use)
+        if has_grown:
             self._checked[namespace] = set()
             self.reconciler.queue.add(namespace)
         if not any(each.cores for each in free.values()):

@@ -74,12 +74,15 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
 
-def free_by_model(use: NamespaceUse | None) -> dict[str, FreeQuota]:
-    return {model.model: FreeQuota.of(model) for model in use.models} if use else {}
-
-
-def has_grown(free: Mapping[str, FreeQuota], before: Mapping[str, FreeQuota]) -> bool:
-    return any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
+def record_free(
+    recorded: dict[str, Mapping[str, FreeQuota]], namespace: str, use: NamespaceUse | None
+) -> tuple[Mapping[str, FreeQuota], bool]:
+    """Record the free quota of a namespace by model. Return it, and True if any model has more than recorded before."""
+    free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
+    before = recorded.pop(namespace, {})
+    if free:
+        recorded[namespace] = free
+    return free, any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
 
 
 def retry_patch(**metadata: str) -> bytes:
@@ -150,7 +153,7 @@ class Retrier:
         self._quota = quota
         self._nodes = nodes
         self._clock = clock
-        self._free: dict[str, dict[str, FreeQuota]] = {}
+        self._free: dict[str, Mapping[str, FreeQuota]] = {}
         self._retried_at: dict[str, float] = {}
         self._listed: dict[str, tuple[float, Collection[str]]] = {}
         self._judged: dict[str, set[str]] = {}
@@ -158,13 +161,10 @@ class Retrier:
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
         """Record the free quota of a namespace. If it has grown, queue a check of the namespace's refused owners."""
-        free = free_by_model(use)
-        before = self._free.pop(namespace, {})
-        if free:
-            self._free[namespace] = free
-        else:
+        free, has_grown = record_free(self._free, namespace, use)
+        if not free:
             self._listed.pop(namespace, None)
-        if has_grown(free, before):
+        if has_grown:
             self.reconciler.queue.add(namespace)
 
     def _reconcile(self, namespace: str) -> float | None:

@@ -71,37 +71,16 @@ class NodeSettings(msgspec.Struct, frozen=True):
 
 
 @click.command(context_settings={"auto_envvar_prefix": "VCUDA"})
-@option(
-    "--scheme",
-    required=True,
-    type=click.Choice(list(names.VM_DIRECTORIES)),
-    help="Vendor whose directories are removed.",
-)
+@option("--scheme", required=True, type=click.Choice(list(names.VM_DIRECTORIES)), help="Vendor of the directories.")
 @option("--node", required=True, metavar="NAME", help="Name of this node.")
 @option("--root", type=_directory, help="Directory that contains the pods' directories.  [default: by scheme]")
-@option(
-    "--kubelet-pods",
-    type=_directory,
-    help="Path of /var/lib/kubelet/pods. Pods with a directory there count as existing.",
-)
+@option("--kubelet-pods", type=_directory, help="Path of /var/lib/kubelet/pods. Pods with a directory there exist.")
 @option("--pod-uid", help="Uid of the agent's own pod. A list of pods without this uid is rejected.")
 @option("--host-pid", is_flag=True, help="Keep directories that any process of the host uses. Needs hostPID: true.")
+@option("--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Minimum age of a removed directory.")
+@option("--trash-retention", default=3600.0, type=FiniteRange(0), metavar="SECONDS", help="Time to stay in .trash.")
 @option(
-    "--grace", default=300.0, type=FiniteRange(0), metavar="SECONDS", help="Minimum age of a directory that is removed."
-)
-@option(
-    "--trash-retention",
-    default=3600.0,
-    type=FiniteRange(0),
-    metavar="SECONDS",
-    help="Time until a directory in .trash is deleted.",
-)
-@option(
-    "--disk-pressure",
-    default=85.0,
-    type=FiniteRange(0, 100),
-    metavar="PERCENT",
-    help="Disk usage that empties .trash early.",
+    "--disk-pressure", default=85.0, type=FiniteRange(0, 100), metavar="PERCENT", help="Disk usage that empties .trash."
 )
 @option("--dry-run", is_flag=True, help="Print or log the actions, and change nothing.")
 @kubeconfig_option

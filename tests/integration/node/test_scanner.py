@@ -30,7 +30,7 @@ class Looks:
         self._begun = 0
         self._began = threading.Event()
 
-    def __call__(self, _root: int, _mount: Mount, moved: Callable[[], None]) -> InUse:
+    def __call__(self, _mount: Mount, moved: Callable[[], None]) -> InUse:
         self._begun += 1
         self._moved = moved
         self._began.set()
