@@ -28,9 +28,6 @@ class Assignment(NamedTuple):
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int
 
-    def all_shares(self) -> tuple[Share, ...]:
-        return tuple(share for shares in self.shares.values() for share in shares)
-
 
 class Placement(msgspec.Struct, frozen=True):
     """The node and the cards that were chosen for a pod."""

@@ -3,7 +3,9 @@ does.
 """
 
 import heapq
+import itertools
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, strategies as st
@@ -108,13 +110,17 @@ def test_every_node_that_fails_has_its_reason() -> None:
 DEMANDS = st.sampled_from([(5, 256), (30, 4096), (50, 8192), (75, 16384), (100, 0), (200, 0), (300, 0)])
 
 
+def shares_of(placement: Placement) -> Iterator[Share]:
+    return itertools.chain.from_iterable(placement.assignment.shares.values())
+
+
 @given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, bin_pack]))
 def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]], strategy: Strategy) -> None:
     nodes = {"a": node(0), "b": node(0, 0, 0), "c": node(0, 0)}
     for demands in pods:
         choice = strategy(request(*demands), nodes, nodes)
         if isinstance(choice, Placement):
-            nodes[choice.node] = nodes[choice.node].taken(choice.assignment.all_shares())
+            nodes[choice.node] = nodes[choice.node].taken(shares_of(choice))
     for cards in nodes.values():
         assert all(cores <= 100 for cores in cards.used_cores)
         assert all(memory <= cards.card_memory for memory in cards.used_memory)
@@ -141,10 +147,10 @@ def whole_share(strategy: Strategy, seed: int) -> float:
     for now in range(PODS):
         while running and running[0][0] <= now:
             ended = heapq.heappop(running)[2]
-            known[ended.node] = known[ended.node].returned(ended.assignment.all_shares())
+            known[ended.node] = known[ended.node].returned(shares_of(ended))
         choice = strategy(rng.choice(REQUESTS), known, known)
         assert isinstance(choice, Placement)
-        known[choice.node] = known[choice.node].taken(choice.assignment.all_shares())
+        known[choice.node] = known[choice.node].taken(shares_of(choice))
         heapq.heappush(running, (now + 1 + int(rng.expovariate(1 / LIFE)), now, choice))
         whole += sum(cards.whole for cards in known.values())
     return whole / (PODS * NODES * CARDS)
