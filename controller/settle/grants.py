@@ -25,9 +25,7 @@ class GrantFollower:
     def __init__(
         self, quota: QuotaInformer, namespaces: Callable[[], Iterable[str]], settle: Callable[[str], None]
     ) -> None:
-        self.reconciler = Reconciler(
-            "grants", self.reconcile, failure="beginnings and ends of grants not checked", key_name="of"
-        )
+        self.reconciler = Reconciler("grants", self.reconcile, failure="ends of grants not checked", key_name="of")
         self._quota = quota
         self._namespaces = namespaces
         self._settle = settle

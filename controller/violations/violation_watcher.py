@@ -132,6 +132,7 @@ class Evictor:
         """
         # The Event is written after the eviction, so it never reports an eviction that failed. A crash between the
         # eviction and the Event loses the Event.
+        subject, uid = _involved(pod), pod.uid[:8]
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, why=why)
         try:
             self._send(pod)
@@ -140,7 +141,8 @@ class Evictor:
                 return self._delete(pod, why, tries + 1)
             log.info("a PodDisruptionBudget forbids the eviction", budget=error.why)
             message = f"this pod is not evicted yet, because a PodDisruptionBudget forbids it ({error.why}): {why}"
-            objects.post_event_or_log(self._kube, _warning(pod, "eviction-put-off", PUT_OFF, message))
+            put_off = objects.Event(subject, f"eviction-put-off-{uid}", PUT_OFF, message, COMPONENT, type="Warning")
+            objects.post_event_or_log(self._kube, put_off)
             return EvictionOutcome.BUDGET
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
@@ -148,16 +150,17 @@ class Evictor:
             log.warning("eviction failed", error=str(error))
             return EvictionOutcome.FAILED
         log.info("evicted")
-        objects.post_event_or_log(self._kube, _warning(pod, "evicted", EVICTED, f"this pod was evicted: {why}"))
+        message = f"this pod was evicted: {why}"
+        evicted = objects.Event(subject, f"evicted-{uid}", EVICTED, message, COMPONENT, type="Warning")
+        objects.post_event_or_log(self._kube, evicted)
         return EvictionOutcome.EVICTED
 
     def _delete(self, pod: StoredPod, why: str, tries: int) -> EvictionOutcome:
         """Delete the pod with its own grace period, so that a PodDisruptionBudget of a tenant cannot keep the pod."""
         log = self._log.bind(namespace=pod.namespace, pod=pod.name, uid=pod.uid, tries=tries)
+        body = msgspec.json.encode({"preconditions": {"uid": pod.uid}})
         try:
-            self._kube.delete(
-                pod_path(pod.namespace, pod.name), msgspec.json.encode({"preconditions": {"uid": pod.uid}})
-            )
+            self._kube.delete(pod_path(pod.namespace, pod.name), body)
         except (NotFound, Conflict):
             return EvictionOutcome.GONE
         except VcudaError as error:
@@ -165,7 +168,8 @@ class Evictor:
             return EvictionOutcome.FAILED
         log.info("deleted", why=why)
         message = f"this pod was deleted, because PodDisruptionBudgets forbade its eviction {tries} times: {why}"
-        objects.post_event_or_log(self._kube, _warning(pod, "deleted", DELETED, message))
+        deleted = objects.Event(_involved(pod), f"deleted-{pod.uid[:8]}", DELETED, message, COMPONENT, type="Warning")
+        objects.post_event_or_log(self._kube, deleted)
         return EvictionOutcome.DELETED
 
     def _send(self, pod: StoredPod) -> None:
@@ -184,11 +188,9 @@ def kind_of(holder: Holder) -> str:
     return "Pod" if isinstance(holder, StoredPod) else "ResourceClaim"
 
 
-def _warning(holder: Holder, about: str, reason: str, message: str, component: str = COMPONENT) -> objects.Event:
+def _involved(holder: Holder) -> objects.InvolvedObject:
     version = "v1" if isinstance(holder, StoredPod) else API_VERSION
-    subject = objects.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
-    # The Event's name contains a part of the object's uid, so that a new pod with the same name gets its own Event.
-    return objects.Event(subject, f"{about}-{holder.uid[:8]}", reason, message, component, type="Warning")
+    return objects.InvolvedObject(version, kind_of(holder), holder.name, holder.namespace, holder.uid)
 
 
 class ViolationOptions(msgspec.Struct, frozen=True):
@@ -312,8 +314,9 @@ class ViolationWatcher:
         announced.intersection_update(future)
         for key in future.keys() - announced:
             message = f"a GPU grant ends at {shown(key[1], ends[key[1]])}. {self._fate(future[key])}"
-            holder = future[key].holder
-            self._try_to_post(holder, _warning(holder, f"grant-ends-{int(key[1])}", GRANT_ENDS, message))
+            holder, about = future[key].holder, f"grant-ends-{int(key[1])}-{key[0][:8]}"
+            event = objects.Event(_involved(holder), about, GRANT_ENDS, message, COMPONENT, type="Warning")
+            self._try_to_post(holder, event)
             announced.add(key)
 
     def _fate(self, violation: Violation) -> str:
@@ -392,8 +395,12 @@ class ViolationWatcher:
 
 def event_of(violation: Violation) -> objects.Event:
     holder, message = violation.holder, violation.message
+    # Event names contain a part of the object's uid, so that a new pod with the same name gets its own Event.
+    subject, uid = _involved(holder), holder.uid[:8]
     if violation.kind == ViolationKind.UNPINNED:
         message = NOT_COUNTED_MESSAGE.format(holder.namespace) if isinstance(holder, StoredPod) else message
-        return _warning(holder, "not-counted", NOT_COUNTED, message, "vcuda-quota")
-    reason = OTHER_MODEL if violation.kind == ViolationKind.OTHER_MODEL else BEYOND_QUOTA
-    return _warning(holder, violation.kind, reason, message)
+        return objects.Event(subject, f"not-counted-{uid}", NOT_COUNTED, message, "vcuda-quota", type="Warning")
+    about = f"{violation.kind}-{uid}"
+    if violation.kind == ViolationKind.OTHER_MODEL:
+        return objects.Event(subject, about, OTHER_MODEL, message, COMPONENT, type="Warning")
+    return objects.Event(subject, about, BEYOND_QUOTA, message, COMPONENT, type="Warning")
