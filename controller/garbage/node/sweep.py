@@ -66,7 +66,7 @@ class NodeSweep:
 
         ``give_up``: returns True when the sweep has used up its time. The sweep tries at least one directory of the
         root and one of the trash, so that a slow disk cannot stop all progress. If a scan of the processes is not done
-        by then, it continues in its thread for a later sweep.
+        by then, the scan continues in its thread for a later sweep.
         ``stopping``: returns True when the process stops. It is called before every step.
 
         Raises OSError if the root cannot be read. Raises OutOfTime if the sweep ended early. A later sweep continues.
