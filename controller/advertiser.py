@@ -24,7 +24,8 @@ class Advertiser:
     ``port_name``: the name of the Service's port.
     """
 
-    # The Service has no pod selector. With a selector, Kubernetes would route to the standbys, too: they are ready.
+    # The Service has no pod selector. With a selector, Kubernetes would also route requests to the standby replicas,
+    # because their pods are ready.
 
     def __init__(self, kube: Kube, namespace: str, service: str, address: tuple[str, int], port_name: str) -> None:
         ip, port = address
@@ -59,13 +60,15 @@ class Advertiser:
         self._log.info("the Service routes to this replica")
 
     def _is_correct(self, found: objects.EndpointSlice) -> bool:
-        # Without our labels, Kubernetes' own controller would manage the EndpointSlice. Further labels do no harm.
+        # Without the labels in `_OURS`, Kubernetes' own controller would change the EndpointSlice. Further labels, for
+        # example of users, are allowed.
         labels = (found.metadata.labels or {}).items()
         written = (found.address_type, found.endpoints, found.ports)
         return written == (self._address_type, self._endpoints, self._ports) and labels >= self._labels.items()
 
     def _correct(self, found: objects.EndpointSlice) -> None:
-        if found.address_type != self._address_type:  # the type is immutable (ValidateEndpointSliceUpdate)
+        # The API server rejects a change of `addressType` (ValidateEndpointSliceUpdate), so create a new EndpointSlice.
+        if found.address_type != self._address_type:
             self._kube.delete(self._path)
             self._create()
             return

@@ -46,7 +46,7 @@ class CertificateWatch(Collector):
         self._log = structlog.get_logger().bind(service=f"{namespace}/{service}")
 
     def shown(self) -> Sequence[ServedCertificate] | None:
-        """Return the certificate of each ready endpoint at the last check; None before the first check."""
+        """Return the certificate that each ready endpoint presented at the last check; None before the first check."""
         return self._shown
 
     def collect(self) -> Iterable[Metric]:
@@ -62,20 +62,21 @@ class CertificateWatch(Collector):
         return [family]
 
     def run(self, stop: threading.Event) -> None:
-        """Check the certificates now and then every five minutes, until ``stop`` is set."""
+        """Check the certificates at once, and then every five minutes, until ``stop`` is set."""
         while True:
             self._look_safely()
             if stop.wait(INTERVAL_SECONDS):
                 return
 
     def check(self, now: datetime.datetime) -> None:
-        """Read the certificate of every ready endpoint. Write an Event about each certificate with overdue renewal.
+        """Read the certificate of every ready endpoint. For each certificate with overdue renewal, write an Event.
 
-        The Event is about the Service. Raises VcudaError if a call of the API server fails.
+        The Event is on the webhook's Service. Raises VcudaError if a call of the API server fails.
         """
         endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
-        # The endpoints are read in parallel. One that does not answer would delay all others by the whole timeout.
+        # The endpoints are dialled in parallel, so that an endpoint without an answer does not delay all others by the
+        # whole timeout.
         with ThreadPoolExecutor(MAX_DIALS_AT_ONCE) as pool:
             name = f"{self._service}.{self._namespace}.svc"
             self._shown = tuple(pool.map(lambda address: dial(address, name), addresses))
@@ -83,7 +84,8 @@ class CertificateWatch(Collector):
             self._report(late, now)
 
     def _look_safely(self) -> None:
-        # While all checks fail for one reason, for example because no webhook is installed, the reason is logged once.
+        # If checks fail again and again for the same reason, for example because no webhook is installed, the reason is
+        # logged only once.
         try:
             self.check(datetime.datetime.now(datetime.UTC))
             fault = "" if self._shown else "no endpoint of the Service is ready"
@@ -99,7 +101,8 @@ class CertificateWatch(Collector):
         path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
         service = msgspec.json.decode(self._kube.get(path), type=k8s_types.K8sObject)
         subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
-        # The Event's name contains only the certificate and the day. So a new leader writes no second Event that day.
+        # The name of the Event is made of the certificate's fingerprint and the day. So a new leader does not write a
+        # second Event about the same certificate on the same day.
         name = f"certificate-{late.fingerprint[:8]}-{now:%Y%m%d}"
         post_event(self._kube, Event(subject, name, REASON, message, "vcuda-controller", type="Warning"))
 
@@ -116,21 +119,25 @@ def dial(address: str, server_name: str) -> ServedCertificate:
 
 
 def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
-    """Return True if renewal is overdue. Renewal is due when a third of the lifetime is left, and overdue later."""
+    """Return True if the renewal of a certificate is overdue.
+
+    The renewal is due when a third of the certificate's lifetime is left. It is overdue some hours later.
+    """
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start
-    # The renewal of a certificate counts as overdue a thirtieth of its lifetime after it is due, but 36 hours at most.
-    # The rotation job runs several times before that.
+    # The renewal is overdue when it has been due for a thirtieth of the lifetime, but for at most 36 hours. The CronJob
+    # that renews certificates runs several times in this period.
     return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
 
 
 def message_for(late: ServedCertificate, now: datetime.datetime, namespace: str) -> str:
     """Return the message of the Event about an overdue renewal."""
     ended = late.end is not None and late.end <= now
-    state = "has expired, so calls to the webhook fail" if ended else "has less than a third of its life left"
+    what = f"the webhook's certificate at {late.address} was not renewed. The certificate"
+    when = f"{late.end:%Y-%m-%d %H:%M} UTC"
+    state = f"{what} expired at {when}, so calls to the webhook fail" if ended else f"{what} expires soon, at {when}"
     return (
-        f"the webhook's certificate at {late.address} {state} (it ends {late.end:%Y-%m-%d %H:%M} UTC) and was not"
-        f" renewed; see `vcuda-certs status`, and run: kubectl -n {namespace} create job"
-        " --from=cronjob/vcuda-certs vcuda-certs-now"
+        f"{state}. `vcuda-certs status` shows the reason. To renew the certificate now, run:"
+        f" kubectl -n {namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"
     )

@@ -16,11 +16,11 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""If a claim loses its devices, its ledger is settled only when the pod watch shows why, or after so many seconds.
-After this time, the pods that the watch still shows are assumed to run."""
+"""The seconds for which the controller waits until the pod watch shows why a claim has lost its devices. Only then the
+controller settles (recounts) the ledger. Pods that the watch still shows after this time are assumed to run."""
 
 MOST_FORMER_USERS = 512
-"""If more pods than this have used the devices of one claim, the pods that have ended are forgotten."""
+"""The most pods that are remembered as users of one claim's devices. At this number, ended pods are forgotten."""
 
 
 class LostAllocation(msgspec.Struct, frozen=True):
@@ -59,7 +59,11 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class ClaimHolds:
-    """The devices that claims have lost and that may be in use. ``pods``: the pod watch. ``clock``: returns seconds."""
+    """The devices that claims have lost and that containers may still use.
+
+    ``pods``: the watch of the pods.
+    ``clock``: returns monotonic time in seconds.
+    """
 
     def __init__(self, pods: PodInformer, clock: Callable[[], float]) -> None:
         self._pods = pods
@@ -69,8 +73,8 @@ class ClaimHolds:
         self._users: dict[str, set[str]] = {}
         # `_allocated`: for each namespace, the claims with devices, by uid, as their last events showed them.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # `_listed_bare`: by namespace and claim uid, when a list showed the claim without devices. Before that list,
-        # the claim may have lost devices unseen.
+        # `_listed_bare`: by namespace and claim uid, the time at which a list showed the claim without devices. The
+        # claim may have lost devices before that list, without an event of the watch.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -106,12 +110,15 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return a placeholder for the unknown users of each claim that a list showed without devices."""
+        """Return, for each claim that a list showed without devices, a placeholder uid for the pods that used it."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored`` is newer than the recorded events. Losses of devices may then be missing here."""
+        """Return True if ``stored``, the claims of the namespace, is newer than the events that `note` has recorded.
+
+        A claim in ``stored`` may then have lost devices without a record of the loss in this object.
+        """
         with self._lock:
             recorded = dict(self._allocated.get(namespace, {}))
         if not recorded:
@@ -164,7 +171,7 @@ class ClaimHolds:
             return list(self._lost.get(namespace, {}).values())
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
-        """Remember the time if a list shows the claim without devices. Return the time remembered before, or None."""
+        """Record the time if a list shows the claim without devices. Return the time that was recorded before."""
         with self._lock:
             bare = self._listed_bare.setdefault(claim.namespace, {})
             at = bare.get(claim.uid)
@@ -177,7 +184,7 @@ class ClaimHolds:
             return at
 
     def _follow_users(self, claim: StoredClaim, *, gone: bool) -> None:
-        """Remember the pods that use the current allocation of a claim."""
+        """Record the pods that use the current allocation of a claim."""
         with self._lock:
             allocated = self._allocated.setdefault(claim.namespace, {})
             allocated.pop(claim.uid, None)
@@ -222,7 +229,8 @@ def hold_by_pod(
     if pod:
         return Hold(0 if _is_charged_for(pod, lost.claim) else seconds_of(pod))
     if uid in lives.gone:
-        return Hold(0)  # No container of the pod runs: the pod had ended, was never bound, or its grace period is over.
+        # No container of this deleted pod runs. The pod had ended, or was never bound, or its grace period is over.
+        return Hold(0)
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:

@@ -98,19 +98,19 @@ class ClaimInformer:
         observed = self.observed(namespace, extended, ledger.longest_claim_grace)
         if observed is None or not is_older(observed.resource_version, ledger.claim_resource_version):
             return observed
-        # Claims change rarely, so the claim watch often has an older version than the ledger. If both have equal
-        # charges, and the watch shows no claim that is pending in the ledger, no LIST is needed.
+        # Claims change rarely, so the resourceVersion of the claim watch is often older than the ledger's. If the watch
+        # and the ledger have equal charges, and no claim with a pending charge is in the watch, no LIST is needed.
         if observed.committed == ledger.claimed and ledger.pending.keys().isdisjoint(observed.seen):
             return None
         newest = self._store.count_claims(namespace, extended)
         return newest and newest.after(observed, ledger)
 
     def awaits_pods(self, namespace: str) -> bool:
-        """Return True if a claim has just lost its devices and the watches do not show the cause yet."""
+        """Return True if a claim has just lost its devices and the watches may not show the cause yet."""
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return a claim's charge. While its devices are unpublished, this is at least the last known charge."""
+        """Return the charge of a claim. If its devices are in no ResourceSlice now, return at least the last charge."""
         found = price(claim)
         with self._lock:
             if not found.certain:

@@ -29,7 +29,7 @@ from vcuda.kube import AuthorizerGrace, Kube, QuotaPlace, VersionCheck
 from vcuda.placement.affinity import NodeLabels
 
 LEADERSHIP_LOST = 1
-"""The exit status after the Lease was lost or a loop has failed. Kubelet then restarts the controller."""
+"""The exit status after the Lease was lost or a loop failed. Kubelet then restarts the container."""
 
 Address = tuple[str, int]
 
@@ -258,7 +258,7 @@ def run(
         if extender_address:
             certificate = _mutual_tls(extender_cert_dir, extender_client_ca)
             listening = service.Listening(extender_address, certificate, extender_advertise, extender_client_name)
-        # Each thread that calls the API server needs a connection in the pool: the watches, the loops and the extender.
+        # The watches, the loops and the extender run in threads, and each thread needs a connection to the API server.
         check = VersionCheck(structlog.get_logger().warning)
         kube = Kube.connect(kubeconfig, pool_size=16, version_check=check, grace=AuthorizerGrace())
     except errors.BadInput as error:
@@ -327,7 +327,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 
 @contextmanager
 def _listening_for(flag: str, address: Address) -> Iterator[None]:
-    """If a server cannot listen on the address within this context, report a bad value of ``flag``."""
+    """Turn an OSError in this context, in which a server starts to listen on ``address``, into an error of ``flag``."""
     try:
         yield
     except OSError as error:
@@ -338,7 +338,10 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if ``address`` is given. Return the context in which it shows the leader's figures."""
+    """Serve the usage page if ``address`` is given. Return the function that creates the leader's context of the page.
+
+    In this context, the page shows the figures of the leader.
+    """
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):
@@ -360,12 +363,15 @@ def _lead(
     """
     started = threading.Event()
     with _listening_for("--status-address", address):
-        # A standby (`started` is not set) reports healthy and ready. Otherwise a rollout would wait until it leads.
+        # A standby, for which `started` is not set, reports healthy and ready. Otherwise a rollout of the Deployment
+        # would wait until the standby leads.
         server = httpd.serve_status(
             address,
             registry,
             healthy=lambda: leader.trouble() if started.is_set() else None,
-            ready=lambda: None if not started.is_set() or leader.ready else "not all objects are listed yet",
+            ready=lambda: (
+                None if not started.is_set() or leader.ready else "some watches still wait for their first list"
+            ),
         )
     structlog.get_logger().info("serving status", port=server.port)
     if not elector.acquire():
@@ -375,7 +381,7 @@ def _lead(
     with ExitStack() as stack:
         for create in contexts:
             stack.enter_context(create())
-        # After a lost Lease another replica may lead already. So end the process at once, even during a write.
+        # When the Lease is lost, another replica may already lead. So end this process at once, even during a write.
         if not elector.hold():
             _end()
     leader.stop()
@@ -395,7 +401,7 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
 
 
 def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # `ChargeAges` may forget the age of a charge after one resync period, so a pending charge must expire earlier.
+    # The settler may forget the age of a pending charge after one resync period, so the charge must expire earlier.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")

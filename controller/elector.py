@@ -54,11 +54,10 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 _LEASE = msgspec.json.Decoder(Lease)
 
 FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
-"""A warning is logged when all attempts have failed for the first number of seconds. It is repeated at intervals that
-double, up to the second number."""
+"""The seconds of failed calls before the first warning about the Lease, and the longest time between two warnings."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
-"""The errors after which an attempt to take or renew the Lease has failed, including undecodable answers."""
+"""The errors of a failed attempt to take or renew the Lease, including those of undecodable answers."""
 
 
 class _Silence:
@@ -78,7 +77,7 @@ class _Silence:
             self._next = lasted + min(max(lasted, FIRST_WARNING_SECONDS), LONGEST_SILENCE_SECONDS)
 
     def ended(self, log: structlog.typing.FilteringBoundLogger) -> None:
-        """Record that the API server answered, and log the end of the failures if a warning was logged."""
+        """Record that the API server answered. If a warning was logged before, log that the failures have ended."""
         if self._since is not None and self._next > FIRST_WARNING_SECONDS:
             log.info("the Lease can be read and written again", seconds=round(self._clock() - self._since))
         self._since, self._next = None, FIRST_WARNING_SECONDS
@@ -119,7 +118,7 @@ class Elector:
 
     @property
     def is_leading(self) -> bool:
-        """True if this candidate holds the Lease, as far as it knows."""
+        """True if this candidate has taken the Lease, and has not released it or noticed its loss."""
         return self._leading
 
     @property
@@ -133,7 +132,7 @@ class Elector:
             if self._wait(self._timing.retry_period):
                 return False
         self._leading = True
-        self._log.info("leading")
+        self._log.info("this replica leads now")
         return True
 
     def hold(self) -> bool:
@@ -144,7 +143,7 @@ class Elector:
                 continue
             if not self._in_time() or self.holder not in ("", self._identity):
                 self._leading = False
-                self._log.error("lease lost")
+                self._log.error("the Lease was lost")
                 return False
         return True
 
@@ -152,15 +151,18 @@ class Elector:
         """Release the Lease, so that another candidate need not wait until the Lease expires."""
         self._leading = False
         try:
-            lease = self._read()  # Read the Lease: the last renewal may have succeeded although its answer was lost.
+            # Read the Lease first. The last renewal may have changed its version, even if the answer was lost.
+            lease = self._read()
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
             transitions = lease.spec.lease_transitions
             self._write(LeaseSpec(holder_identity="", lease_duration_seconds=1, lease_transitions=transitions), lease)
         except CALL_FAILURES as error:
-            self._log.warning("lease not released; another replica can take it when it expires", error=str(error))
+            self._log.warning(
+                "the Lease was not released. Another replica must wait until it expires", error=str(error)
+            )
         else:
-            self._log.info("lease released")
+            self._log.info("the Lease was released")
 
     def _attempt(self) -> bool:
         """Try once to take or renew the Lease. Return True if this candidate now holds the Lease."""
@@ -169,7 +171,8 @@ class Elector:
             lease = self._read()
             free = lease is None or not self._is_held_by_other(lease)
             if free:
-                # The Lease is written by compare-and-swap: if another candidate was first, the API server answers 409.
+                # The write contains the resourceVersion of the Lease. If another candidate has written the Lease in the
+                # meantime, the API server answers 409.
                 self._remember(self._write(self._next_spec(lease), lease))
         except CALL_FAILURES as error:
             self._silence.failed(self._log, error, started)
@@ -189,7 +192,8 @@ class Elector:
         return lease
 
     def _remember(self, lease: Lease) -> None:
-        # Compute the expiry by our own clock. The times in the Lease are from the holder's clock, which may be wrong.
+        # The expiry is computed by this candidate's clock. The times in the Lease come from the clock of its holder,
+        # which may be wrong.
         self._observed, self._observed_at = lease, self._clock()
 
     def _is_held_by_other(self, lease: Lease) -> bool:
@@ -200,7 +204,8 @@ class Elector:
         return self._clock() < self._observed_at + lasts
 
     def _in_time(self) -> bool:
-        # The leader measures time from before its renewal. Others measure from when they see it, so they wait longer.
+        # The leader counts the seconds from the start of its last renewal. The other candidates count from the moment
+        # when they see this renewal. So the leader stops before another candidate can take the Lease.
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:
@@ -224,5 +229,6 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt makes two calls. So if it begins before the renew deadline, it ends before the Lease expires.
+        # An attempt to renew the Lease makes two calls. With this timeout, an attempt that begins before the renew
+        # deadline ends before the Lease expires.
         return self._timing.renew_deadline / 8

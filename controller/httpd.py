@@ -41,10 +41,10 @@ SERVER_NAME = "vcuda-controller"
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 Tls = Callable[[], ssl.SSLContext]
-"""Returns the TLS context for a new connection, so that a renewed certificate is served without a restart."""
+"""A function that returns the TLS context for a new connection. A renewed certificate then needs no restart."""
 
 Check = Callable[[], str | None]
-"""Returns None if the process is healthy (or ready), otherwise the reason."""
+"""A function that returns None if the process is healthy or ready, and otherwise the reason why not."""
 
 
 class Server(wsgi.Server):
@@ -80,7 +80,7 @@ class Server(wsgi.Server):
             server_name=SERVER_NAME,
             request_queue_size=128,
             accepted_queue_size=threads,
-            accepted_queue_timeout=0,  # The one thread that accepts connections must not wait until the queue has room.
+            accepted_queue_timeout=0,  # If the queue is full, the only accepting thread must not wait for a free place.
         )
         self.client_name = client_name
         self.timeout = idle_seconds or REQUEST_SECONDS
@@ -115,15 +115,15 @@ class Server(wsgi.Server):
         return self
 
     def stop(self) -> None:
-        """Accept no more connections, and close all open ones without an answer."""
+        """Accept no more connections, and close all open connections. Their requests get no answer."""
         stopping = threading.Thread(target=super().stop, daemon=True)
         stopping.start()
         for connection in tuple(self.open):
             connection.hang_up()
-        stopping.join(self.shutdown_timeout)  # Limit the wait: the application may still work on an answer.
+        stopping.join(self.shutdown_timeout)  # The wait is limited, because the application may still be working.
 
     def bind(self, family: int, type: int, proto: int = 0) -> socket.socket:  # noqa: A002, ARG002  # named by cheroot
-        """Return the socket, which `__init__` has bound already."""
+        """Return the listening socket, which `__init__` has already bound."""
         self.socket = self._listener
         return self._listener
 
@@ -136,8 +136,8 @@ class Server(wsgi.Server):
                 conn.refuse()
         elif self.ready and len(self.open) <= MAX_CONNECTIONS:
             self.put_conn(conn)
-            # cheroot closes a connection that was unused for `timeout`, which may be minutes. A new connection that
-            # sends nothing must be closed after `REQUEST_SECONDS`, so pretend that it was last used earlier.
+            # cheroot closes a connection that was unused for `timeout`, which may be minutes. But a new connection that
+            # sends nothing must be closed after `REQUEST_SECONDS`. So its time of last use is set to an earlier time.
             conn.last_used -= self.timeout - REQUEST_SECONDS
         else:
             conn.refuse()
@@ -166,8 +166,8 @@ class _Request(server.HTTPRequest):
     def read_request_headers(self) -> bool:
         read = super().read_request_headers()  # type: ignore[no-untyped-call]
 
-        # WSGI maps the headers "X_Y" and "X-Y" to one name, so a client could forge a header that only a proxy may set.
-        # Drop headers with an underscore. cheroot 11.1 has a class for this, but the class fails at every header.
+        # WSGI gives the headers "X_Y" and "X-Y" the same name, so a client could forge a header that only a proxy may
+        # set. So headers with an underscore are dropped. cheroot 11.1 has a class for this, but the class is broken.
         self.inheaders = {name: value for name, value in self.inheaders.items() if b"_" not in name}
         if read and self.server.client_name not in ("", *self.conn.socket.peer_names()):
             self.simple_response("403 Forbidden", "the common name of this client certificate is not allowed\n")
@@ -189,7 +189,7 @@ class _Connection(server.HTTPConnection):
         return self.server.ready and bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def refuse(self) -> None:
-        """Send 503 if this does not block, and close the connection. Before a TLS handshake, no answer is sent."""
+        """Close the connection. If it has no TLS and its send buffer has room, send the status 503 before."""
         self.socket.setblocking(False)
         with contextlib.suppress(OSError):
             self.socket.unwrapped.send(_BUSY)
@@ -197,7 +197,8 @@ class _Connection(server.HTTPConnection):
 
     def hang_up(self) -> None:
         with contextlib.suppress(OSError):
-            # Shut down the plain socket: SSLSocket.shutdown would end the encryption while a thread may still send.
+            # Only the plain socket is shut down. SSLSocket.shutdown would end the encryption, and another thread that
+            # still sends would then send plain text.
             socket.socket.shutdown(self.socket.unwrapped, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -224,18 +225,18 @@ class _TimedSocket:
     def recv_into(self, buffer: bytearray) -> int:
         left = self._due - time.monotonic()
         if left <= 0:
-            raise TimeoutError("timed out")  # cheroot answers 408 only to an error with the text "timed out".
+            raise TimeoutError("timed out")  # cheroot answers 408 only if the error has the text "timed out".
         self.unwrapped.settimeout(left)
         try:
             return self.unwrapped.recv_into(buffer)
         except ssl.SSLError as error:
-            # The TLS handshake failed, for example because the client has no certificate. For an SSLError, cheroot
-            # would log a traceback and try to answer on the failed connection, so raise another error.
+            # The TLS handshake failed, for example because the client has no certificate. After an SSLError, cheroot
+            # would log a traceback and answer on the failed connection. After a ConnectionResetError it does not.
             raise ConnectionResetError(errno.ECONNRESET, str(error)) from error
 
     def send(self, data: bytes) -> int:
         self.unwrapped.settimeout(self._seconds)
-        self.unwrapped.sendall(data)  # The socket's timeout limits the whole `sendall`, not each of its writes.
+        self.unwrapped.sendall(data)  # The timeout limits the whole call of `sendall`, not each of its writes.
         return len(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -272,11 +273,11 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
     def application(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] != "GET":
-            return reply(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "GET only")
+            return reply(start_response, HTTPStatus.METHOD_NOT_ALLOWED, "the method must be GET")
         if path == "/metrics":
             return reply(start_response, HTTPStatus.OK, generate_latest(registry), CONTENT_TYPE_LATEST)
         if path not in checks:
-            return reply(start_response, HTTPStatus.NOT_FOUND, "not found")
+            return reply(start_response, HTTPStatus.NOT_FOUND, "the path must be /healthz, /readyz or /metrics")
         wrong = checks[path]()
         return reply(start_response, HTTPStatus.SERVICE_UNAVAILABLE if wrong else HTTPStatus.OK, wrong or "ok")
 

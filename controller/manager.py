@@ -59,14 +59,17 @@ class Leader:
         self._log = structlog.get_logger()
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
-        # A pod that /mutate pinned to no GPU model is charged for its node's model. So a change of a node may change
-        # charges in any namespace. A queue joins the changes, because hundreds of nodes may change at once.
+        # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
+        # change charges in any namespace. Hundreds of nodes may change at once, so a queue joins these changes.
         self._models = workqueue.Reconciler(
-            "models", lambda _: self._models_changed(), failure="change of GPU models not applied", key_name="of"
+            "models",
+            lambda _: self._models_changed(),
+            failure="the ledgers were not settled after a change of GPU models",
+            key_name="of",
         )
         changed = self._models.queue.add
         self.nodes = k8s.NodeInformer(kube, labels, lambda: changed("nodes"), self.quota.resources)
-        # If a DRA driver publishes other devices, the charges of ResourceClaims may change in every namespace.
+        # When a DRA driver publishes other devices, the charges of ResourceClaims may change in every namespace.
         devices = k8s.DeviceInformer(kube, self._devices_changed)
         self.claim_policies = k8s.ClaimPolicies(self.quota, self.nodes, devices)
         store = k8s.LedgerStore(
@@ -171,20 +174,20 @@ class Leader:
 
     @property
     def ready(self) -> bool:
-        """True if every watch has its first list. If the extender is enabled, it must also answer requests."""
+        """True if every watch has received its first list, and the scheduler extender, if enabled, serves requests."""
         return self.synced and (self.extender is None or self.extender.serving)
 
     def start(self) -> None:
-        """Start the watches. The loops begin when every watch has its first list."""
+        """Start the watches. The loops start as soon as every watch has received its first list."""
         for reflector in self._always().values():
             reflector.start()
         self.dra.start()
         self._spawn("main", self._main)
 
     def stop(self) -> None:
-        """End the watches and the loops. A loop has `STOP_TIMEOUT_SECONDS` to finish its turn."""
+        """End the watches and the loops. Each loop has `STOP_TIMEOUT_SECONDS` to finish its current reconciliation."""
         self._stopping.set()
-        # Stop the extender before the watches, because it must not place a pod without them.
+        # The extender must not place pods by outdated data, so it is stopped before the watches.
         if self.extender:
             self.extender.stop()
         for reconciler in self._reconcilers():
@@ -197,19 +200,21 @@ class Leader:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def trouble(self) -> str | None:
-        """Return a fault that a restart may repair: an ended watch or a stuck loop. None without such a fault."""
-        # Only the loop of `garbage` is checked: it has a turn in every period. Other loops look stuck while idle.
+        """Return a fault that a restart may repair, such as an ended watch or a stuck loop; None if there is none."""
+        # Only the loop of `garbage` is checked, because it works at regular intervals. The other loops work only after
+        # events, so an idle loop could not be distinguished from a stuck loop.
         if not all(reflector.alive for reflector in self.reflectors().values()):
-            return "a watch has ended"
-        return "the removal of stale allocations is stuck" if self.garbage.is_stuck() else None
+            return "a watch of Kubernetes objects has ended"
+        return "the loop that removes stale allocations is stuck" if self.garbage.is_stuck() else None
 
     def _main(self) -> None:
         started = time.process_time()
-        # Wait until all watches have listed. Settling from an incomplete list would release the charges of stored pods.
+        # Wait until every watch has received its first list. If a ledger was settled from an incomplete list, the
+        # charges of stored pods would be released.
         while not self.synced:
             if self._stopping.wait(SYNC_POLL_SECONDS):
                 return
-        self._log.info("synced", cpu_seconds=round(time.process_time() - started, 2))
+        self._log.info("every watch has received its first list", cpu_seconds=round(time.process_time() - started, 2))
         for reconciler in self._reconcilers():
             self._spawn(reconciler.name, reconciler.run)
         if watch := self.certificates:
@@ -243,7 +248,8 @@ class Leader:
         self.model_labels.devices_changed()
 
     def _models_changed(self) -> None:
-        # A new DeviceClass may make an extended resource a GPU resource, so pods that request it must be read again.
+        # A new DeviceClass may turn an extended resource into a GPU resource. So the pods must be listed again, because
+        # pods without GPU resources are not kept.
         self.settler.pods.list_again()
         self.settler.add_all()
 
@@ -261,13 +267,14 @@ class Leader:
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # A new namespace needs a usage report, and a deleted namespace none. A changed label may change the report.
+        # A new namespace needs a usage report, and the report of a deleted namespace is dropped. A changed label of a
+        # namespace may change its report.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 
     def _withdraw_cards(self) -> None:
-        # Without an extender, the published free cards are out of date, and `/mutate` would use them. They are deleted
-        # at every resync, because an ending leader may have published them once more.
+        # If no extender serves, the published numbers of free cards are out of date, but the webhook would still use
+        # them. They are deleted at every resync, because a former leader may have published them again while it ended.
         if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 

@@ -14,7 +14,7 @@ from vcuda.quota.values import MIB
 
 
 def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]) -> None:
-    """Register the gauge that says whether this replica leads."""
+    """Register the gauge that is 1 while this replica leads."""
     gauge = Gauge("vcuda_controller_leading", "1 if this replica holds the Lease and leads, else 0.", registry=registry)
     gauge.set_function(lambda: float(is_leading()))
 
@@ -64,12 +64,15 @@ class EvictionMetrics:
 
 
 class ViolationsCollector(Collector):
-    """Collects how many pods and claims are beyond their quota. ``counts``: by kind, namespace and finding."""
+    """Collects how many pods and claims are beyond their quota.
+
+    ``counts``: returns the number of pods or claims by kind, namespace and finding (why the quota would reject them).
+    """
 
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
-    # The figures are computed at each scrape. A gauge that was set once would still report deleted namespaces.
+    # The figures are computed at each scrape, so that no figure of a deleted namespace remains.
     def collect(self) -> Iterable[Metric]:
         labels = ["namespace", "finding"]
         pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
@@ -88,7 +91,7 @@ class ModelNodesCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Return both metrics, with a value for every source and every kind of doubt, even if it is 0."""
+        """Return both metrics, with a value for every source and for every kind of doubt. The value may be 0."""
         by_source, by_doubt = self._counts()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
@@ -104,10 +107,11 @@ class ModelNodesCollector(Collector):
 
 
 class UsageCollector(Collector):
-    """Limits and usage by namespace and model, in hundredths of a card, as last reported.
+    """Collects the limits and the usage by namespace and GPU model from the usage reports.
 
-    ``reservation_ages`` returns the seconds since the oldest reservation of each namespace was renewed. Its result may
-    include namespaces that no longer have a reservation.
+    ``reports``: returns the last usage report of each namespace.
+    ``reservation_ages``: returns for each namespace the seconds since its oldest reservation was renewed. A reservation
+    is quota that a webhook replica may use without a write. Namespaces may be included that have no reservation now.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class UsageCollector(Collector):
         for namespace, use in self._reports().items():
             for name, value in _namespace_figures(use).items():
                 by_namespace[name].add_metric([namespace], value)
-            # `ages` may still include a namespace whose reservations have ended, so check the report, too.
+            # `ages` may include a namespace whose reservations have ended, so the report must have a reservation too.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
             for model in use.models:

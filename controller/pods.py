@@ -69,9 +69,9 @@ class GoneUids:
 
 
 class PodLives(msgspec.Struct, frozen=True):
-    """The pods of one namespace that may run, at one resourceVersion of the pod watch.
+    """The pods of one namespace that may run, as the pod watch shows them at one resourceVersion.
 
-    ``version``: this resourceVersion.
+    ``version``: the resourceVersion.
     ``stored``: the stored pods, by uid.
     ``vanished``: bound pods, by uid, that were deleted before their containers had ended and that may still run.
     ``gone``: the uids of all recently deleted pods.
@@ -139,8 +139,8 @@ class PodInformer:
         self._followers.append(on_change)
 
     def list_again(self) -> None:
-        """List all pods again if the GPU resources have changed so that charges change."""
-        # The pods must be listed again, because this process keeps neither their requests nor pods without GPUs.
+        """List all pods again if a change of the GPU resources has changed the charges of pods."""
+        # A new list is needed because this process does not keep the requests of pods, and does not keep other pods.
         if not self.counts_as_now:
             self.reflector.list_again()
 
@@ -162,7 +162,8 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
-        # Include deleted pods that may run. Their grace periods matter if their claims are deleted while no watch runs.
+        # Deleted pods that may run are included. The ledger stores their longest grace period, which matters if their
+        # claims are deleted while no controller watches.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -182,8 +183,8 @@ class PodInformer:
         """Return the pods of a namespace that may run."""
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
-        # The resourceVersion and the pods are read in one step. With a newer version, a pod that was created in between
-        # would never be charged. With an older version, another leader could release the charge of that pod.
+        # The resourceVersion and the pods are read in one step, so that they agree. With a newer version, a pod that is
+        # created in between would never be charged. With an older version, another leader could release its charge.
         version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid: pod for pod in pods}
         # `gone` and `vanished` are read after the pods, so that no deletion that was handled in between is missing.
@@ -212,7 +213,7 @@ class PodInformer:
                 yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
 
     def seconds_of(self, pod: KeptPod) -> int:
-        """Return for how many seconds a pod's containers may run after the pod was deleted."""
+        """Return for how many seconds the containers of a pod may run after its deletion."""
         return int(min(max(pod.grace_seconds, LEAST_TERMINATING_SECONDS), self._max_terminating))
 
     def pods(self, namespace: str) -> list[StoredPod]:
@@ -257,7 +258,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # After a list every namespace is settled, because pods may have been deleted before the list without an event.
+        # After a list every namespace is settled, because before the list pods may have been deleted without an event.
         for namespace in self.namespaces():
             self._on_change(namespace)
 
@@ -273,12 +274,12 @@ class PodInformer:
             self._on_growth(changed.namespace)
         before, after = (pod if isinstance(pod, StoredPod) else None for pod in (old, new))
         if before or after:
-            self._tell(before, after)
+            self._call_followers(before, after)
 
-    def _tell(self, old: StoredPod | None, new: StoredPod | None) -> None:
+    def _call_followers(self, old: StoredPod | None, new: StoredPod | None) -> None:
         if new and new.is_cut and not (old and old.is_cut):
             self._log.warning(
-                "allocation annotation is longer than any vendor writes; only its beginning is checked",
+                "the pod has a longer allocation annotation than vendors write. Only the beginning is checked",
                 namespace=new.namespace,
                 pod=new.name,
                 uid=new.uid,
@@ -301,6 +302,6 @@ class PodInformer:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # Return the fields of a pod that the ledger and `violations` use. Most events of pods change only other fields.
+    # Most events of a pod change none of these fields, which the ledger and the search for violations use.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

@@ -34,36 +34,36 @@ _OURS = re.compile(
     rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
     re.DOTALL,
 )
-"""Matches kube-apiserver's text of a refusal (``pkg/admission/plugin/webhook/errors``), or the reason in this text."""
+"""Matches the text by which kube-apiserver reports a refusal (``pkg/admission/plugin/webhook/errors``)."""
 
 
 class EventText(Protocol):
-    """An Event: the object that it is about, its message, and how often it occurred."""
+    """An Event, with the kind and the name of the object that the Event is about. ``times``: how often it occurred."""
 
     @property
-    def namespace(self) -> str:
-        """The namespace of the Event."""
+    def namespace(self) -> str: ...
 
     @property
-    def kind(self) -> str:
-        """The kind of the object that the Event is about."""
+    def kind(self) -> str: ...
 
     @property
-    def name(self) -> str:
-        """The name of the object that the Event is about."""
+    def name(self) -> str: ...
 
     @property
-    def message(self) -> str | None:
-        """The message of the Event."""
+    def message(self) -> str | None: ...
 
     @property
-    def times(self) -> int:
-        """How often the Event has occurred."""
+    def times(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedWorkload:
-    """A workload whose pods were refused. ``message``: the newest reason. ``at``: its time (RFC 3339)."""
+    """A workload whose pods were refused.
+
+    ``message``: the reason of the newest refusal.
+    ``at``: the time of the newest refusal (RFC 3339).
+    ``count``: the number of refusals.
+    """
 
     namespace: str
     kind: str
@@ -89,7 +89,8 @@ def about(event: EventText) -> tuple[str, str]:
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
     """Return one refusal for each workload, with its newest reason and total count. ``refusals``: newest first."""
-    # Refusals of one workload are in several Events, because an Event counts only equal messages, and figures differ.
+    # One workload may have several Events, because an Event counts only refusals with equal messages. The messages have
+    # figures of the quota, which change.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -100,8 +101,11 @@ def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWo
 
 
 def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
-    """Return ``written``, the time in an Event (RFC 3339). If this time is impossible, return ``created``."""
-    # A tenant can write any time into an Event. Only its creation time is reliable, because the API server sets it.
+    """Return the time when an Event occurred last (RFC 3339).
+
+    ``created``: the creation time of the Event, which the API server has set.
+    ``written``: the time in the Event, into which a tenant can write any time. If it is impossible, return ``created``.
+    """
     first, last = moment(created), moment(written)
     return written if first and last and first <= last <= now + ALLOWED_SKEW else created
 

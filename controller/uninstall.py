@@ -1,8 +1,9 @@
 """Prepares the deletion of vcuda quota. Afterwards no request is rejected, and every namespace can be deleted.
 
-The order matters. A webhook that is registered and does not answer rejects pods, so the registrations are deleted
-first. The policies reject the removal of the objects that they protect, so their bindings are deleted next. Then the
-webhook and the controller lose the right to write the objects that are removed last: finalizers, reports and labels.
+The order matters. If a registered webhook does not answer, the API server rejects pods. So the registrations are
+deleted first. The policies reject the removal of the objects that they protect, so their bindings are deleted next.
+Then the webhook and the controller lose their write permissions. At last, the finalizers, usage reports and labels are
+removed, which the webhook and the controller could otherwise write again.
 """
 
 import time
@@ -26,7 +27,8 @@ PAUSE_SECONDS = 1.0
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-# Validating webhooks are deleted first, because they reject a pod for which no mutating webhook has picked a GPU model.
+# The validating webhooks are deleted before the mutating webhooks, because they reject pods without a GPU model, which
+# a mutating webhook picks.
 _REJECTING = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 
 _NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
@@ -52,16 +54,18 @@ class Uninstall:
     kube: Kube
     ledger_namespace: str
     report: Callable[[str], None]
-    """Receives a line for each object that is deleted or changed."""
+    """A function that receives one line of text for each object that is deleted or changed."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
-    """Returns monotonic time in seconds."""
+    """A function that returns monotonic time in seconds."""
 
     def run(self, seconds: float) -> None:
         """Delete all objects that reject requests or that block the deletion of a namespace. A run may be repeated.
 
-        For a few seconds, the API server still applies a deleted policy. Raises VcudaError if it refuses a change for
-        ``seconds``, or if a running part of this system creates the deleted objects again for so long.
+        ``seconds``: how long to retry. The API server still applies a deleted policy for a few seconds.
+
+        Raises VcudaError if the API server refuses a change for so long, or if the webhook or the controller writes the
+        removed objects again for so long.
         """
         deadline = self.monotonic() + seconds
         for resource in _REJECTING:
@@ -70,9 +74,11 @@ class Uninstall:
         for name in WRITERS:
             self._delete(f"{_RBAC}/namespaces/{segment(self.ledger_namespace)}/rolebindings/{name}")
             self._delete(f"{_RBAC}/clusterrolebindings/{name}")
-        # A write that was admitted before the deletions may still be stored. So two passes in a row must find nothing.
+        # A write that was admitted before the deletions may still be stored later. So two successive passes must find
+        # nothing to remove.
         if not (self._clean_by(deadline) and self._clean_by(deadline)):
-            raise errors.Unavailable("finalizers, reports or labels that were removed are written again")
+            text = "finalizers, usage reports or labels were written again after their removal; run the command again"
+            raise errors.Unavailable(text)
 
     def _clean_by(self, deadline: float) -> bool:
         """Call `_clean` until it finds nothing to remove. Return False if the deadline passes before that."""

@@ -1,7 +1,8 @@
 """The work queue and the reconcile loop that every task of the leader uses. A loop reconciles one key at a time.
 
-Both follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``: an event only names the key to
-reconcile. So one reconciliation (a turn) can serve many events, and a later turn makes up for a missed event.
+They follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``. An event only names the key, for
+example a namespace. One reconciliation of this key, called a turn, can serve many events. A later turn also does the
+work for an event that was missed.
 """
 
 import heapq
@@ -16,14 +17,14 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# By default, at least this many seconds lie between two turns (reconciliations) of a key. Frequent events share a turn.
+# By default, a key has at most one turn (reconciliation) in this many seconds, so that frequent events share a turn.
 MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
-MAX_RETRY_SECONDS = 10.0  # The delay between retries grows to this maximum, unless the first delay is already longer.
+MAX_RETRY_SECONDS = 10.0  # The maximum delay between retries, unless the first delay is already longer.
 
 
 class WorkQueue:
-    """A queue of keys. Each key is in the queue at most once, with the time when the key is due on the monotonic clock.
+    """A queue of keys. Each key is in the queue at most once, with the time on the monotonic clock when it is due.
 
     ``min_interval``: the minimum of seconds between two turns of one key. Events in between share the later turn.
     """
@@ -32,8 +33,8 @@ class WorkQueue:
         self._min_interval = min_interval
         self._clock = clock
         self._due_at: dict[str, float] = {}
-        # If a key becomes due earlier, its old entry stays in the heap, because a removal would need a scan of the
-        # heap. `_earliest` skips such old entries.
+        # When a key becomes due earlier, its old entry stays in the heap, because a removal would need a scan of the
+        # whole heap. `_earliest` skips such old entries.
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
@@ -75,7 +76,7 @@ class WorkQueue:
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Record the end of a key's turn. The key is then no longer overdue, unless this turn queued a retry."""
+        """Record the end of a key's turn. The key counts as overdue only if this turn has queued a retry."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)
@@ -103,7 +104,7 @@ class WorkQueue:
                 if key is not None and self._due_at[key] <= now:
                     self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
-                    if self._min_interval:  # The time of the last turn matters only with a minimum interval.
+                    if self._min_interval:  # Without a minimum interval, the time of the last turn is not needed.
                         self._last_turn[key] = now
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)
@@ -194,7 +195,7 @@ def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> 
         try:
             loop()
         except Exception:  # noqa: BLE001  # Every error in the loop is logged, and ``on_fault`` is called.
-            structlog.get_logger().exception("loop failed", loop=name)
+            structlog.get_logger().exception("a loop of the controller ended by an error", loop=name)
             on_fault()
 
     thread = threading.Thread(target=guarded, name=name, daemon=True)

@@ -242,8 +242,8 @@ class ControllerProcess(StatusProcess):
 
     def await_synced(self) -> None:
         """Return when the controller leads and has listed everything."""
-        self.await_log("leading")
-        self.await_log("synced")
+        self.await_log("this replica leads now")
+        self.await_log("every watch has received its first list")
 
 
 class NodeProcess(StatusProcess):

@@ -1,1 +1,1 @@
-"""The kubectl plugin `kubectl gpuquota`. `cli` defines the commands, and `kubectl` sends their requests."""
+"""The kubectl plugin `kubectl gpuquota`. Module `cli` defines the commands, and `kubectl` sends their requests."""

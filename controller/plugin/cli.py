@@ -25,7 +25,7 @@ from vcuda.quota.terms import NO_NAMESPACE, USAGE_KEY, USAGE_LABELS, USAGE_NAME,
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
-"""The position of the column RESERVED. This column and the later ones are left out if they are empty."""
+"""The index of column RESERVED in the usage table. This column and the next column are left out if they are empty."""
 
 WATCH_SECONDS = 2.0
 """With ``--watch``, the seconds between two reads of the published usage."""
@@ -35,12 +35,12 @@ OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class SpoiltReport(errors.VcudaError):
-    """Somebody edited the usage report of a namespace: it is invalid, or it is the report of another namespace."""
+    """The usage report of a namespace is invalid, or is that of another namespace, because somebody has edited it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The flags before the subcommand. ``named``: the namespace, or None if there was no such flag."""
+    """The flags before the subcommand. ``named``: the value of --namespace; None if the flag was not given."""
 
     kubeconfig: Path | None
     context: str | None
@@ -48,7 +48,10 @@ class Target:
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return the namespace: ``named``, or else that of these flags or of the context. Exit with 2 if invalid."""
+        """Return the namespace to show. If its name is invalid, exit with status 2.
+
+        ``named`` has precedence over the flag --namespace, and the flag over the context of the kubeconfig.
+        """
         namespace = named or self.named or self.connect().namespace()
         if not is_namespace_name(namespace):
             cli.fail(f"{namespace!r} {NO_NAMESPACE}")
@@ -137,7 +140,7 @@ def main(
 
 
 def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse]]:
-    """Read the reports again and again until Ctrl-C. Yield them the first time and after each change."""
+    """Read the usage reports at intervals until Ctrl-C. Yield the first reports, and the reports after each change."""
     shown: list[NamespaceUse] | None = None
     try:
         while True:
@@ -345,19 +348,19 @@ def _all(api: Api) -> Iterator[NamespaceUse]:
     for config_map in objects_in(api, "/api/v1/configmaps", own):
         try:
             yield _read(config_map)
-        except SpoiltReport as error:  # A damaged report must not hide the reports of other namespaces.
+        except SpoiltReport as error:  # One damaged report must not hide the reports of all other namespaces.
             _warn(str(error))
 
 
 def _read(config_map: dict[str, Any]) -> NamespaceUse:
     namespace = config_map["metadata"]["namespace"]
-    where = f"ConfigMap {USAGE_NAME} in namespace {namespace}"
+    where = f"the usage report in ConfigMap {USAGE_NAME} of namespace {namespace}"
     try:
         use = decode(NamespaceUse, json.loads((config_map.get("data") or {}).get(USAGE_KEY, "")))
     except (ValueError, RecursionError) as error:
         raise SpoiltReport(f"{where} cannot be read: {error}") from error
     if use.namespace != namespace:
-        raise SpoiltReport(f"{where} contains the report of another namespace")
+        raise SpoiltReport(f"{where} is the report of another namespace")
     return use
 
 

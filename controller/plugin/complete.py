@@ -12,7 +12,7 @@ from click.shell_completion import ShellComplete
 from controller.plugin import cli
 
 NO_FILES, FILES = ":4", ":0"
-"""The directives without and with file names (cobra's ShellCompDirectiveNoFileComp, ShellCompDirectiveDefault)."""
+"""The directives that forbid and allow file names: cobra's ShellCompDirectiveNoFileComp, ShellCompDirectiveDefault."""
 
 
 def main() -> None:

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-def decode(kind: type[T], value: object, path: str = "$") -> T:
+def decode(kind: type[T], value: object) -> T:
     """Convert a JSON value into ``kind``: a dataclass, a tuple, a union with None, or a plain type such as int.
 
     Unknown keys are ignored. If a value is missing or has the wrong type, raise ValueError with the value's path.
     """
-    decoded: T = _decode(kind, value, path)
+    decoded: T = _decode(kind, value, "$")
     return decoded
 
 
@@ -53,7 +53,7 @@ def _kinds_of(kind: Any) -> Mapping[str, Any]:
 
 
 def _expect(kind: Any, value: object, path: str) -> Any:
-    # JSON distinguishes true from 1, but isinstance would accept a Python bool as an int.
+    # The types are compared because isinstance would accept a Python bool as an int, but JSON's true is not a number.
     if type(value) is not kind:
         raise ValueError(f"{path} must be a {kind.__name__}")
     return value

@@ -1,4 +1,4 @@
-"""Finds out by server-side dry runs whether a cluster would admit pods and claims now. Dry runs store nothing."""
+"""Finds out by server-side dry runs whether a cluster would admit pods and claims now. A dry run stores nothing."""
 
 import json
 import re
@@ -17,28 +17,28 @@ from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
 PROBE = "_gpuquota-explain"
-"""An invalid name, because it begins with ``_``. So no pod and no claim with this name can be created."""
+"""The name of the pod in the probe, which is a first dry run. No object can be created under this invalid name."""
 
-# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. If the namespace were longer, the
-# invalid pod name (`PROBE`) could be cut off, and HAMi-DRA would create the claim.
+# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. In a namespace with a longer name,
+# the invalid pod name `PROBE` could be cut off, and HAMi-DRA would create the claim of the probe.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
-    "not tried: even in a dry run, HAMi-DRA's webhook would create a ResourceClaim for this pod and not delete it;"
-    " use vcuda-webhook check"
+    "this pod was not tried, because even in a dry run HAMi-DRA's webhook would create a ResourceClaim for the pod,"
+    " and would not delete the claim. Use `vcuda-webhook check` instead"
 )
 TOO_LONG = (
-    "not tried: even in a dry run, HAMi-DRA's webhook may create a ResourceClaim for this pod; that cannot be"
-    " checked for namespaces with more than 50 characters in their name; use vcuda-webhook check"
+    "this pod was not tried, because even in a dry run HAMi-DRA's webhook may create a ResourceClaim for the pod. The"
+    " command cannot check this if the namespace's name has more than 50 characters. Use `vcuda-webhook check` instead"
 )
-NOT_SERVED = "this cluster does not serve ResourceClaims (resource.k8s.io/v1); they need Kubernetes 1.34 or later"
+NOT_SERVED = "this cluster does not serve ResourceClaims (resource.k8s.io/v1), which need Kubernetes 1.34 or later"
 
 _FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedObject:
-    """The decision about one pod or claim. ``reason`` and ``warnings`` are mostly quoted from the cluster's answer."""
+    """The decision about one pod or claim. ``reason`` and ``warnings`` are mostly texts of the cluster's answer."""
 
     object: str
     namespace: str
@@ -100,7 +100,7 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The probe was not refused for its invalid name, so the pod would be refused under its own name, too.
+            # The probe was refused for another reason than its invalid name, so the pod itself would be refused too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)
@@ -113,10 +113,10 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
 
 
 def _probe(api: Api, path: str, pod: Manifest) -> str | None:
-    """Create the pod under an invalid name, in a dry run. Return why it is refused, unless the name is the reason.
+    """Try the pod under an invalid name in a dry run. Return the refusal; None if only the name was refused.
 
-    The API server calls the mutating webhooks before it validates the name. A webhook that creates a claim for the pod
-    then fails, because the claim's name would contain the invalid name.
+    The API server calls the mutating webhooks before it validates the name. If a webhook creates a claim for the pod,
+    this webhook fails, because the name of the claim would contain the invalid name.
     """
     try:
         answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})
@@ -147,13 +147,13 @@ def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
     if is_template:
         return _admitted(name, namespace, "", answer.warnings, "only this template's claims count against a GPU quota")
     forecasts = filter(None, map(_FORECAST.match, answer.warnings))
-    chosen = next((found[1] for found in forecasts), None) or _held_to(answer.body)
+    chosen = next((found[1] for found in forecasts), None) or _pinned_model(answer.body)
     return _admitted(name, namespace, chosen, answer.warnings, "no GPU quota applies")
 
 
-def _held_to(body: bytes) -> str:
-    # In mode audit, the webhook sends no warning that names the model. So read the model from the CEL selector that
-    # pins the claim. The selector's first pattern is the model in lower case.
+def _pinned_model(body: bytes) -> str:
+    # In mode audit, the webhook sends no warning that names the model. So the model is read from the CEL selector that
+    # pins the claim to a model. The first pattern in the selector is the model in lower case.
     devices = json.loads(body)["spec"].get("devices") or {}
     requests = [
         entry

@@ -1,6 +1,6 @@
-"""Sends requests to the API server by running kubectl, which has the user's kubeconfig, credentials and proxy.
+"""Sends requests to the API server by running kubectl, which uses the user's kubeconfig, credentials and proxy.
 
-So the plugin needs no HTTP client of its own. Such a client would need binary packages.
+So the plugin needs no HTTP client of its own, which would need binary packages.
 """
 
 import json
@@ -21,10 +21,10 @@ Params = Mapping[str, str | int]
 """The query parameters of a request, by their names in the Kubernetes API."""
 
 MOST_BYTES = 16 * 2**20
-"""The most bytes of one answer. An object of 1.5 MiB, the largest in etcd, may have 9 MiB as JSON."""
+"""The most bytes of one answer. The largest object in etcd has 1.5 MiB, and may have 9 MiB as JSON."""
 
 PAGE = 200
-"""The number of objects on the first page of a LIST. A page that is too large is repeated with a quarter of them."""
+"""The number of objects on the first page of a LIST. If a page is too large, a quarter of its objects is requested."""
 
 SECONDS = 30
 """The timeout of one request, in seconds."""
@@ -117,7 +117,7 @@ class Kubectl:
         return cls((program, *(f"{flag}={value}" for flag, value in flags if value)))
 
     def namespace(self) -> str:
-        """Return the namespace of the current context. If there is no context or no namespace, return ``default``."""
+        """Return the namespace of the kubeconfig's current context; ``default`` if the context has no namespace."""
         done = self._run("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
         return (done.output.decode(errors="replace") if done.status == 0 else "") or DEFAULT_NAMESPACE
 
@@ -157,7 +157,7 @@ class Kubectl:
         return Reply(done.output, warnings)
 
     def _run(self, *arguments: str, body: bytes | None = None) -> KubectlRun:
-        # Use files as kubectl's stdin and stderr, because kubectl and the plugin could block each other at a full pipe.
+        # kubectl's stdin and stderr are files, because with pipes kubectl and the plugin could wait for each other.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
             given.write(body or b"")
             given.seek(0)
@@ -174,7 +174,7 @@ _WARNING = re.compile(r"^Warning: (.*)\n?", re.MULTILINE)
 
 
 def split_warnings(stderr: str) -> tuple[tuple[str, ...], str]:
-    """Return the warnings in kubectl's text on standard error, and the rest of the text."""
+    """Split kubectl's text on standard error into the warnings and the rest of the text."""
     return tuple(_WARNING.findall(stderr)), _WARNING.sub("", stderr).strip()
 
 

@@ -44,12 +44,12 @@ class GpuNode:
 
     node: str
     models: tuple[str, ...]
-    """The model by which the quota counts the node, then the models of other cards. Empty without a model label."""
+    """The model of the node's label, by which the quota counts, then models of other cards. Empty without a label."""
     cards: float | None
     memory: int | None
     """The MiB of one card."""
     source: str
-    """The source of the model label. Without a label, the source of the model that was found; empty if none was."""
+    """The source of the model label. Without a label, the source that reports a model; empty if no source does."""
     scheme: str
     """The names of the device plugins and DRA drivers that serve the node."""
     free: float | None
@@ -87,7 +87,8 @@ def connect(kubeconfig: Path | None, context: str | None) -> Kube:
 
 
 def _own_kubeconfig() -> Path | None:
-    # Return None (use the pod's service account) if the kubeconfig has no current context, as kubectl does.
+    # Without a current context in the kubeconfig, None is returned. Then the pod's service account is used, as by
+    # kubectl.
     home = os.environ.get("HOME")
     path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
     if path is None or not path.exists():
@@ -95,11 +96,11 @@ def _own_kubeconfig() -> Path | None:
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # The caller reads this file again, and reports that it is unreadable.
+        return OWN_KUBECONFIG  # The caller reads the kubeconfig again, and reports that it cannot be read.
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
-def read(kubeconfig: Path | None, context: str | None, model_label: str, place: tuple[str, str, str]) -> "ClusterNodes":
+def read(kubeconfig: Path | None, context: str | None, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
     """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap."""
     return read_cluster(connect(kubeconfig, context), NodeLabels(model_label), QuotaPlace(*place))
 
@@ -217,7 +218,8 @@ def _used_by_claims(
         each.metadata.name: devices.read_class(each) for each in _each(kube, f"{API_PATH}/deviceclasses", _CLASS.decode)
     }
     found = devices.Devices.of(slices, classes)
-    # Leave out claims that the scheduler made for extended resources of pods, because those pods are charged.
+    # The scheduler makes claims for the extended resources of pods. These claims are left out, because their pods are
+    # charged.
     extended = {namespace: charged_by_pods(within, nodes) for namespace, within in pods.items()}
     price = ClaimCounter(charges.ClaimPolicy.of(found, nodes.model_of, config.quota, config.resources))
     for claim in _each(kube, f"{API_PATH}/resourceclaims", ClaimReader().read):

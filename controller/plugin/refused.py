@@ -22,7 +22,7 @@ def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
     """Return the refused workloads, newest first. ``namespace``: None for all namespaces. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
-    # Key the refusals by the uid of their Event, because an Event may be on two pages if the list changes meanwhile.
+    # The refusals are stored by the uid of their Event. If the list changes between two pages, an Event may be on both.
     found: dict[str, RefusedWorkload] = {}
     for reason in (REASON, CLAIM_REASON):
         for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):

@@ -11,7 +11,10 @@ BAR = 20
 
 
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each model of a namespace, at least one. The first column also has notes, such as the mode."""
+    """Yield a table row for each GPU model of a namespace. If the namespace has no model, yield one row.
+
+    After the namespace, the first column has notes in parentheses, such as the mode.
+    """
     found = {
         use.mode: use.mode != Mode.ENFORCE,
         "taking effect": use.taking_effect,
@@ -40,7 +43,7 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
 
 
 def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
-    """Yield a row with the total of each model that several namespaces have."""
+    """Yield a table row with the total of each GPU model that more than one namespace has."""
     by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
     for name, group in itertools.groupby(by_model, key=lambda each: each.model):
         found = list(group)
@@ -54,7 +57,7 @@ def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
 
 
 def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each pod and claim that has cards. A last row has the number of those not in the report."""
+    """Yield a table row for each pod and claim that has cards. If the report leaves out some, yield their number."""
     for each in use.models:
         for holder in each.pods:
             kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / CORES_PER_CARD:g}"
@@ -69,7 +72,7 @@ def bar(used: float, limit: float, reserved: float = 0) -> str:
     The bar is empty only if nothing is used or reserved, and full only if the limit is reached.
     """
     used_to, taken_to = _filled(used, limit), _filled(used + reserved, limit)
-    # Even a small reservation is shown as one ``+`` if the bar has a free place.
+    # Even a small number of reserved cards is shown as one ``+`` if the bar has a free place.
     taken_to = max(taken_to, min(used_to + 1, BAR - 1)) if reserved else taken_to
     return f"[{'#' * used_to}{'+' * (taken_to - used_to)}{'-' * (BAR - taken_to)}]"
 

@@ -19,34 +19,36 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload. ``children``: the plural of the kind through which it creates pods; empty if none."""
+    """A kind of workload.
+
+    ``short``: the short name in kubectl; empty if there is none.
+    ``children``: the plural of the kind through which the workload creates pods; empty if it creates them itself.
+    """
 
     kind: str
     api: str
     plural: str
+    short: str = ""
     children: str = ""
 
 
 _KINDS = (
-    ReadKind("Pod", "/api/v1", "pods"),
-    ReadKind("ReplicationController", "/api/v1", "replicationcontrollers"),
-    ReadKind("Deployment", "/apis/apps/v1", "deployments", "replicasets"),
-    ReadKind("ReplicaSet", "/apis/apps/v1", "replicasets"),
-    ReadKind("StatefulSet", "/apis/apps/v1", "statefulsets"),
-    ReadKind("DaemonSet", "/apis/apps/v1", "daemonsets"),
+    ReadKind("Pod", "/api/v1", "pods", "po"),
+    ReadKind("ReplicationController", "/api/v1", "replicationcontrollers", "rc"),
+    ReadKind("Deployment", "/apis/apps/v1", "deployments", "deploy", children="replicasets"),
+    ReadKind("ReplicaSet", "/apis/apps/v1", "replicasets", "rs"),
+    ReadKind("StatefulSet", "/apis/apps/v1", "statefulsets", "sts"),
+    ReadKind("DaemonSet", "/apis/apps/v1", "daemonsets", "ds"),
     ReadKind("Job", "/apis/batch/v1", "jobs"),
-    ReadKind("CronJob", "/apis/batch/v1", "cronjobs", "jobs"),
+    ReadKind("CronJob", "/apis/batch/v1", "cronjobs", "cj", children="jobs"),
 )
-_SHORT = {"po": "Pod", "rc": "ReplicationController", "deploy": "Deployment", "rs": "ReplicaSet"}
-_SHORTER = {"sts": "StatefulSet", "ds": "DaemonSet", "cj": "CronJob"}
 
 KINDS: Mapping[str, ReadKind] = {
-    **{name: each for each in _KINDS for name in (each.kind.lower(), each.plural)},
-    **{short: each for each in _KINDS for short, kind in {**_SHORT, **_SHORTER}.items() if kind == each.kind},
+    name: each for each in _KINDS for name in (each.kind.lower(), each.plural, each.short) if name
 }
 """The kinds of workloads by the names that kubectl accepts (singular, plural, short), in lower case."""
 
-# Matches the part of a refusal that `vcuda.quota.model.Shortage` writes: the model and the missing quota.
+# Matches the GPU model and the missing quota in the text of a refusal, which `vcuda.quota.model.Shortage` writes.
 _SHORTAGE = re.compile(
     r"(?P<memory>memory of )?(?P<model>[^ ;]+) in namespace [^ ]+, requested: [^;]*?"
     r"(?:(?P<needed>[0-9.]+) more needed|(?P<never>can never fit))"
@@ -75,7 +77,12 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a workload has no pods. ``rejected``: newest first. ``now``: the results of a dry run, or the pod's state."""
+    """The reasons why a workload has no pods.
+
+    ``rejected``: the recent rejections of its pods, the newest first.
+    ``now``: the decisions of a dry run. If the object is a pod that exists, its state.
+    ``missing``: the quota that must become free.
+    """
 
     object: str
     namespace: str
@@ -95,7 +102,9 @@ def parse_object(text: str) -> tuple[ReadKind, str]:
     found = KINDS.get(kind.lower())
     if not (found and slash and name):
         kinds = ", ".join(each.kind.lower() for each in _KINDS)
-        raise errors.BadInput(f"must be KIND/NAME, for example job/train; got {text!r}; supported kinds: {kinds}")
+        raise errors.BadInput(
+            f"the object must be KIND/NAME, for example job/train; got {text!r}. The supported kinds are {kinds}"
+        )
     return found, name
 
 
@@ -121,8 +130,9 @@ def _read(api: Api, kind: ReadKind, name: str, namespace: str) -> Json:
     try:
         found: Json = json.loads(api.get(path))
     except errors.NotFound as error:
-        hint = "; rejected pods are not stored, so name the pod's workload" if kind.kind == "Pod" else ""
-        text = f"{kind.kind}/{name} does not exist in namespace {namespace}{hint}"
+        text = f"{kind.kind}/{name} does not exist in namespace {namespace}"
+        if kind.kind == "Pod":
+            text += ". A rejected pod is not stored, so name the workload of the pod instead"
         raise errors.NotFound(error.status, text) from error
     return found
 
@@ -149,16 +159,17 @@ def _asked(api: Api, stored: Json, namespace: str) -> tuple[ExplainedObject, ...
 
 
 def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
-    """Return the decision about a pod that exists: it was admitted. The reason is the state of the pod."""
+    """Return the decision about a pod that exists, and so was admitted. The reason in it is the state of the pod."""
     model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     status = stored.get("status") or {}
     waits = [
-        f"not scheduled: {each.get('message', '')}"
+        f"the scheduler has not placed the pod: {each.get('message', '')}"
         for each in status.get("conditions") or ()
         if each.get("type") == "PodScheduled" and each.get("status") == "False"
     ]
-    pinned = f"pinned to {model}" if model else "pinned to no model"
-    reason = "; ".join([f"the pod exists, {pinned}, phase {status.get('phase', 'Pending')}", *waits])
+    state = f"the pod exists in phase {status.get('phase', 'Pending')}"
+    pinned = f"the pod is pinned to {model}" if model else "the pod is pinned to no model"
+    reason = "; ".join([state, pinned, *waits])
     return ExplainedObject(f"Pod/{name}", namespace, ADMITTED, model, reason)
 
 

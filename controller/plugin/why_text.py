@@ -8,7 +8,7 @@ from vcuda.quota.terms import CORES_PER_CARD
 
 
 def why_lines(why: Why) -> Iterator[str]:
-    """Yield the lines: the rejections, the decision now, and the quota that must become free."""
+    """Yield the lines of text: the recent rejections, the decision about a pod now, and the missing quota."""
     yield f"{why.object} in namespace {why.namespace}"
     yield ""
     yield "Rejected in the last hour:" if why.rejected else "No rejection in the last hour."

@@ -38,10 +38,10 @@ HEADERS: Mapping[str, str] = {
 }
 
 MAX_ROWS = 500
-"""The most table rows on one page. By a search, users find the rows that are left out."""
+"""The most table rows on one page. Users find the other rows by the search field."""
 
 MIN_ZIPPED_BYTES = 1024
-"""An HTTP response whose body has fewer bytes is not compressed."""
+"""The fewest bytes of a response body that is compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
 
@@ -59,7 +59,11 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the page's WSGI application. ``standing``: returns this replica's state. ``hosts``: more host names."""
+    """Return the WSGI application of the usage page.
+
+    ``standing``: returns the state of this replica.
+    ``hosts``: the host names of the page, in addition to localhost and IP addresses.
+    """
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS would lack security headers.
@@ -163,14 +167,14 @@ def _updates(feed: Feed, views: Views) -> flask.Response:  # noqa: ARG001  # All
 
     # The header X-Accel-Buffering keeps nginx from buffering the stream of events.
     headers = {"Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
-    if flask.request.method == "HEAD":  # A HEAD request must not open a stream of events.
+    if flask.request.method == "HEAD":  # A HEAD request must not open a stream of events, which never ends.
         return flask.Response(headers=headers)
     since = flask.request.headers.get("Last-Event-ID") or flask.request.args.get("since", "")
     try:
         listener = feed.listen(since, flask.request.args.get("namespace", ""))
     except TooManyListeners:
         busy = HTTPStatus.SERVICE_UNAVAILABLE
-        return _answer("too many browsers show this page; retry later\n", busy, {"Retry-After": "30"}, "plain")
+        return _answer("too many browsers show this page. Retry in 30 seconds\n", busy, {"Retry-After": "30"}, "plain")
     return flask.Response(listener, headers=headers)
 
 
@@ -179,14 +183,17 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
     if asset is None:
         flask.abort(HTTPStatus.NOT_FOUND)
     response = flask.Response(asset.body, content_type=asset.content_type)
-    response.set_etag(asset.tag, weak=True)  # The ETag is weak: compressed and plain bodies have the same one.
+    response.set_etag(asset.tag, weak=True)  # A weak ETag may be the same for compressed and plain bodies.
     response.make_conditional(flask.request)
     return response
 
 
 def is_own(host: str | None, names: Collection[str]) -> bool:
-    """Return True if a Host header cannot come from DNS rebinding: an IP address, localhost or one of ``names``."""
-    if host is None:  # Only probes with HTTP/1.0 send no Host header. Every browser sends one.
+    """Return True if the Host header is an IP address, localhost or one of ``names``.
+
+    Another name could be that of a hostile web site, which reaches this page by DNS rebinding.
+    """
+    if host is None:  # Every browser sends a Host header. Only probes with HTTP/1.0 send none.
         return True
     try:
         name = urlsplit(f"//{host}").hostname or ""
@@ -211,7 +218,8 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # Our description of a 404 names the missing object. Flask's, for an unknown URL, only suggests a typing error.
+    # If an object is missing, the error's description names the object. For an unknown URL, the description is Flask's,
+    # and only suggests a typing error.
     message = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     message = message or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
@@ -219,7 +227,7 @@ def _error(views: Views, error: HTTPException) -> flask.Response:
 
 
 def _root() -> str:
-    # Return a relative path to the overview, so that links also work behind a proxy that adds a path prefix.
+    # The path to the overview is relative, so that links also work behind a proxy that adds a path prefix.
     return "../" * (flask.request.path.count("/") - 1)
 
 
@@ -230,7 +238,7 @@ def _answer(
 
 
 def _finish(response: flask.Response) -> flask.Response:
-    # `ZIPPED` lacks the stream of events, because compression would delay events until a buffer is full.
+    # The stream of events is not in `ZIPPED`, because compression would delay events until a buffer is full.
     response.headers.update(HEADERS)
     is_static = flask.request.endpoint == "static"
     response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"

@@ -13,10 +13,10 @@ from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
-"""The most Events with one reason that are kept in memory. Older Events are dropped. Each has a few hundred bytes."""
+"""The most Events with one reason that are kept in memory. An Event needs a few hundred bytes."""
 
 MAX_EVENTS_A_NAMESPACE = 20
-"""The most Events of one namespace that are kept, so that one tenant's Events cannot displace those of others."""
+"""The most Events of one namespace that are kept, so that one tenant cannot displace the Events of other tenants."""
 
 
 class EventObject(K8sStruct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class Series(K8sStruct, frozen=True, gc=False):
 
 
 class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that the usage page needs. The writer of the Event decides which time fields are set."""
+    """The fields of an Event that the usage page needs. Its writer decides which time fields are set."""
 
     metadata: ObjectMeta = ObjectMeta()
     involved_object: EventObject = EventObject()
@@ -88,13 +88,13 @@ class Newest(Generic[T]):
         self._by_namespace: dict[str, dict[str, T]] = {}
 
     def add(self, namespace: str, uid: str, item: T) -> None:
-        """Keep an entry in place of an earlier entry of the same Event. If there are too many, drop an old entry."""
+        """Add the entry of an Event, or replace its earlier entry. If there are too many entries, drop an old entry."""
         with self._lock:
             self._by_namespace.setdefault(namespace, {})[uid] = item
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
-            # The Events of many refusals, for example after a quota was lowered, must not fill the leader's memory.
-            # Forget an entry of the namespace with the most entries, so that a namespace with one refusal keeps it.
+            # Many refusals, for example after a quota was lowered, must not fill the leader's memory. So the namespace
+            # with the most entries loses an entry, and a namespace with a single refusal keeps it.
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
@@ -116,7 +116,8 @@ class EventInformer(Generic[T]):
     def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
         self._read: Callable[[StoredEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
-        # `_decode` returns None, so the reflector stores nothing. Only `Newest` stores entries, in bounded memory.
+        # The function `_decode` returns None, so the reflector stores nothing. `Newest` stores the entries, in bounded
+        # memory.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )

@@ -11,10 +11,10 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 
 MAX_HOLDERS = 5000
-"""The most pods and claims in one exported file. Each of them takes less than a kilobyte."""
+"""The most pods and claims in one exported file. The record of a pod or claim has less than a kilobyte."""
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""The first characters by which a cell may become a formula in a spreadsheet (OWASP, CSV Injection)."""
+"""A spreadsheet may execute a cell that begins with one of these characters as a formula (OWASP, CSV Injection)."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
@@ -35,7 +35,11 @@ class UsageRecord(msgspec.Struct, frozen=True):
 
 
 class HolderRecord(msgspec.Struct, frozen=True):
-    """A pod or claim that is charged for cards. ``model``: None if no model is known. ``created``: time in RFC 3339."""
+    """A pod or claim that is charged for cards.
+
+    ``model``: the GPU model; None if it is not known.
+    ``created``: the time of creation (RFC 3339).
+    """
 
     kind: str
     name: str
@@ -76,7 +80,7 @@ def as_csv(kind: type[UsageRecord] | type[HolderRecord], records: Records) -> st
 
 
 def as_json(records: Records, updated: str, left_out: int = 0) -> bytes:
-    """Return the records as JSON. ``left_out``: how many more records exist than are in ``records``."""
+    """Return the records as JSON. ``left_out``: the number of existing records that are not in ``records``."""
     return msgspec.json.encode({"updated": updated, "left_out": left_out, "items": records})
 
 
@@ -85,5 +89,5 @@ def _cell(value: str | float | None) -> str:
         return ""
     if not isinstance(value, str):
         return number(value)
-    # Put an apostrophe before a text that a spreadsheet would execute as a formula.
+    # An apostrophe before the text prevents that a spreadsheet executes the text as a formula.
     return f"'{value}" if value.startswith(FORMULA_STARTS) else value

@@ -1,8 +1,9 @@
 """Reads the figures of the usage page while browsers show the page, and sends the changes to the browsers.
 
-A *picture* is a copy of all figures at one time. A thread that needs a picture takes a new one if the last picture is
-older than a second. A *listener* is the stream of changes to one browser. Each listener has its own position in the
-changes, so a slow browser does not delay the others. A browser that needs changes that were dropped reloads the page.
+A *picture* is a copy of all figures at one time. If the last picture is more than a second old, a thread that needs the
+figures takes a new picture. A *listener* is the stream of changes to one browser. Each listener has its own position in
+the list of changes, so a slow browser does not delay other browsers. Old changes are dropped from the list. A browser
+that has missed such a change reloads the page.
 """
 
 import secrets
@@ -20,17 +21,17 @@ MIN_INTERVAL_SECONDS = 1.0
 """The least number of seconds between two pictures, which are copies of all figures of the page."""
 
 HEARTBEAT_SECONDS = 10.0
-"""If no figure changes for this many seconds, each browser is sent a heartbeat."""
+"""If no figure has changed for this many seconds, the leader sends a heartbeat to each browser."""
 
 MAX_LISTENERS = 64
 """The most browsers that can listen for changes at the same time. Each browser occupies a thread of the server."""
 
 MAX_KEPT_CHANGES = 60
-"""The most changes of the page that are kept for browsers that are slow to read them."""
+"""The most changes of the page that are kept in memory for slow browsers."""
 
 
 class TooManyListeners(Exception):
-    """Another browser wants to listen for changes, but `MAX_LISTENERS` browsers do already."""
+    """A browser requests the stream of changes, but `MAX_LISTENERS` browsers already receive this stream."""
 
 
 class Feed:
@@ -46,7 +47,8 @@ class Feed:
         self.source = source
         self._views = views
         self._clock = clock
-        # Versions of changes begin with this random text. So a version from another leader or an older feed is unknown.
+        # The version of each change begins with this random text. So this feed recognizes a version that was created by
+        # another leader or by an earlier feed.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
@@ -77,7 +79,9 @@ class Feed:
             return self._picture
 
     def listen(self, since: str, namespace: str) -> "Listener":
-        """Return the stream of the changes after version ``since``, for a browser that shows the page of ``namespace``.
+        """Return the stream of all changes after version ``since`` for one browser.
+
+        ``namespace``: the namespace whose page the browser shows; empty for the overview.
 
         Raises TooManyListeners.
         """
@@ -91,7 +95,7 @@ class Feed:
     def leave(self, namespace: str) -> None:
         with self._changed:
             self._looked_at[namespace] -= 1
-            self._looked_at += Counter()  # Adding an empty Counter removes namespaces with a count of 0.
+            self._looked_at += Counter()  # The addition of an empty Counter removes namespaces with a count of 0.
 
     @property
     def updated(self) -> str:
@@ -110,7 +114,7 @@ class Feed:
             if self._number <= position:
                 return None
             # A browser behind a buffering proxy may be minutes late. If it has missed changes that are no longer kept,
-            # send a message that makes it reload the page.
+            # the event `reset` makes the browser reload the page.
             missed = [message for number, message in self._messages if number > position]
             if len(missed) < self._number - position:
                 return self._number, _reset(f"{self._epoch}-{self._number}")
@@ -130,34 +134,37 @@ class Feed:
                     return
             try:
                 self.picture()
-            except Exception:  # noqa: BLE001  # An error of the page must not end the leader, so only log it.
-                self._log.exception("usage page not updated")
+            except Exception:  # noqa: BLE001  # An error of the page must not end the leader, so it is only logged.
+                self._log.exception("the usage page could not be updated")
             time.sleep(MIN_INTERVAL_SECONDS)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
-        # If no figure has changed since the last picture, keep its version and send no message, only heartbeats.
+        # If no figure has changed since the last picture, its version is kept, and browsers get only heartbeats.
         after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
         if before and not moved and snapshot.same(before, after):
             return msgspec.structs.replace(before, updated=after.updated)
         if before is None or snapshot.has_other_rows(before, after):
-            self._tell(_reset(after.version))
+            self._send(_reset(after.version))
         else:
             change = snapshot.change_of(before, after, self._views)
-            self._tell(_message(msgspec.structs.replace(change, touched=tuple({*change.touched, *moved}))))
+            change = msgspec.structs.replace(change, touched=tuple({*change.touched, *moved}))
+            self._send(_event("change", msgspec.json.encode(change), change.version))
         return after
 
     def _moved(self) -> list[str]:
-        # Return the namespaces that a browser shows and whose pods have changed. A change of a pod may leave the
-        # namespace's figures the same, for example when the pod is bound to a node.
+        """Return the namespaces whose page a browser shows and whose pods have changed since the last call.
+
+        Some changes of a pod do not change the figures of its namespace, for example when the pod is bound to a node.
+        """
         with self._changed:
             names = [name for name in self._looked_at if name]
         pods: dict[str, Sequence[model.HolderRow]] = {name: tuple(self.source.pods(name)) for name in names}
         before, self._pods = self._pods, pods
         return [name for name in names if name in before and before[name] != pods[name]]
 
-    def _tell(self, message: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         with self._changed:
             self._number += 1
             self._messages.append((self._number, message))
@@ -180,24 +187,25 @@ class Listener:
                 news = self._feed.after(self._position)
             except EOFError:
                 return
-            self._position, text = news or (self._position, _beat(self._feed.updated))
+            self._position, text = news or (self._position, _event("beat", self._feed.updated.encode()))
             yield text
 
     def close(self) -> None:
-        """End the stream, so that the browser no longer counts as a listener. A second call has no effect."""
+        """End the stream of changes, so that the browser no longer counts as a listener. Repeated calls do nothing."""
         if self._open:
             self._open = False
             self._feed.leave(self._namespace)
 
 
-def _message(change: snapshot.Change) -> bytes:
-    # In a server-sent event, a line break in the data could start a forged event. Encoded JSON has no line breaks.
-    return b"id: %s\nevent: change\ndata: %s\n\n" % (change.version.encode(), msgspec.json.encode(change))
+def _event(name: str, data: bytes, version: str = "") -> bytes:
+    """Return a server-sent event.
 
-
-def _beat(updated: str) -> bytes:
-    return b"event: beat\ndata: %s\n\n" % updated.encode()
+    ``data``: must not contain a line break, after which tenants' text could forge an event. Encoded JSON has none.
+    """
+    head = f"id: {version}\n" if version else ""
+    return b"%sevent: %s\ndata: %s\n\n" % (head.encode(), name.encode(), data)
 
 
 def _reset(version: str) -> bytes:
-    return b"id: %s\nevent: reset\ndata: %s\n\n" % (version.encode(), version.encode())
+    """Return the event that makes a browser reload the page."""
+    return _event("reset", version.encode(), version)

@@ -1,4 +1,4 @@
-"""Serves the usage page of one replica: with the figures while this replica leads, otherwise as a standby page."""
+"""Serves the usage page of one controller replica. The page shows figures only while this replica is the leader."""
 
 import itertools
 import threading
@@ -52,7 +52,8 @@ class UsagePage:
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
         """Show the figures of ``source`` as soon as ``ready`` returns True. The caller must be the leader."""
         with self._lock:
-            # A new leader has a new feed. Browsers that still know the changes of an older feed then reload the page.
+            # A new leader has a new feed of changes. A browser that has received changes of an earlier feed reloads the
+            # page.
             self._ready = ready
             self._feed = feed.Feed(source, self._views)
             self._feed.start()
@@ -65,7 +66,7 @@ class UsagePage:
             shown.close()
 
     def standing(self) -> app.Standing:
-        """Return the feed of figures. If there is none, say why: this replica does not lead, or is still listing."""
+        """Return the feed of figures, or the reason why this replica has none now."""
         with self._lock:
             shown, ready = self._feed, self._ready
         if shown is None:
@@ -81,9 +82,9 @@ class UsagePage:
 def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
     """Serve the usage page in threads. Raises OSError if the server cannot listen at the address.
 
-    Each connection serves one request, because the next request may have to go to another replica.
+    A connection is closed after one request, because the next request may have to reach another replica.
     """
-    # Each browser that listens for changes occupies a thread. Add half as many threads for other requests.
+    # Each browser that listens for changes occupies a thread. Half as many threads are added for other requests.
     return httpd.Server(address, application, threads=feed.MAX_LISTENERS * 3 // 2).in_threads()
 
 
@@ -92,13 +93,13 @@ def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterato
     """In the ``with`` block, Service `SERVICE` routes its connections to this IP address and port."""
     stopping = threading.Event()
     advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
-    # If this loop fails, only the page is unreachable. The leader must go on, so `on_fault` does nothing.
+    # If this loop fails, only the usage page is unreachable. So `on_fault` does not end the leader.
     loop = workqueue.spawn("page endpointslice", lambda: advertiser.run(stopping), on_fault=lambda: None)
     try:
         yield
     finally:
         stopping.set()
-        # Wait until the loop has ended, so that this replica does not overwrite the address of the next leader.
+        # The loop must end first, so that this replica does not overwrite the address of the next leader.
         loop.join(manager.STOP_TIMEOUT_SECONDS)
 
 
@@ -124,10 +125,11 @@ class LeaderSource:
         self._leader = leader
         reasons = (refusals.REASON, refusals.CLAIM_REASON)
         self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
-        # Removals of stale allocations are read from Events, because earlier leaders may have removed some.
+        # The removals of stale allocations are read from Events, so that those by earlier leaders are shown too.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._capacity = CapacityInformer(kube, labels)
-        # The page does not wait for the first lists of these watches. Without permission to watch, it shows less.
+        # The page does not wait for the first lists of these watches. If a list is missing, for example for lack of a
+        # permission, the page leaves out that part.
         self.reflectors: Sequence[Reflector[Any]] = [
             *(each.reflector for each in self._refusals),
             self._removals.reflector,
@@ -155,15 +157,16 @@ class LeaderSource:
 
     def _cluster(self) -> Sequence[snapshot.ModelCards]:
         uses, pods = self._leader.publisher.reports(), self._leader.settler.pods
-        # The usage of a limited namespace is taken from its report, which includes admitted pods that are not stored
-        # yet. Other namespaces have no report, so their stored pods and claims are added up.
+        # The usage of a limited namespace is read from its usage report, which includes admitted pods that are not yet
+        # stored. The other namespaces have no report, so the charges of their stored pods and claims are added up.
         nodes, claims = self._leader.nodes.current(), self._leader.settler.claims
         unlimited = {*pods.namespaces(), *claims.namespaces()} - uses.keys()
         taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
         claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
         taken += [each for found in claimed for each in found.charges.items()]
         models = cluster_cards(self._capacity.totals(nodes.named), uses, taken)
-        # Only the extender knows which pod uses which card. Without it, the free parts of shared cards are unknown.
+        # Only the scheduler extender records which pod uses which card. Without the extender, the free parts of shared
+        # cards are unknown.
         extender = self._leader.extender
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
@@ -188,7 +191,7 @@ class LeaderSource:
 
 
 def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
-    """Return the free parts of partly used cards, for each GPU model, as a number of cards."""
+    """Return for each GPU model the sum of the free parts of partly used cards, as a number of cards."""
     models = free_by_model(free_cards, ()).items()
     return {model: free.fragmented_cores / CORES_PER_CARD for model, free in models}
 

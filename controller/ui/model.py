@@ -30,7 +30,7 @@ class ModelRow(ModelUse):
 
     @property
     def fullness(self) -> float:
-        """The used part of the limit; 1 is the whole limit. If memory is limited too, the larger used part counts."""
+        """The used part of the limit, where 1 is the whole limit. If memory is limited too, the larger part counts."""
         cores = 0.0 if self.limit is None else _share(self.used, self.limit)
         return max(cores, _share(self.memory_used or 0, self.memory_limit)) if self.memory_limit else cores
 
@@ -39,13 +39,13 @@ class ModelRow(ModelUse):
         """The step on the scale of colours: 0 for no usage, 1 to 9 for tenths of the limit, then `FULL` and `OVER`."""
         if self.fullness > 1:
             return OVER
-        # Any usage above 0 has at least step 1 of the colours. The summand 1e-9 corrects rounding errors (6.99 for 7).
+        # Any usage above 0 gets at least step 1 of the colours. The term 1e-9 corrects rounding errors (6.99 for 7).
         return max(int(self.fullness * FULL + 1e-9), 1) if self.fullness > 0 else 0
 
     @property
     def share(self) -> str:
         """The used part of the limit as text, for example ``94 %``. For a limit of 0, the text is ``over``."""
-        # Round the percentage down, so that only a limit that is reached is shown as 100 %.
+        # The percentage is rounded down, so that 100 % is shown only when the limit is reached.
         return f"{math.floor(self.fullness * 100 + 1e-9)} %" if self.limit or self.memory_limit else "over"
 
     @property
@@ -61,7 +61,7 @@ def _share(used: float, limit: float) -> float:
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """The table row of a namespace, with its usage by GPU model. ``unpinned``: how many of its pods have no model."""
+    """The table row of a namespace, with its usage by GPU model. ``unpinned``: number of its pods without a model."""
 
     namespace: str
     mode: str
@@ -78,7 +78,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
-    # The row of a namespace does not contain its pods, so the row is rendered again only if a figure changes.
+    # The pods are left out of the row. So the row is rendered again only if a figure of the namespace changes.
     rows = {
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
@@ -160,10 +160,10 @@ def span(seconds: float) -> str:
 NAME = "name"
 FULLEST = "fullest"
 MODEL = "model."
-"""The prefix of a sort key that names a model, so that a model named ``fullest`` differs from `FULLEST`."""
+"""The prefix of the sort key for a column of a GPU model. Without it, a model named ``fullest`` would be ambiguous."""
 
 TEXTS = (NAME, "kind", "model", "node")
-"""The columns that contain text. The first click sorts text from a to z, and figures from the largest down."""
+"""The columns that contain text. The first click on a column sorts text from a to z, but figures from the largest."""
 
 MAX_SEARCH_LENGTH = 100
 """The most characters of a search text that are used. The rest is ignored."""
@@ -195,9 +195,9 @@ class TableQuery(msgspec.Struct, frozen=True):
 
 
 def read_table_query(query: Mapping[str, str], sorts: Iterable[str]) -> TableQuery:
-    """Return the search and the order in a URL's query string. A column that does not exist is ignored."""
+    """Return the search text and the order in a URL's query string. An order by an unknown column is ignored."""
     search, sort = query.get("q", "").strip()[:MAX_SEARCH_LENGTH], query.get("sort", NAME)
-    # A bookmarked URL may sort by a GPU model that no longer exists.
+    # A bookmarked URL may request the order by a GPU model that no longer exists.
     return TableQuery(search, sort, query.get("order") == "desc") if sort in sorts else TableQuery(search)
 
 
@@ -213,10 +213,11 @@ def matches(search: str, name: str) -> bool:
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
     """Return the namespaces' rows that match the search, in order.
 
-    The order is by name, by the used cards of one model, or by how full the fullest limit is. In the order by a model,
-    rows without this model come last.
+    The rows are sorted by name, by the used cards of one model, or by the limit that is used up the most. If they are
+    sorted by a model, rows without this model come last.
     """
-    # Sort the rows by name first. The sort by a figure is stable, so it keeps rows with equal figures in this order.
+    # The rows are sorted by name first. The later sort by a figure is stable, so rows with equal figures stay in the
+    # order of their names.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
         return found[::-1] if order.descending else found
@@ -230,7 +231,7 @@ def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
 
 
 def _figures(amount: ModelRow, sort: str) -> tuple[float, float]:
-    # Sort rows by the figure that comes first in a cell of the column, and then by the cell's other figure.
+    # A cell of a column shows two figures. The rows are sorted by the first figure, and then by the second figure.
     return (amount.fullness, amount.used) if sort == FULLEST else (amount.used, amount.fullness)
 
 
@@ -297,7 +298,7 @@ def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> fl
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
-        # Ignore a resource with the value 0: kubelet keeps it after the resource's device plugin has ended.
+        # A resource with the value 0 is ignored, because kubelet keeps it after the end of its device plugin.
         if cores:
             return cores / CORES_PER_CARD
     if register is not None:

@@ -40,7 +40,7 @@ class Views:
             undefined=jinja2.StrictUndefined,  # A value that is missing in a template raises an error.
             trim_blocks=True,
             lstrip_blocks=True,
-            auto_reload=False,  # Template files do not change, so jinja2 need not check them at each rendering.
+            auto_reload=False,  # Template files do not change while the program runs, so jinja2 need not check them.
         )
         self._templates.filters |= {
             "number": model.number,
@@ -65,7 +65,7 @@ class Views:
         return f"{self._clock().astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def time(self, text: str) -> Markup:
-        """Return an HTML element that shows how long ago a time was. Its attributes have the time itself (RFC 3339)."""
+        """Return an HTML element with the time since ``text`` (RFC 3339). Its attributes contain ``text``."""
         at = refusals.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
@@ -77,7 +77,7 @@ class Views:
         """Return the time left until ``text`` (RFC 3339), and ``ended``, ``soon``, ``later`` or ``unknown``."""
         at = refusals.moment(text)
         if at is None:
-            return "end not known", "unknown"
+            return "the end is not known", "unknown"
         left = (at - self._clock()).total_seconds()
         if left <= 0:
             return f"ended {model.span(-left)} ago", "ended"
@@ -85,4 +85,4 @@ class Views:
 
 
 SOON = 14 * 86400
-"""A certificate that ends in fewer seconds is marked, which leaves time to repair a failed rotation."""
+"""A certificate that ends within so many seconds is highlighted, in time for the repair of a failed rotation."""

@@ -37,7 +37,12 @@ class ModelCards(msgspec.Struct, frozen=True):
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """A stale GPU allocation that the controller has removed. ``what``: the kind of the object. ``at``: RFC 3339."""
+    """A stale GPU allocation that the controller has removed from an object.
+
+    ``what``: the kind of the object.
+    ``why``: the reason for the removal.
+    ``at``: the time of the removal (RFC 3339).
+    """
 
     namespace: str
     name: str
@@ -50,7 +55,11 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of the webhook. ``not_after``: when it ends (RFC 3339). ``problem``: empty if it has no problem."""
+    """A certificate of the webhook.
+
+    ``not_after``: the time at which the certificate ends (RFC 3339).
+    ``problem``: the reason why the certificate could not be read; empty if it could.
+    """
 
     name: str
     not_after: str
@@ -58,7 +67,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A stored pod or claim that the quota would not admit today. ``at``: when this was first found (RFC 3339)."""
+    """A stored pod or claim that the quota would not admit now. ``at``: when this was first found (RFC 3339)."""
 
     namespace: str
     kind: str
@@ -87,7 +96,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
-"""The parts of the overview that are replaced as a whole when their data change. Each part has its own template."""
+"""The parts of the overview that browsers replace as a whole when their data change. Each part has its own template."""
 
 MAX_LISTED = 50
 """The most entries in each list on the page, for example in the list of refusals."""
@@ -101,9 +110,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """All data of the usage page at one time, without pods: they are read only for the namespace on display.
+    """A copy of all data of the usage page at one time. Only pods are left out, which are read for one namespace.
 
-    ``updated``: when the data was read last (RFC 3339). ``version``: stays the same as long as the data is the same.
+    ``updated``: the time when the data was read last (RFC 3339).
+    ``version``: a text that changes only when the data changes.
     """
 
     version: str
@@ -123,12 +133,12 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> Sequence[ModelCards]:
-        """The models that `total` adds up: those with a known number of cards, or all models if no number is known."""
+        """The GPU models that `total` adds up: those with a known number of cards, or all if no number is known."""
         return [model for model in self.cluster if model.cards is not None] or self.cluster
 
     @property
     def total(self) -> ModelCards:
-        """The sum of the cards of all models in `counted`, although these cards differ in speed and memory."""
+        """The sum of the cards of all GPU models in `counted`. The cards may differ in speed and memory."""
         known = [model.cards for model in self.counted if model.cards is not None]
         used = rounded(model.used for model in self.counted)
         promised = rounded(model.promised for model in self.cluster)
@@ -154,7 +164,10 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
-    """Read all data of the usage page from ``source``, and return a new snapshot. Only changed rows are rendered."""
+    """Read all data of the usage page from ``source``, and return a new picture (copy of the data).
+
+    The HTML of unchanged table rows is taken from the picture ``before``.
+    """
     uses = source.uses()
     cluster = tuple(source.cluster())
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
@@ -166,7 +179,8 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
-    # Reuse the line of an unchanged row, because rendering is expensive, and `change_of` compares lines by identity.
+    # The line of an unchanged row is used again, because rendering is expensive. And `change_of` compares lines by
+    # identity.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
@@ -201,8 +215,8 @@ def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
 
 
 def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
-    """Return at most ``most`` entries, newest first. Each namespace's newest entry is chosen before older entries."""
-    # If only the age of entries decided, a tenant could fill the whole list by writing many Events.
+    """Return at most ``most`` entries, newest first. The newest entry of each namespace has precedence."""
+    # If only the age of the entries mattered, one tenant could fill the whole list by writing many Events.
     earlier: dict[str, int] = {}
     ranks = []
     for each in entries:
@@ -218,7 +232,7 @@ def _other_parts(before: Picture, after: Picture) -> list[str]:
 
 
 def _shown(part: str, picture: Picture) -> object:
-    # Return the data that a part of the page shows, except ages, because the browser updates ages itself.
+    # Ages are not in the data that a part of the page shows, because the browser itself updates the ages.
     match part:
         case "summary":
             return picture.cluster, len(picture.lines), full(picture)

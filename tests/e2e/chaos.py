@@ -80,7 +80,7 @@ ROOMY_PART = 0.75
 reservations.
 """
 
-LEADING, REAPED = "leading", "releasing the reservation of a replica that has ended"
+LEADING, REAPED = "this replica leads now", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
 TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
 """The events in the logs of our programs that the chaos test reports."""

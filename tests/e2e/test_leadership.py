@@ -65,7 +65,7 @@ def test_one_controller_leads_and_the_standby_only_waits(
         cluster.create(card_pod("train", namespace))
         await_committed(installation, namespace, M40=100)
         assert lease_spec(cluster)["holderIdentity"] == "first"
-        assert [waiting.logs("leading"), waiting.logs("listed")] == [[], []]
+        assert [waiting.logs("this replica leads now"), waiting.logs("listed")] == [[], []]
         assert waiting.samples("vcuda_quota_limit_cores") == []
         assert [process.get("/readyz").status for process in pair] == [HTTPStatus.OK, HTTPStatus.OK]
         assert leader.metric("vcuda_quota_limit_cores", namespace=namespace) == 400
@@ -101,7 +101,7 @@ def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, instal
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
     ):
         assert leader.terminate() == 0
-        assert leader.logs("lease released")
+        assert leader.logs("the Lease was released")
         await_holder(cluster, "second", timeout=10)
         successor.await_synced()
 
@@ -131,7 +131,7 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
         after = lease_spec(cluster)
         assert {**after, "renewTime": ""} == {**before, "renewTime": ""}
         assert leader.process.poll() is None
-        assert len(leader.logs("leading")) == 1
+        assert len(leader.logs("this replica leads now")) == 1
 
 
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(

@@ -41,10 +41,10 @@ def test_a_leader_is_unhealthy_if_its_garbage_loop_is_stuck_or_a_watch_has_ended
     leader.start()
     assert leader.trouble() is None
     monkeypatch.setattr(leader.garbage, "is_stuck", lambda: True)
-    assert leader.trouble() == "the removal of stale allocations is stuck"
+    assert leader.trouble() == "the loop that removes stale allocations is stuck"
     leader.nodes.reflector.stop()
     leader.nodes.reflector.join(PATIENT)
-    assert leader.trouble() == "a watch has ended"
+    assert leader.trouble() == "a watch of Kubernetes objects has ended"
 
 
 CONFIG_MAPS = "/api/v1/namespaces/{}/configmaps"

@@ -214,7 +214,7 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
     cluster.publish("team-a", text=json.dumps({"namespace": "team-b", "mode": "enforce", "models": [M40]}))
     result = run("-A")
     assert (result.exit_code, len(result.stdout.splitlines())) == (0, 1)
-    told = "ConfigMap gpu-quota-usage in namespace team-a contains the report of another namespace"
+    told = "the usage report in ConfigMap gpu-quota-usage of namespace team-a is the report of another namespace"
     assert result.stderr == f"Warning: {told}\n"
     assert run("-n", "team-a").stderr == f"Error: {told}\n"
 
@@ -254,7 +254,7 @@ def test_a_damaged_report_affects_only_its_namespace(cluster: Cluster, text: str
     cluster.publish("team-a", text=text)
     cluster.publish("team-b", M40)
     one, every = run("-n", "team-a"), run("-A")
-    sentence = "ConfigMap gpu-quota-usage in namespace team-a cannot be read: "
+    sentence = "the usage report in ConfigMap gpu-quota-usage of namespace team-a cannot be read: "
     assert (one.exit_code, one.stdout, one.stderr.startswith(f"Error: {sentence}")) == (1, "", True)
     assert (every.exit_code, every.stdout.splitlines()[1].split()[0]) == (0, "team-b")
     assert every.stderr.startswith(f"Warning: {sentence}")

@@ -135,8 +135,8 @@ def test_the_state_of_a_stored_pod_shows_what_it_waits_for(cluster: Cluster) -> 
     pod(cluster, phase="Pending", conditions=[condition])
     status, found = why("pod/train-0")
     assert status == 0
-    reason = "the pod exists, pinned to M40, phase Pending; not scheduled: 0/3 nodes are available: 3 Insufficient gpu."
-    assert found["now"][0]["reason"] == reason
+    exists, waits = "the pod exists in phase Pending; the pod is pinned to M40", "the scheduler has not placed the pod"
+    assert found["now"][0]["reason"] == f"{exists}; {waits}: 0/3 nodes are available: 3 Insufficient gpu."
     assert cluster.asked == []
 
 
@@ -153,7 +153,7 @@ def test_the_event_of_a_pods_claim_is_shown_for_the_pod_and_its_workload(cluster
 @pytest.mark.usefixtures("cluster")
 def test_a_pod_that_was_rejected_is_not_stored() -> None:
     done = run("-n", "team-a", "why", "pod/train-7")
-    hint = "Pod/train-7 does not exist in namespace team-a; rejected pods are not stored, so name the pod's workload"
+    hint = "Pod/train-7 does not exist in namespace team-a. A rejected pod is not stored, so name the workload"
     assert (done.exit_code, hint in done.stderr) == (1, True)
 
 

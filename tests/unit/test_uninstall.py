@@ -104,5 +104,5 @@ def test_a_ledger_that_is_written_again_and_again_is_an_error(installed: ApiDoub
         return effect()
 
     installed.deliver = deliver
-    with pytest.raises(Unavailable, match="are written again"):
+    with pytest.raises(Unavailable, match="were written again after their removal"):
         uninstall(installed, Clock())

@@ -2,10 +2,10 @@
 // without this script.
 "use strict";
 
-const BEAT = 35000; // after so many ms without an event the connection counts as lost; the server sends one every 10 s
+const BEAT = 35000; // ms without an event after which the connection counts as lost. The server sends one every 10 s
 const AGAIN = 2000; // ms until the first new attempt to connect
 const LONGEST = 30000; // the most ms between two attempts to connect
-const BETWEEN = 8000; // the least ms between two announcements to a screen reader
+const BETWEEN = 8000; // the fewest ms between two announcements to a screen reader
 
 const body = document.body;
 const state = document.getElementById("state");
@@ -13,7 +13,7 @@ const said = document.getElementById("said");
 const search = document.getElementById("q");
 const byId = (id) => document.getElementById(id);
 
-// The ages in the page
+// The ages that the page shows, which change with time
 
 const SPANS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
 
@@ -40,7 +40,7 @@ function update(at) {
   updated.textContent = today ? time.toLocaleTimeString() : time.toLocaleString();
 }
 
-// Announcements to screen readers: only the newest, and not too often
+// Announcements to screen readers. Only the newest announcement is made, and not too often
 
 let announced = 0;
 let announcing = 0;
@@ -59,7 +59,7 @@ function listed(names) {
   return names.length > 3 ? `${some} and ${names.length - 3} more` : some;
 }
 
-// Search: if the page has all rows, hide the rows that do not match; otherwise request the matching rows
+// The search. If the page has all rows, it hides the rows that do not match. Otherwise it requests the matching rows
 
 let searching = 0;
 const total = () => Number(byId("part-table").dataset.all);
@@ -109,7 +109,7 @@ function find() {
   }
 }
 
-// Load the page for another search or order: replace the parts of this page with those of the response
+// Loads the page for another search or order, and replaces the parts of this page by the parts of the response
 
 let loading = 0;
 
@@ -124,7 +124,7 @@ async function load(url, kept) {
     replace(fresh);
   } catch {
     if (mine !== loading) return;
-    // The page never redirects. A redirect is from a proxy whose session has ended, so that the user must log in
+    // The leader never redirects. A redirect comes from a proxy at which the user must log in again
     if (answer && (answer.status === 404 || answer.type === "opaqueredirect")) location.reload();
     else setTimeout(() => mine === loading && load(url, kept), AGAIN);
     return;
@@ -218,7 +218,7 @@ function show(name, text, told) {
   if (before !== "none") announce(told, true);
 }
 
-// A hidden tab closes the stream, because a browser allows few connections and the leader few listeners
+// A hidden tab closes its stream of changes, because browsers limit the connections, and the leader the listeners
 function follow() {
   source?.close();
   if (document.hidden) return;
@@ -246,7 +246,7 @@ function follow() {
   heard = Date.now();
 }
 
-// If the stream cannot be opened, reload the page from time to time
+// Retries a lost stream of changes. After several failures, the figures are also loaded without the stream
 function lost() {
   source.close();
   show("late", "Connecting again…", "Connection lost: the figures may be out of date");
