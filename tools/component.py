@@ -17,7 +17,7 @@ POLL_SECONDS = 0.05
 
 
 class StartupError(Exception):
-    """A server ended before it was ready, or was not ready in time. The message has the end of the server's log."""
+    """Raised if a server ends before it is ready, or is not ready in time. The message has the end of its log."""
 
 
 @dataclass
@@ -52,9 +52,9 @@ class Component:
         ends (PR_SET_PDEATHSIG in prctl(2)). So a killed run leaves no processes behind.
         """
         if self.running:
-            raise RuntimeError(f"{self.name} is running already")
+            raise RuntimeError(f"{self.name} is already running")
         if threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(f"{self.name} must be started from the main thread, with which it ends")
+            raise RuntimeError(f"{self.name} must be started by the main thread, because it ends with its thread")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 ("setpriv", "--pdeathsig", "KILL", "--", *self.command),  # noqa: S607  # setpriv is in util-linux
@@ -62,8 +62,8 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # In a session of its own, the server does not get the signal of Ctrl-C. This process gets it, and stops
-                # all servers in order.
+                # Ctrl-C sends a signal to all processes of the terminal's session. With its own session, the server
+                # does not get this signal. Only this process gets it, and stops all servers in order.
                 start_new_session=True,
             )
 
@@ -73,15 +73,16 @@ class Component:
         while not self.ready():
             if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
                 continue
-            raise StartupError(self.failure(f"not ready after {self.timeout:g} s"))
+            raise StartupError(self.failure(f"{self.name} was not ready after {self.timeout:g} s"))
 
-    def failure(self, what: str = "") -> str:
-        """Return a message with ``what`` and the end of the server's log. If the server has ended, its exit status
-        replaces ``what``.
+    def failure(self, problem: str = "") -> str:
+        """Return a message with the problem and the end of the server's log.
+
+        ``problem``: a sentence without its full stop. If the server has ended, its exit status is given instead.
         """
-        what = what if self.running else f"exit status {self._handle().returncode}"
+        text = problem if self.running else f"{self.name} ended with exit status {self._handle().returncode}"
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-        return f"{self.name}: {what}; the end of {self.log}:\n{tail}"
+        return f"{text}. Its log {self.log} ends with:\n{tail}"
 
     def start(self) -> None:
         self.launch()
@@ -152,7 +153,7 @@ class Probe:
             with closing(self._connection()) as connection:
                 connection.request("GET", self.path, headers=headers)
                 return connection.getresponse().status == HTTPStatus.OK
-        except (OSError, http.client.HTTPException):  # not ready yet
+        except (OSError, http.client.HTTPException):  # The server is not ready yet.
             return False
 
     def _connection(self) -> http.client.HTTPConnection:

@@ -23,14 +23,13 @@ from tools.ports import free_ports
 ADMIN = "admin"
 CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
 SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
-"""The names of files of a control plane.
-
-They are the key of ServiceAccount tokens, the static tokens, and the admin's kubeconfig.
-"""
+"""The names of three files of a control plane: the key of ServiceAccount tokens, the static tokens of users, and the
+kubeconfig of the admin."""
 
 NO_ASSETS = (
-    "KUBEBUILDER_ASSETS names no directory with etcd and kube-apiserver. Run `make e2e`, or set it with "
-    "`export KUBEBUILDER_ASSETS=$(tests/e2e/build-control-plane)` or `$(setup-envtest use -p path)`."
+    "The environment variable KUBEBUILDER_ASSETS does not name a directory with etcd and kube-apiserver. Run"
+    " `make e2e`, which sets the variable, or run `export KUBEBUILDER_ASSETS=$(tests/e2e/build-control-plane)`, or"
+    " `export KUBEBUILDER_ASSETS=$(setup-envtest use -p path)`."
 )
 
 
@@ -83,7 +82,7 @@ class ControlPlane:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return those of kube-scheduler and kube-controller-manager that are not installed."""
+        """The names of the optional programs, kube-scheduler and kube-controller-manager, that are not installed."""
         optional = {SCHEDULER: self.scheduler, CONTROLLER_MANAGER: self.controller_manager}
         return tuple(name for name, component in optional.items() if component is None)
 
@@ -126,8 +125,9 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":
-    """Return the layout of a control plane, with free ports. Raises NoControlPlane if etcd or kube-apiserver is not
-    installed.
+    """Return the layout of a control plane, with free ports.
+
+    Raises NoControlPlane if etcd or kube-apiserver is not installed.
     """
     if assets is not None:
         layout = Layout(assets, directory, *free_ports(5))
@@ -182,7 +182,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # Kubernetes 1.37 and later refuse to advertise 127.0.0.1
+        "--endpoint-reconciler-type=none",  # Kubernetes 1.37 and later do not start if they advertise 127.0.0.1.
         f"--service-account-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",
@@ -191,8 +191,8 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # No kube-proxy runs here. So the API server must call the endpoints of a webhook's Service, and not its cluster
-        # IP.
+        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API
+        # server calls the endpoints of the Service instead.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,
@@ -202,7 +202,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
 
 
 def controller_manager(layout: "Layout", settings: Settings) -> Component | None:
-    """Return the component that runs the controller manager, without those controllers that need a kubelet."""
+    """Return the component that runs kube-controller-manager without the controllers that need a kubelet."""
     flags = (
         "--controllers=*,-nodelifecycle,-ttl,-nodeipam",
         f"--service-account-private-key-file={layout.directory / SIGNING_KEY}",
@@ -242,14 +242,12 @@ def minor_version(program: Path) -> int:
     answer = subprocess.run((str(program), "--version"), capture_output=True, text=True, check=True, timeout=30).stdout
     match = re.search(r"v1\.(\d+)", answer)
     if match is None:
-        raise NoControlPlane(f"{program} --version says {answer!r}; expected Kubernetes v1.x")
+        raise NoControlPlane(f"{program} --version must print a version v1.x of Kubernetes; it printed {answer!r}")
     return int(match[1])
 
 
 def write_signing_key(path: Path) -> None:
-    """Write a new RSA key. kube-apiserver and the controller manager use this key to sign and check ServiceAccount
-    tokens.
-    """
+    """Write a new RSA key, by which kube-apiserver and kube-controller-manager sign ServiceAccount tokens."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
     path.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
@@ -285,9 +283,7 @@ class Layout:
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """Return the path of the certificate that a server creates at its first start. The file also has the
-        certificate's signer.
-        """
+        """Return the path of the certificate that a server creates at its first start. The file also has its signer."""
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:

@@ -1,5 +1,4 @@
-"""Measures how easy the code is to maintain. The figures are sizes of files and functions, and names that are defined
-twice.
+"""Measures how easy the code is to maintain: sizes of files and functions, and names that are defined twice.
 
 Run `python -m tools.house` for the figures. With `--check`, as in `make lint`, it fails if a figure exceeds its bound.
 """
@@ -9,8 +8,8 @@ from __future__ import annotations
 import ast
 import statistics
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +40,7 @@ class Figure(NamedTuple):
 
 
 def modules(package: str) -> list[Path]:
-    """Return every Python file of a top-level folder."""
+    """Return the paths of all Python files in a top-level folder of the repository."""
     return sorted((ROOT / package).rglob("*.py"))
 
 
@@ -60,34 +59,25 @@ def ninth_of_ten(sizes: Sequence[int]) -> int:
     return round(statistics.quantiles(sizes, n=10)[8])
 
 
-def public_names(tree: ast.Module) -> Iterator[str]:
-    """Yield the public classes and functions that a module defines at its top level."""
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
-            yield node.name
+def public_names(tree: ast.Module) -> set[str]:
+    """Return the names of public classes and functions at the top level of a module, except ``main``."""
+    names = {node.name for node in tree.body if isinstance(node, ast.ClassDef | Function)}
+    return {name for name in names if not name.startswith("_")} - {"main"}
 
 
-def repeated(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the public names that more than one module defines."""
-    where: dict[str, set[Path]] = defaultdict(set)
-    for path, tree in trees.items():
-        for name in public_names(tree):
-            where[name].add(path)
-    return sorted(name for name, found in where.items() if len(found) > 1 and name != "main")
+def class_names(tree: ast.Module) -> set[str]:
+    """Return the names of all classes in a module, without leading underscores."""
+    return {node.name.lstrip("_") for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def repeated_classes(trees: dict[Path, ast.Module]) -> list[str]:
-    """Return the names of classes that more than one module defines. A leading underscore is ignored."""
-    where: dict[str, set[Path]] = defaultdict(set)
-    for path, tree in trees.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                where[node.name.lstrip("_")].add(path)
-    return sorted(name for name, found in where.items() if len(found) > 1)
+def repeated(names_of_modules: Iterable[set[str]]) -> list[str]:
+    """Return the names that more than one module defines."""
+    counts = Counter(name for names in names_of_modules for name in names)
+    return sorted(name for name, count in counts.items() if count > 1)
 
 
 def small_helpers(tree: ast.Module) -> list[str]:
-    """Return the private functions of at most `SMALL` lines that have a single use in their module."""
+    """Return the names of private functions that have at most `SMALL` lines, and a single use in their module."""
     named = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(tree)
@@ -98,9 +88,9 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return the number of modules that a create calls, and that a turn of the settler calls.
+    """Return the lengths of two lists in docs/architecture.md.
 
-    The lists of these modules are in docs/architecture.md.
+    They list the modules that run for the admission of one pod, and those that run for the recount of one ledger.
     """
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)
@@ -108,13 +98,12 @@ def path_lengths() -> str:
 
 
 def figures() -> list[Figure]:
-    """Return every figure."""
     texts = {path: path.read_text(encoding="utf-8") for package in PRODUCT for path in modules(package)}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     sizes = {path: len(text.splitlines()) for path, text in texts.items()}
     lines, largest = sum(sizes.values()), max(sizes, key=lambda path: sizes[path])
     ninth = ninth_of_ten([lines_of(each) for tree in trees.values() for each in functions(tree)])
-    classes = repeated_classes(trees)
+    classes = repeated(map(class_names, trees.values()))
     tests = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in modules("tests"))
     return [
         Figure("product files", str(len(sizes)), "no bound", holds=True),
@@ -127,7 +116,9 @@ def figures() -> list[Figure]:
         ),
         Figure("function, 90th percentile", str(ninth), f"at most {MAX_FUNCTION_LINES}", ninth <= MAX_FUNCTION_LINES),
         Figure("class names defined twice", ", ".join(classes) or "none", "none", not classes),
-        Figure("public names defined twice", str(len(repeated(trees))), "no bound", holds=True),
+        Figure(
+            "public names defined twice", str(len(repeated(map(public_names, trees.values())))), "no bound", holds=True
+        ),
         Figure(
             "small helpers with one caller", str(sum(len(small_helpers(t)) for t in trees.values())), "no bound", True
         ),

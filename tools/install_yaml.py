@@ -10,11 +10,11 @@ from tools.chart.names import Names, rename
 from vcuda import cli
 
 OURS = "vcuda-quota:"
-"""The first part of the name of our image in the manifests."""
+"""The beginning of an image name in the manifests if the image is that of this project."""
 
 
 def with_image(value: Json, image: str) -> Json:
-    """Return a manifest in which ``image`` replaces our image."""
+    """Return a manifest in which ``image`` replaces the image of this project."""
     if isinstance(value, dict):
         return {
             key: image if key == "image" and str(each).startswith(OURS) else with_image(each, image)
@@ -26,7 +26,7 @@ def with_image(value: Json, image: str) -> Json:
 def write(
     image: str, components: tuple[str, ...], output: Path, manifests: Path = MANIFESTS, names: Names | None = None
 ) -> int:
-    """Write the file with the manifests. Return the number of objects in it."""
+    """Write all manifests into the file ``output``. Return the number of objects in this file."""
     rendered = render(*components, manifests=manifests).values()
     objects = [with_image(rename(found, names or Names()), image) for found in rendered]
     output.write_text(yaml.safe_dump_all(objects, sort_keys=False, width=10**6), encoding="utf-8")
@@ -39,7 +39,7 @@ def write(
     *("--component", "components"),
     type=click.Choice(sorted(COMPONENTS)),
     multiple=True,
-    help="A directory of manifests/components to add. The option can be repeated.",
+    help="A component (directory of manifests/components) to add; repeatable.",
 )
 @click.option("--system-namespace", default=Names().system, help="Namespace of the webhook and the controller.")
 @cli.ledger_namespace_option

@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -27,8 +27,8 @@ BINARY = (".so", ".pyd", ".dylib")
 # pip installs the wheels for this platform on every machine, so that the plugin file has the same bytes everywhere.
 _PLATFORM = ("--platform=manylinux2014_x86_64", "--python-version=3.11", "--implementation=cp")
 
-# This start text of the plugin file reports a Python that is too old. The text has only syntax that an old Python can
-# compile, because an old Python could not compile the modules.
+# The program text with which the plugin file starts. If Python is too old, the text prints an error. Its syntax is so
+# simple that an old Python can compile the text, but not the modules of the plugin.
 _MAIN = """\
 import sys
 
@@ -52,7 +52,7 @@ _KREW = {
 
 
 def base_requirements(wheel: Path) -> list[str]:
-    """Return the names of the packages that a wheel requires without extras."""
+    """Return the names of the packages that a wheel requires if it is installed without extras."""
     with zipfile.ZipFile(wheel) as archive:
         [path] = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         required = email.parser.Parser().parsestr(archive.read(path).decode()).get_all("Requires-Dist", [])
@@ -84,10 +84,11 @@ def write(wheel: Path, lock: str, target: Path, date: int) -> Path:
 
 
 def _pure(wheel: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a wheel, except compiled files. PyYAML also works without its compiled part."""
+    """Yield the files of a wheel, except compiled files, which are optional in PyYAML."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            # The compiled files of a wheel are left out. So its RECORD, which lists them, is left out too.
+            # The file RECORD lists all files of the wheel. Without the compiled files the list is wrong, so it is left
+            # out.
             if not name.endswith(("/", *BINARY, ".dist-info/RECORD")):
                 yield name, archive.read(name)
 
@@ -102,15 +103,23 @@ def _archive(files: dict[str, bytes], date: int) -> bytes:
     return written.getvalue()
 
 
-def write_krew(plugin: Path, license_file: Path, version: str, repository: str, date: int) -> None:
-    """Write the archive that krew downloads, and the krew manifest, into the directory of the plugin."""
+def tar_gz(files: Iterable[tuple[str, Path]], date: int) -> bytes:
+    """Return a compressed tar archive that has the same bytes for the same files, as their times are set to ``date``.
+
+    ``files``: the name in the archive, and the path, of each file.
+    """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
-        for name, content, mode in ((NAME, plugin.read_bytes(), 0o755), ("LICENSE", license_file.read_bytes(), 0o644)):
+        for name, path in files:
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mtime, entry.mode = len(content), date, mode
-            archive.addfile(entry, io.BytesIO(content))
-    content = gzip.compress(packed.getvalue(), mtime=date)
+            entry.size, entry.mtime, entry.mode = path.stat().st_size, date, 0o755 if name == NAME else 0o644
+            archive.addfile(entry, io.BytesIO(path.read_bytes()))
+    return gzip.compress(packed.getvalue(), mtime=date)
+
+
+def write_krew(plugin: Path, license_file: Path, version: str, repository: str, date: int) -> None:
+    """Write the archive that krew downloads, and the krew manifest, into the directory of the plugin."""
+    content = tar_gz([(NAME, plugin), ("LICENSE", license_file)], date)
     file = f"{NAME}-{version}.tar.gz"
     (plugin.parent / file).write_bytes(content)
     manifest = krew_manifest(version, repository, file, hashlib.sha256(content).hexdigest())

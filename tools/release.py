@@ -5,7 +5,6 @@ the plugin's manifest for krew, the Helm chart, install.yaml, the list of compon
 checksums of all these files.
 """
 
-import gzip
 import hashlib
 import io
 import os
@@ -46,8 +45,8 @@ def source_of(commit: str, target: Path) -> None:
 
 
 def write_wheel(source: Path, target: Path, date: int) -> Path:
-    """Build the wheel with the build tools of the image's lock file. Return its path."""
-    # For the build of a directory, pip rejects a constraint that has hashes. So only the versions are constrained.
+    """Build the wheel with the versions of the build tools that the lock file has. Return the path of the wheel."""
+    # For the build of a directory, pip rejects constraints with hashes. So only the versions are constrained.
     pinned = re.findall(r"^[\w.-]+==[\w.]+", (source / BUILD_LOCK).read_text(), re.MULTILINE)
     constraint = source / "build-constraint.txt"
     constraint.write_text("\n".join(pinned))
@@ -60,16 +59,9 @@ def write_wheel(source: Path, target: Path, date: int) -> Path:
 
 def write_chart(source: Path, target: Path, version: str, date: int) -> None:
     """Pack the chart as ``helm package`` does, but with a fixed time, so that the archive can be reproduced."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as archive:
-        for path in sorted((source / CHART).rglob("*")):
-            if path.is_file() and path.name != ".helmignore":
-                content = path.read_bytes()
-                entry = tarfile.TarInfo(f"vcuda-quota/{path.relative_to(source / CHART)}")
-                entry.size, entry.mtime, entry.mode = len(content), date, 0o644
-                archive.addfile(entry, io.BytesIO(content))
-    with (target / f"vcuda-quota-{version}.tgz").open("wb") as file:
-        file.write(gzip.compress(packed.getvalue(), mtime=date))
+    paths = (path for path in sorted((source / CHART).rglob("*")) if path.is_file() and path.name != ".helmignore")
+    files = ((f"vcuda-quota/{path.relative_to(source / CHART)}", path) for path in paths)
+    (target / f"vcuda-quota-{version}.tgz").write_bytes(plugin_file.tar_gz(files, date))
 
 
 def write_components(wheel: Path, lock: Path, target: Path) -> None:
@@ -83,15 +75,15 @@ def write_components(wheel: Path, lock: Path, target: Path) -> None:
         python = environment / "bin" / "python"
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
         _run(*install, "--require-hashes", "--requirement", lock)
-        # pip installs the wheel by the wheel's name. If pip got the path, the file of the release (the SBOM) would
-        # contain a path of this machine.
+        # pip finds the wheel by its name. If pip got the path of the wheel, the SBOM would contain a path of this
+        # machine.
         _run(*install, "--no-deps", "--no-index", f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
         options = ("--output-reproducible", "--output-format=JSON", f"--output-file={target / 'sbom.cdx.json'}")
         _run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python)
 
 
 def notes_of(changelog: str, version: str) -> str:
-    """Return the section of this version in the changelog. If it has none, return the unreleased section."""
+    """Return the changelog's section for this version; the section "Unreleased" if the version has none."""
     sections = dict(re.findall(r"^## (\S+).*?\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL))
     found: str = sections.get(version) or sections["Unreleased"]
     return found.strip() + "\n"
@@ -106,10 +98,13 @@ def sums(target: Path) -> Iterator[str]:
 
 @click.command()
 @click.option("--version", required=True, help="The version. It must equal the version in vcuda/__init__.py.")
-@click.option("--image", required=True, metavar="IMAGE", help="The image that install.yaml names.")
+@click.option("--image", required=True, metavar="IMAGE", help="The container image for install.yaml.")
 @click.option("--repository", required=True, metavar="URL", help="The repository from which krew downloads the plugin.")
 @click.option(
-    "--output", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "dist", help="The directory."
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=ROOT / "dist",
+    help="Directory for the files; must be empty.",
 )
 def main(version: str, image: str, repository: str, output: Path) -> None:
     """Write the wheel, the plugin, the chart, install.yaml, the SBOM, the notes and the checksums of a release."""

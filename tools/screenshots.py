@@ -1,4 +1,4 @@
-"""Takes the screenshots of the usage page for the docs, with the data of an invented company at a fixed time."""
+"""Takes the screenshots of the usage page for the documentation, with example data at a fixed time."""
 
 from __future__ import annotations
 

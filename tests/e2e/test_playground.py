@@ -135,5 +135,5 @@ def test_a_part_that_does_not_start_is_named_with_its_log_and_nothing_is_left(
     env = {**os.environ, "TMPDIR": str(scratch), "KUBEBUILDER_ASSETS": str(damaged)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 1
-    assert "kube-scheduler: exit status 3" in done.stderr
+    assert "kube-scheduler ended with exit status 3" in done.stderr
     assert "no luck today" in done.stderr

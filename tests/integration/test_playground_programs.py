@@ -88,5 +88,5 @@ def test_a_part_that_ends_by_itself_ends_the_playground_with_its_log(tmp_path: P
     part = Component("part", ("sh", "-c", "echo out of luck; exit 3"), tmp_path / "log", lambda: True, 10)
     part.launch()
     eventually(lambda: not part.running)
-    with pytest.raises(PartEnded, match=r"(?s)part: exit status 3;.*out of luck"):
+    with pytest.raises(PartEnded, match=r"(?s)part ended with exit status 3\..*out of luck"):
         check_running([part])

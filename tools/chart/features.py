@@ -1,7 +1,4 @@
-"""The values of the Helm chart that enable kustomize components.
-
-This module also renders the objects of the base with components.
-"""
+"""The values of the Helm chart that enable kustomize components. Also renders the kustomize base with components."""
 
 import functools
 import os
@@ -39,7 +36,7 @@ COMPONENTS: Mapping[str, str] = {
 """For each component, the chart's value that enables it, as a condition in a template."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""The components that change objects of other components. For each of them, the names of these other components."""
+"""The components that change objects of other components, each with the names of these other components."""
 
 
 class Identity(NamedTuple):
@@ -55,7 +52,6 @@ Objects = Mapping[Identity, Json]
 
 
 def identity_of(found: Json) -> Identity:
-    """Return the fields of a manifest that identify its object in a cluster."""
     metadata = found["metadata"]
     return Identity(found["apiVersion"], found["kind"], metadata.get("namespace", ""), metadata["name"])
 
@@ -85,5 +81,7 @@ def _kubectl() -> str:
     assets = os.environ.get("KUBEBUILDER_ASSETS")
     found = shutil.which("kubectl", path=assets) or shutil.which("kubectl")
     if found is None:
-        raise FileNotFoundError("kubectl not found: put it on PATH, or set KUBEBUILDER_ASSETS")
+        raise FileNotFoundError(
+            "kubectl was not found. Put kubectl on PATH, or set KUBEBUILDER_ASSETS to its directory"
+        )
     return found

@@ -1,8 +1,8 @@
 """Merges the variants of an object into one tree with conditions, from which a Helm template is written.
 
-One variant is the object in the kustomize base. Each component of kustomize that changes the object makes another
-variant. A part of the tree that is not in every variant has a condition, which names the components that add or remove
-the part.
+One variant is the object in the kustomize base. Each kustomize component that changes the object makes another variant.
+If a part of the object is not in every variant, the part has a condition in the tree. The condition names the
+components that add or remove the part.
 """
 
 import difflib
@@ -40,9 +40,10 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value in the merged tree that differs by component.
+    """A value in the merged tree that depends on the enabled component.
 
-    ``base``: the value if none of the components is enabled.
+    ``by_component``: the value with each component.
+    ``base``: the value if none of these components is enabled.
     """
 
     by_component: tuple[tuple[str, "Tree"], ...]
@@ -85,7 +86,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return the condition of a part of an object that has these values. The parameters are those of `merge`."""
+    """Return the condition of a part of an object. The parameters are those of `merge`."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
@@ -107,8 +108,8 @@ def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
         by_component = {name: value.get(key, ABSENT) for name, value in variants.items()}
         own = whole.get(key, ABSENT)
         condition = condition_of(own, by_component)
-        # If only components have this mapping, the whole mapping already has a condition. A key that all of these
-        # components have needs no condition of its own.
+        # A mapping that is not in the base has a condition as a whole. So a key that all components of this condition
+        # have needs no further condition.
         if base is ABSENT and len(condition.components) == len(variants):
             condition = ALWAYS
         parts.append((key, merge(own, by_component), condition))
@@ -154,7 +155,7 @@ def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...])
 
 
 def _name(item: Json) -> str:
-    """Return the text by which an item is found in another variant of the list: its name, or else its content."""
+    """Return the text by which equal items of two variants of a list are found: the item's name or its content."""
     if isinstance(item, dict) and "name" in item:
         return f"name: {item['name']}"
     return json.dumps(item, sort_keys=True)

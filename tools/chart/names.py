@@ -1,6 +1,5 @@
-"""Renames the namespaces and the quota ConfigMap in all manifests, because an installation may choose these names.
-
-An installation may also choose the address of the documentation to which alerts link.
+"""Replaces names in all manifests that an installation may choose: the namespaces, the quota ConfigMap, and the address
+of the documentation to which alerts link.
 """
 
 import re
@@ -29,9 +28,9 @@ class Names(NamedTuple):
 
 DEFAULT = Names()
 
-# The pattern finds the name of the namespace, vcuda-quota. The image and the webhook configurations have the same name.
-# So the pattern also checks the text around the name: an account, a flag, a DNS name, a command, a field of YAML or
-# CEL, or a list.
+# Matches the name of the namespace, vcuda-quota. The image and the webhook configurations have the same name. So the
+# pattern also matches the text around the name of the namespace: an account, a flag, a DNS name, a command, a field of
+# YAML or CEL, or a list.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
@@ -54,8 +53,8 @@ def rename(found: Json, names: Names) -> Json:
     if found["kind"] == "Namespace":
         renamed["metadata"]["name"] = _of_namespace(metadata["name"], names)
     if metadata.get("namespace") == DEFAULT.quota_namespace and metadata["name"].endswith("-quota"):
-        # The Roles and RoleBindings for the quota ConfigMap are created in the namespace of this ConfigMap, which a
-        # user can change. Other objects in kube-system stay in kube-system.
+        # The Roles and RoleBindings for the quota ConfigMap must be in the namespace of this ConfigMap, which a user
+        # can choose. Other objects in kube-system stay in kube-system.
         renamed["metadata"]["namespace"] = names.quota_namespace
     return renamed
 

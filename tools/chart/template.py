@@ -1,6 +1,6 @@
 """Writes the merged trees of objects as Helm templates.
 
-A condition becomes an ``if``. The chart's values replace some values of the objects.
+The condition of a part becomes an ``if`` of the template. The chart's values replace some parts of the objects.
 """
 
 import json
@@ -17,9 +17,9 @@ from tools.chart.names import Names
 Json = Any
 _STEP = 2
 _OPEN = '{{ "{{" }}'
-"""The template text for two literal braces, which would otherwise begin an action of the template."""
+"""The template text for two literal braces. Without this text, two braces would begin an action of the template."""
 MARKS = Names("\ue000", "\ue001", "\ue002", "\ue003", "\ue004", "\ue005")
-"""Characters that mark the places of names until the chart's values replace them. No manifest has these characters."""
+"""Characters that no manifest contains. They mark the places of names, which the chart's values replace later."""
 _VALUES = Names(
     ".Values.namespaces.system",
     ".Values.namespaces.ledgers",
@@ -38,9 +38,9 @@ class Value(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
     """The keys that lead to the part. For an item of a list, the key is the item's name."""
     lines: tuple[str, ...]
-    """The lines of the template, indented relative to the part. ``KEY`` stands for the key of the part."""
+    """The lines of the template, indented relative to the part. The text ``KEY`` is replaced by the key of the part."""
     replaces: bool = True
-    """True if the lines replace the part; false if the lines follow the part."""
+    """True if the lines replace the part. False if the lines are written after the part."""
 
 
 Place = tuple[str, ...]
@@ -113,7 +113,7 @@ def _item(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str
         yield from _leaf(begin, tree.value, indent)
         return
     lines = list(_block(tree, indent + _STEP, (*place, _name_of(tree)), filled))
-    # If this list item has a condition, its `{{ if }}` must be on a line of its own, after the line with the dash.
+    # If a list item begins with a condition, `{{ if }}` must be on its own line after the line with the dash.
     if lines[0].startswith("{{"):
         yield begin
         yield from lines
@@ -156,6 +156,6 @@ def _filling(value: Value, key: str, indent: int) -> Iterator[str]:
 
 
 def lookup(values: Sequence[Value], kind: str, name: str) -> Filled:
-    """Return a function that takes a place in this object, and returns the chart's value for that place."""
+    """Return a function that returns the chart's value for a place in this object; None if there is none."""
     own: Mapping[Place, Value] = {each.path: each for each in values if (each.kind, each.name) == (kind, name)}
     return own.get

@@ -21,29 +21,29 @@ _PULL_SECRETS = (
 )
 _PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
 _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
-"""The flags of the links on the usage page. Each has the value of the chart that sets it."""
+"""The flags of the links on the usage page, each with the chart's value that sets the flag."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
-"""The keys of a pod that the chart's values may add, each with the key after which it is written."""
+"""The keys of a pod spec that the chart's values may add, each with the existing key before it."""
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
 _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
 
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
-"""The Deployments that have values of their own in the chart, each with the section of these values."""
+"""The Deployments whose settings are in the chart's values, each with the name of the section."""
 FIRST = "-first"
-"""The last part of the name of a Job that runs once after an apply."""
+"""The suffix in the name of a Job that runs once after the manifests are applied."""
 
 
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
-    """Yield those parts of one object that come from the values of the Helm chart.
+    """Yield the parts of an object that come from the values of the Helm chart.
 
     ``manifest``: the object with all components.
     """
     here = (found.kind, found.name)
     if found.kind == "Job" and found.name.endswith(FIRST):
-        # Kubernetes forbids changing the pod template of a Job. So each upgrade of the chart creates a Job with a new
-        # name.
+        # The API server rejects changes of a Job's pod template. So each upgrade of the chart creates a Job with
+        # another name.
         named = f'KEY: {found.name}{{{{ include "vcuda-quota.job-suffix" . }}}}'
         yield Value(*here, ("metadata", "name"), (named,))
     if found.kind in _POD_PATHS:
