@@ -9,7 +9,7 @@ import datetime
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple
 
 from vcuda.quota.terms import MALFORMED, OVER_QUOTA
 
@@ -37,33 +37,25 @@ _OURS = re.compile(
 """Matches the text by which kube-apiserver reports a refusal (``pkg/admission/plugin/webhook/errors``)."""
 
 
-class EventText(Protocol):
-    """An Event, with the kind and the name of the object that the Event is about. ``times``: how often it occurred."""
+class SeenEvent(NamedTuple):
+    """An Event, and the object that the Event is about.
 
-    @property
-    def namespace(self) -> str: ...
+    ``namespace``: the namespace of the Event.
+    ``kind``, ``name``, ``object_namespace``: of the object.
+    ``times``: how often the Event has occurred.
+    """
 
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def message(self) -> str | None: ...
-
-    @property
-    def times(self) -> int: ...
+    namespace: str
+    kind: str
+    name: str
+    object_namespace: str
+    message: str
+    times: int
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedWorkload:
-    """A workload whose pods were refused.
-
-    ``message``: the reason of the newest refusal.
-    ``at``: the time of the newest refusal (RFC 3339).
-    ``count``: the number of refusals.
-    """
+    """A workload with ``count`` refused pods. ``message``, ``at``: reason and time (RFC 3339) of the newest refusal."""
 
     namespace: str
     kind: str
@@ -73,24 +65,19 @@ class RefusedWorkload:
     count: int = 1
 
 
-def read_refusal(event: EventText, at: str) -> RefusedWorkload | None:
+def read_refusal(event: SeenEvent, at: str) -> RefusedWorkload | None:
     """Return the refusal in an Event; None if the Event has none. ``at``: when the Event occurred last."""
-    found = _OURS.search((event.message or "")[:MAX_SEARCHED_LENGTH])
+    found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
-    kind, name = about(event)
     message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
+    kind, name = event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
     return RefusedWorkload(event.namespace, kind, name, message, at, event.times)
-
-
-def about(event: EventText) -> tuple[str, str]:
-    return event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
     """Return one refusal for each workload, with its newest reason and total count. ``refusals``: newest first."""
-    # One workload may have several Events, because an Event counts only refusals with equal messages. The messages have
-    # figures of the quota, which change.
+    # One workload may have several Events, because an Event counts only equal messages, and the figures in them change.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)

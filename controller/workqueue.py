@@ -163,7 +163,8 @@ class Reconciler:
             again = self._reconcile(key)
         except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
             # An object that a tenant has made undecodable must not end the loop for all other keys.
-            again = self._backoff(key).next()
+            longest = max(self._retry_seconds, MAX_RETRY_SECONDS)
+            again = self._backoffs.setdefault(key, Backoff(self._retry_seconds, longest)).next()
             self._log.warning(self._failure, **{self._key_name: key}, error=str(error))
         else:
             self._backoffs.pop(key, None)
@@ -182,10 +183,6 @@ class Reconciler:
         The result is only meaningful for a loop that normally ends a turn within this time.
         """
         return self._last_turn_ended is not None and self._clock() - self._last_turn_ended > seconds
-
-    def _backoff(self, key: str) -> Backoff:
-        longest = max(self._retry_seconds, MAX_RETRY_SECONDS)
-        return self._backoffs.setdefault(key, Backoff(self._retry_seconds, longest))
 
 
 def spawn(name: str, loop: Callable[[], None], on_fault: Callable[[], None]) -> threading.Thread:

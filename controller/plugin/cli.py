@@ -128,7 +128,11 @@ def main(
         api = target.connect()
 
         def look() -> list[NamespaceUse]:
-            return list(_all(api) if all_namespaces else _one(api, target.namespace()))
+            if all_namespaces:
+                return list(_all(api))
+            if not (found := list(_published(api, home := target.namespace()))):
+                cli.fail(f"namespace {home} has no GPU quota, or its usage has not been published yet", FAILED)
+            return found
 
         try:
             for number, uses in enumerate(_looks(look) if watch else [look()]):
@@ -327,13 +331,6 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
     for verdict in verdicts if output in ("table", WIDE) else ():
         for warning in verdict.warnings:
             _warn(f"{verdict.object}: {warning}")
-
-
-def _one(api: Api, namespace: str) -> Iterator[NamespaceUse]:
-    found = list(_published(api, namespace))
-    if not found:
-        cli.fail(f"namespace {namespace} has no GPU quota, or its usage has not been published yet", FAILED)
-    yield from found
 
 
 def _published(api: Api, namespace: str) -> Iterator[NamespaceUse]:

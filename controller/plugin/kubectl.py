@@ -33,15 +33,13 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Answer(Protocol):
-    """The answer to a request, with the warnings of the API server and of its webhooks."""
+    """The answer to a request: the body as JSON, and the warnings of the API server and of its webhooks in order."""
 
     @property
-    def body(self) -> bytes:
-        """The body of the answer, as JSON."""
+    def body(self) -> bytes: ...
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """The warnings, in the order in which they were sent."""
+    def warnings(self) -> tuple[str, ...]: ...
 
 
 class PageOfObjects(Protocol):

@@ -110,7 +110,11 @@ def read_cluster(kube: Kube, keys: NodeLabels, place: QuotaPlace) -> ClusterNode
     config, faults = _config(kube, place)
     known = config.resources
     read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
-    slices = list(_each(kube, f"{API_PATH}/resourceslices", _slice)) if is_served(kube) else []
+    slices = (
+        list(_each(kube, f"{API_PATH}/resourceslices", lambda raw: devices.read_slice(_SLICE.decode(raw))))
+        if is_served(kube)
+        else []
+    )
     published = published_cards(slices)
     seen = [_look(node, keys, known, published.get(node.metadata.name, ())) for node in read]
     registers = {each.name: each.registers for each in seen if each.registers}
@@ -141,10 +145,6 @@ def _each(kube: Kube, path: str, decode: Callable[[bytes], T | None]) -> Iterato
                 continue
             if found is not None:
                 yield found
-
-
-def _slice(raw: bytes) -> devices.PoolSlice:
-    return devices.read_slice(_SLICE.decode(raw))
 
 
 def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published: tuple[DriverCards, ...]) -> _Seen:

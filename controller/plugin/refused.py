@@ -2,20 +2,18 @@
 
 import datetime
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from controller.plugin.kubectl import Api, objects_in, segment
-from controller.refusals import CLAIM_REASON, REASON, RefusedWorkload, last_occurrence, merge_by_workload, read_refusal
-
-
-class SeenEvent(NamedTuple):
-    """The fields of an Event that `controller.refusals` needs."""
-
-    namespace: str
-    kind: str
-    name: str
-    message: str | None
-    times: int
+from controller.refusals import (
+    CLAIM_REASON,
+    REASON,
+    RefusedWorkload,
+    SeenEvent,
+    last_occurrence,
+    merge_by_workload,
+    read_refusal,
+)
 
 
 def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
@@ -34,8 +32,8 @@ def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
 def _read(event: Mapping[str, Any]) -> SeenEvent:
     about, series = event.get("involvedObject") or {}, event.get("series") or {}
     times = max(series.get("count") or 0, event.get("count") or 1)
-    named = (about.get("kind") or "", about.get("name") or "")
-    return SeenEvent(event["metadata"].get("namespace", ""), *named, event.get("message"), times)
+    kind, name, namespace = (about.get(key) or "" for key in ("kind", "name", "namespace"))
+    return SeenEvent(event["metadata"].get("namespace", ""), kind, name, namespace, event.get("message") or "", times)
 
 
 def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:

@@ -48,8 +48,6 @@ ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv
 MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
 """The default order of the table of pods and claims: the largest number of cards first."""
 
-COME_AGAIN = {"Retry-After": "2"}
-
 
 class Standing(msgspec.Struct, frozen=True):
     """The state of this replica: its ``feed`` of figures if it leads and is ready, otherwise the ``reason`` to show."""
@@ -213,7 +211,7 @@ def _misdirected(views: Views) -> flask.Response:
 
 def _standby(views: Views, reason: str) -> flask.Response:
     page = views.render("standby.html", reason=reason, root=_root())
-    return _answer(page, HTTPStatus.SERVICE_UNAVAILABLE, COME_AGAIN)
+    return _answer(page, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": "2"})
 
 
 def _error(views: Views, error: HTTPException) -> flask.Response:

@@ -7,7 +7,7 @@ from typing import Generic
 
 import msgspec
 
-from controller.refusals import MAX_MESSAGE_LENGTH, about, last_occurrence
+from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, SeenEvent, last_occurrence
 from controller.ui.snapshot import RemovedAllocation, T
 from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
@@ -52,30 +52,17 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
         written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
         return last_occurrence(stored, written, now)
 
-    @property
-    def namespace(self) -> str:
-        return self.metadata.namespace
-
-    @property
-    def kind(self) -> str:
-        return self.involved_object.kind
-
-    @property
-    def name(self) -> str:
-        return self.involved_object.name
-
-    @property
-    def times(self) -> int:
-        return max(self.series.count if self.series else 0, self.count or 1)
+    def seen(self) -> SeenEvent:
+        about, times = self.involved_object, max(self.series.count if self.series else 0, self.count or 1)
+        return SeenEvent(self.metadata.namespace, about.kind, about.name, about.namespace, self.message or "", times)
 
 
 _EVENT = msgspec.json.Decoder(StoredEvent)
 
 
-def read_removal(event: StoredEvent, at: str) -> RemovedAllocation:
-    kind, name = about(event)
-    message = (event.message or "")[:MAX_MESSAGE_LENGTH]
-    return RemovedAllocation(event.involved_object.namespace and event.metadata.namespace, name, kind, message, at)
+def read_removal(event: SeenEvent, at: str) -> RemovedAllocation:
+    namespace, message = event.object_namespace and event.namespace, event.message[:MAX_MESSAGE_LENGTH]
+    return RemovedAllocation(namespace, event.name[:MAX_NAME_LENGTH], event.kind[:MAX_NAME_LENGTH], message, at)
 
 
 class Newest(Generic[T]):
@@ -113,8 +100,8 @@ class Newest(Generic[T]):
 class EventInformer(Generic[T]):
     """Watches the Events with one reason in all namespaces. ``read`` turns each Event into an entry for the page."""
 
-    def __init__(self, kube: Kube, reason: str, read: Callable[[StoredEvent, str], T | None]) -> None:
-        self._read: Callable[[StoredEvent, str], T | None] = read
+    def __init__(self, kube: Kube, reason: str, read: Callable[[SeenEvent, str], T | None]) -> None:
+        self._read: Callable[[SeenEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
         # The function `_decode` returns None, so the reflector stores nothing. `Newest` stores the entries, in bounded
         # memory.
@@ -128,6 +115,6 @@ class EventInformer(Generic[T]):
 
     def _decode(self, raw: bytes) -> None:
         event = _EVENT.decode(raw)
-        item = self._read(event, event.last(datetime.datetime.now(datetime.UTC)))
+        item = self._read(event.seen(), event.last(datetime.datetime.now(datetime.UTC)))
         if item is not None:
             self._newest.add(event.metadata.namespace, event.metadata.uid, item)

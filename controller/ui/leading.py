@@ -13,13 +13,13 @@ from controller import certificates, httpd, manager, refusals, workqueue
 from controller.advertiser import Advertiser
 from controller.garbage import stale_gc
 from controller.ui import app, events, feed, page, snapshot
-from controller.ui.model import CapacityInformer, HolderRow, rounded
+from controller.ui.model import HolderRow, read_node, rounded, total_cards
 from controller.violations.violation_watcher import kind_of
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
 from vcuda.claims.devices import NO_DEVICES, Devices
 from vcuda.kube import Kube, Reflector
-from vcuda.ledger.report import ModelUse, NamespaceUse
+from vcuda.ledger.report import NamespaceUse
 from vcuda.placement import affinity
 from vcuda.placement.free_cards import FreeCardsByPool, free_by_model
 from vcuda.placement.nodes import Nodes
@@ -52,8 +52,7 @@ class UsagePage:
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
         """Show the figures of ``source`` as soon as ``ready`` returns True. The caller must be the leader."""
         with self._lock:
-            # A new leader has a new feed of changes. A browser that has received changes of an earlier feed reloads the
-            # page.
+            # A new leader has a new feed of changes. A browser with changes of an earlier feed then reloads the page.
             self._ready = ready
             self._feed = feed.Feed(source, self._views)
             self._feed.start()
@@ -127,13 +126,13 @@ class LeaderSource:
         self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
         # The removals of stale allocations are read from Events, so that those by earlier leaders are shown too.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
-        self._capacity = CapacityInformer(kube, labels)
+        self._nodes = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
         # The page does not wait for the first lists of these watches. If a list is missing, for example for lack of a
         # permission, the page leaves out that part.
         self.reflectors: Sequence[Reflector[Any]] = [
             *(each.reflector for each in self._refusals),
             self._removals.reflector,
-            self._capacity.reflector,
+            self._nodes,
         ]
 
     def source(self) -> snapshot.Source:
@@ -164,7 +163,7 @@ class LeaderSource:
         taken = [each for name in unlimited for each in charges_of(pods.pods(name), nodes)]
         claimed = (found for name in unlimited for _, found in self._leader.charged_claims(name))
         taken += [each for found in claimed for each in found.charges.items()]
-        models = cluster_cards(self._capacity.totals(nodes.named), uses, taken)
+        models = cluster_cards(total_cards(self._nodes.snapshot().values(), nodes.named), uses, taken)
         # Only the scheduler extender records which pod uses which card. Without the extender, the free parts of shared
         # cards are unknown.
         extender = self._leader.extender
@@ -192,8 +191,7 @@ class LeaderSource:
 
 def fragmented(free_cards: FreeCardsByPool) -> Mapping[str, float]:
     """Return for each GPU model the sum of the free parts of partly used cards, as a number of cards."""
-    models = free_by_model(free_cards, ()).items()
-    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in models}
+    return {model: free.fragmented_cores / CORES_PER_CARD for model, free in free_by_model(free_cards, ()).items()}
 
 
 def certificate_row(shown: certificates.ServedCertificate) -> snapshot.Certificate:
@@ -227,12 +225,6 @@ def claim_rows(
             yield HolderRow(claim.name, model, charge.cores, memory, node, claim.created, claim=True)
 
 
-def _cards_of(use: ModelUse) -> float:
-    if use.limit is None:
-        return (use.memory_limit or 0) / use.card_memory
-    return use.limit
-
-
 def cluster_cards(
     cards: Mapping[str, float | None], uses: Mapping[str, NamespaceUse], unlimited: Iterable[tuple[str, Charge]]
 ) -> Sequence[snapshot.ModelCards]:
@@ -245,7 +237,8 @@ def cluster_cards(
     promised: dict[str, float] = {}
     for model in (model for use in uses.values() for model in use.models):
         used[model.model] = used.get(model.model, 0.0) + model.used
-        promised[model.model] = promised.get(model.model, 0.0) + _cards_of(model)
+        cards_of_limit = (model.memory_limit or 0) / model.card_memory if model.limit is None else model.limit
+        promised[model.model] = promised.get(model.model, 0.0) + cards_of_limit
     for name, charge in unlimited:
         used[name] = used.get(name, 0.0) + charge.cores / CORES_PER_CARD
     return [

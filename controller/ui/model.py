@@ -10,9 +10,7 @@ import msgspec
 
 from controller import refusals
 from vcuda.k8s_types import Node, Quantity, parse_whole
-from vcuda.kube import Kube, Reflector
 from vcuda.ledger.report import ModelUse, NamespaceUse
-from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth
 from vcuda.requests.schemes import SCHEMES
@@ -334,14 +332,3 @@ def _listed(devices: str) -> int | None:
         return len(msgspec.json.decode(devices, type=list[msgspec.Raw]))
     except msgspec.MsgspecError:
         return None
-
-
-class CapacityInformer:
-    """Watches the nodes, and counts the cards of each GPU model."""
-
-    def __init__(self, kube: Kube, labels: NodeLabels) -> None:
-        self.reflector = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
-
-    def totals(self, named: CardModels) -> Mapping[str, float | None]:
-        """Return the number of cards of each GPU model; empty until the nodes have been listed once."""
-        return total_cards(self.reflector.snapshot().values(), named)

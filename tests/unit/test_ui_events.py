@@ -41,7 +41,7 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
     ],
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
-    refusal = read_refusal(event(message), NEW_YEAR)
+    refusal = read_refusal(event(message).seen(), NEW_YEAR)
     assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
@@ -57,7 +57,7 @@ def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, re
     ids=["none", "empty", "ResourceQuota", "another webhook", "webhook away"],
 )
 def test_rejections_by_others_are_not_shown(message: str | None) -> None:
-    assert read_refusal(event(message), NEW_YEAR) is None
+    assert read_refusal(event(message).seen(), NEW_YEAR) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_rejections_by_others_are_not_shown(message: str | None) -> None:
 )
 def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str, times: int) -> None:
     found = event(DENIED + QUOTA, **fields)
-    assert (found.last(NOW), found.times) == (at, times)
+    assert (found.last(NOW), found.seen().times) == (at, times)
 
 
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
@@ -91,7 +91,7 @@ def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
 
 def test_a_removal_names_its_object() -> None:
     removed = event("the stale allocation of hami was removed: old", involvedObject={"kind": "Node", "name": "gpu-1"})
-    assert read_removal(removed, NEW_YEAR) == RemovedAllocation(
+    assert read_removal(removed.seen(), NEW_YEAR) == RemovedAllocation(
         "", "gpu-1", "Node", "the stale allocation of hami was removed: old", NEW_YEAR
     )
 
