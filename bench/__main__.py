@@ -1,4 +1,4 @@
-"""The command ``python -m bench``. It runs the usual measurements, or a single one, and prints a table for each."""
+"""The command ``python -m bench``. It runs one measurement or several, and prints a table for each."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tools.control_plane import NoControlPlane
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Measure this system. The figures are for a person to read, and no test asserts them.
+    """Measure this system. The figures are for people, and no test checks them.
 
-    Without a command: all except scale and large-pods, one table each, in about half an hour. `make bench` and `make
-    scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands stale, events, discover,
-    sweep, mutate and large-pods do not need it.
+    Without a command, all measurements except scale and large-pods run, in about half an hour. Each prints a table.
+    `make bench` and `make scale` set KUBEBUILDER_ASSETS, the directory of etcd and kube-apiserver. The commands stale,
+    events, discover, sweep, mutate and large-pods need no etcd and no kube-apiserver.
     """
     if context.invoked_subcommand is None:
         for measurement in (stale, events, discover, sweep, mutate, extender):
@@ -28,48 +28,17 @@ def main(context: click.Context) -> None:
         context.invoke(creates.main)
 
 
-@main.command("mutate")
-def _mutate() -> None:
-    """Requests per second of /mutate, compared with a webhook that does nothing."""
-    mutate.main()
-
-
-@main.command("extender")
-def _extender() -> None:
-    """The cost of a placement for the scheduler."""
-    extender.main()
-
-
-@main.command("stale")
-def _stale() -> None:
-    """CPU to decide which of 20,000 allocations are stale."""
-    stale.main()
-
-
-@main.command("events")
-def _events() -> None:
-    """CPU to decode an event of a pod."""
-    events.main()
-
-
-@main.command("discover")
-def _discover() -> None:
-    """CPU to find the GPU models of 5,000 nodes."""
-    discover.main()
-
-
-@main.command("sweep")
-def _sweep() -> None:
-    """CPU of the node agent's sweeps over 10,000 directories."""
-    sweep.main()
-
-
-@main.command("large-pods")
-def _large_pods() -> None:
-    """How long reviews of the largest pods delay other reviews."""
-    large_pods.main()
-
-
+MEASUREMENTS = (
+    ("mutate", mutate.main, "Requests per second of /mutate, compared with a webhook that does nothing."),
+    ("extender", extender.main, "The cost of a placement by the scheduler extender."),
+    ("stale", stale.main, "CPU to find the stale allocations of 20,000 pods."),
+    ("events", events.main, "CPU to decode an event of a pod."),
+    ("discover", discover.main, "CPU to find the GPU models of 5,000 nodes."),
+    ("sweep", sweep.main, "CPU of the node agent's sweeps over 10,000 directories."),
+    ("large-pods", large_pods.main, "How long reviews of the largest pods delay other reviews."),
+)
+for name, measure, text in MEASUREMENTS:
+    main.add_command(click.Command(name, callback=measure, help=text))
 main.add_command(scale.main, "scale")
 main.add_command(creates.main, "creates")
 

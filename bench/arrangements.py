@@ -1,9 +1,9 @@
-"""The arrangements (ways to admit pods) that the bench compares. Each arrangement is measured by itself.
+"""The arrangements (ways to admit pods) that the bench compares. Each arrangement is measured alone.
 
-While one arrangement is measured, the webhooks of the other arrangements are neither running nor registered. If
-fourteen such webhooks were registered, each pod would cost the API server a fifth more, even if their selectors match
-no pod. The controller runs, and our policies are in effect, only if our webhook is measured. So the figures of the
-other arrangements include neither the CPU of the controller nor the load that it puts on the API server.
+While one arrangement is measured, the webhooks of the other arrangements are neither running nor registered. Even
+webhooks whose selectors match no pod cost the API server CPU: with fourteen of them, a fifth more per pod. The
+controller runs, and our policies are in effect, only if our webhook is measured. So the figures of the other
+arrangements do not include the CPU of the controller or the load that the controller puts on the API server.
 """
 
 from __future__ import annotations
@@ -30,26 +30,24 @@ OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""A quota that is so large that no measurement uses it up."""
+"""A quota that no measurement uses up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""A quota that has room for 60 pods of the bench."""
+"""A quota that is used up by 60 pods of the bench."""
 
 STORED_OF_TIGHT = 48
-"""The maximum number of stored pods with the quota `TIGHT_LIMIT`.
-
-It is below 60, the number of pods in that quota, so an exact count rejects no pod.
-"""
+"""The maximum number of stored pods if the quota is `TIGHT_LIMIT`, which admits 60 pods. So an exact count rejects no
+pod."""
 
 
 class Arranged(NamedTuple):
     """An arrangement (a way to admit pods) that is in effect.
 
-    ``processes``: process ids of the processes to measure, by program.
+    ``processes``: the ids of the processes to measure, by program.
     ``settles``: True if a controller runs, which counts the stored pods into the ledgers.
     ``claims``: True if ResourceClaims are created instead of pods.
-    ``most``: maximum number of stored pods per namespace. Beyond it, each new pod replaces the oldest. None if no pod
-    is deleted.
+    ``most``: the maximum number of stored pods per namespace, after which each new pod replaces the oldest pod. None if
+    no pod is deleted.
     """
 
     processes: Mapping[str, Sequence[int]]
@@ -80,9 +78,7 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """Create a ResourceQuota that is never used up, and also write its status. The controller of ResourceQuotas does
-    not run here.
-    """
+    """Create a ResourceQuota that is never used up, with the status that Kubernetes' controller would write."""
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     metadata = {"name": "cores"}
@@ -117,10 +113,7 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:
-    """Return the servers of the arrangement's webhooks; an empty list if it has no webhook.
-
-    The caller must start the servers.
-    """
+    """Return the servers of the arrangement's webhooks, which the caller must start; empty if it has no webhook."""
     if name in IN_GO:
         assert program
         return [go.serving(program, plane.certificates, pins=name == GO_PIN)]

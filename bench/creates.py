@@ -1,4 +1,4 @@
-"""Creates pods with each arrangement in turn, and compares CPU per pod, rate and latency. See `bench.measuring`."""
+"""Creates pods under different arrangements (ways to admit pods), and compares CPU per pod, rate and latency."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from bench.arrangements import EVERY, IN_GO, OF_CLAIMS, arranged, prepare
 from bench.figures import Case, Figures, as_json, as_table
 from bench.measuring import measure
 from bench.plane import running_plane
-from bench.rounds import in_order
+from bench.rounds import NO_CLAIMS, in_order, say
 from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
-"""The numbers of namespaces over which the bench spreads its pods by default."""
+"""The numbers of namespaces in which the bench creates its pods, by default."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--rounds", default=9, type=click.IntRange(1), help="Rounds per case; the figures are medians.")
 @click.option("--seconds", default=2.0, type=FiniteRange(0.2, 60), help="Duration of the load of a measurement.")
 @click.option(
-    "--only", multiple=True, type=click.Choice(EVERY), metavar="ARRANGEMENT", help="Measure only this; repeatable."
+    "--only",
+    multiple=True,
+    type=click.Choice(EVERY),
+    metavar="ARRANGEMENT",
+    help="Arrangement to measure; repeatable.  [default: all]",
 )
 @click.option(
     "--namespaces",
@@ -35,9 +39,9 @@ SPREADS = (1, 10)
     default=SPREADS,
     type=click.IntRange(1, 1000),
     metavar="N",
-    help="Number of namespaces for the pods; repeatable.",
+    help="Number of namespaces in which pods are created; repeatable.",
 )
-@click.option("--seed", type=int, help="Seed printed by an earlier run, to measure in the same order.")
+@click.option("--seed", type=int, help="Seed that an earlier run has printed, for the same order of measurements.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Output format.")
 def main(
     *, rounds: int, seconds: float, only: tuple[str, ...], spreads: tuple[int, ...], seed: int | None, output: str
@@ -82,11 +86,6 @@ def main(
     click.echo(as_json(results) if output == "json" else as_table(results))
 
 
-def say(line: str) -> None:
-    """Report progress to standard error."""
-    click.echo(line, err=True)
-
-
 def chosen(only: Sequence[str]) -> list[str]:
     """Return the arrangements to measure, in the order of the output.
 
@@ -95,26 +94,26 @@ def chosen(only: Sequence[str]) -> list[str]:
     names = [name for name in EVERY if not only or name in only]
     if go.installed() or not (skipped := [name for name in names if name in IN_GO]):
         return names
-    say(f"{', '.join(skipped)} skipped: there is no go on PATH to build bench/webhook.go with")
+    say(f"{', '.join(skipped)} cannot be measured, because Go was not found on PATH. Go builds bench/webhook.go")
     left = [name for name in names if name not in IN_GO]
     if not left:
-        raise click.ClickException("nothing is left to measure; install Go 1.21 or newer, or choose another --only")
+        raise click.ClickException("no arrangement can be measured. Install Go 1.21 or newer, or change --only")
     return left
 
 
 def run(
     names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
 ) -> dict[Case, list[Figures]]:
-    """Measure these arrangements in several rounds, and return the figures of each round by case."""
+    """Measure these arrangements in several rounds. Return for each case the figures of its rounds."""
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]
-            say("no claims: resource.k8s.io/v1 is not served")
+            say(NO_CLAIMS)
         results: dict[Case, list[Figures]] = {Case(name, spread): [] for name in names for spread in spreads}
         program = go.build(Path(scratch)) if set(IN_GO) & set(names) else None
         prepare(plane, names, max(spreads))
-        say(f"seed {seed}")
-        for case in in_order(list(results), rounds, seed, say):
+        say(f"To repeat the order of measurements, pass --seed {seed}")
+        for case in in_order(list(results), rounds, seed):
             with arranged(plane, case.arrangement, program) as running:
                 within = arrangements.namespaces(case.arrangement, case.namespaces)
                 results[case].append(measure(plane, running, within, seconds))

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 
 import msgspec
 
+from bench.cpu import median
 from controller.pods import PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, held_to
@@ -27,7 +26,8 @@ def main() -> None:
     informer = PodInformer(ApiDouble().kube, LABELS, lambda _: None)
     rows = [("event of a pod", "bytes", "CPU", "target")]
     for name, line in lines().items():
-        rows.append((name, str(len(line)), f"{microseconds(reading(informer, line)):.1f} µs", TARGET))
+        seconds = median(reading(informer, line), ROUNDS, EVENTS)
+        rows.append((name, str(len(line)), f"{seconds * 1e6:.1f} µs", TARGET))
     print("\n".join(aligned(rows)))
 
 
@@ -37,10 +37,7 @@ def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
 
 
 def lines() -> dict[str, bytes]:
-    """Return lines of a watch, each with its heading in the printed table.
-
-    The pods in these lines are realistic, and have managed fields.
-    """
+    """Return lines of a watch of pods, by their name in the printed table. The pods have managed fields."""
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
         "just created, requests a share": line("ADDED", running(gpu, bound=False)),
@@ -55,9 +52,7 @@ def line(kind: str, pod: Json) -> bytes:
 
 
 def running(limits: Json, *, bound: bool) -> Json:
-    """Return a pod with these limits, with all the fields that an API server sends. If the pod is bound, it
-    also runs.
-    """
+    """Return a pod with these limits, and with all fields that an API server sends. A bound pod is running."""
     predicate = {"tencent.com/predicate-time": "1700000000000000000", "tencent.com/predicate-node": "gpu-7"}
     given = {**predicate, "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/gpu-assigned": "true"}
     token = {"name": "kube-api-access-x7k2p", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}
@@ -107,18 +102,6 @@ def _fields(manager: str) -> Json:
     names = [f"f:field{number}" for number in range(20)]
     fields: Json = {"f:spec": {name: {"f:value": {}, "f:name": {}} for name in names}}
     return {"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": fields}
-
-
-def microseconds(work: Callable[[], object]) -> float:
-    """Return the CPU time of one run of ``work`` in microseconds, as the median of several rounds."""
-    return statistics.median(_timed(work) for _ in range(ROUNDS)) * 1e6
-
-
-def _timed(work: Callable[[], object]) -> float:
-    started = time.process_time()
-    for _ in range(EVENTS):
-        work()
-    return (time.process_time() - started) / EVENTS
 
 
 if __name__ == "__main__":

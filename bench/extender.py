@@ -1,8 +1,9 @@
 """The cost of a placement by the scheduler extender, with 1,000 nodes of eight cards and 20,000 stored pods.
 
-``python -m bench.extender`` prints the figures with their target, and asserts nothing. The scheduler sends only the
-names of the nodes. The pods to be placed are stored in a real API server, and each placement is one write, as in a
-cluster. The other pods are only added to the extender's cache. On a busy machine only the CPU figures are reliable.
+``python -m bench.extender`` prints the figures with their target, and checks nothing. The requests have only the names
+of the nodes, as those of kube-scheduler. The pods to be placed are stored in a real API server, and each placement is
+one write, as in a cluster. The other pods are only in the extender's cache. On a busy machine, only the CPU figures are
+reliable.
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ TARGET = "p99 under 20 ms"
 SHARE = {CORES: "25", MEMORY: "16"}
 WHOLE = {CORES: "100"}
 NOWHERE = {CORES: "800"}
-"""A request for all eight cards of a node. No node fits, because each node has pods on some of its cards."""
+"""The limits of a pod that fits no node. It requests all cards of a node, but each node has pods on some cards."""
 
 
 class Named(msgspec.Struct, rename="pascal"):
-    """The part of a filter request that this bench reads: the pod that the extender must place."""
+    """The field of a scheduler's filter request that this bench reads: the pod that the extender must place."""
 
     pod: Pod
 
 
 class Taken(NamedTuple):
-    """The milliseconds of one filter call.
+    """The milliseconds that one filter request took.
 
     ``wall``: the elapsed time.
-    ``cpu``: the CPU time of this process, which runs both the extender and its caller.
+    ``cpu``: the CPU time of this process, which runs both the extender and its client.
     """
 
     wall: float
@@ -65,7 +66,6 @@ class Taken(NamedTuple):
 
 
 def gpu_pod(name: str, limits: dict[str, str]) -> Json:
-    """Return a pod of one container."""
     metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": "1"}
     return pod(container(limits), metadata=metadata)
 
@@ -76,7 +76,7 @@ def filled() -> tuple[CardCache, list[str]]:
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     for name in names:
         cache.node_changed(None, Node(ObjectMeta(name=name), NodeStatus(capacity)))
-    rng = random.Random(3)  # noqa: S311  # each run has equal pods, because the seed is fixed
+    rng = random.Random(3)  # noqa: S311  # With a fixed seed, each run has equal pods.
     for name in names:
         cache.load(NodeJournal(name))
     for number in range(PODS):
@@ -92,7 +92,7 @@ def filled() -> tuple[CardCache, list[str]]:
 
 
 def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
-    """Return the allocation record of a pod that was placed on this node."""
+    """Place a pod on this node, and return the record of the cards that are allocated to the pod."""
     request = read_card_request(view(manifest))
     assert isinstance(request, CardRequest)
     cards = cache.node_without(node, ())
@@ -105,9 +105,9 @@ def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
 
 @contextmanager
 def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Taken]]:
-    """Run the extender, and yield a function that sends it one filter request and returns the times of the call.
+    """Run the extender, and yield a function that sends one filter request and returns how long the answer took.
 
-    The connection is kept between the calls. After each call the stored pod is added to the cache, as a watch would do.
+    All requests use one connection. After each request, the stored pod is added to the cache, as by a watch.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
     metrics = ExtenderMetrics(CollectorRegistry())
@@ -139,7 +139,7 @@ def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Take
 
 
 def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) -> Iterator[bytes]:
-    """Create pods with these limits. Yield, for each of them, the filter request as the scheduler sends it."""
+    """Create pods with these limits, and yield the scheduler's filter request for each pod."""
     for number in range(CALLS):
         manifest = gpu_pod(f"{kind}-{number}", limits)
         metadata = {"name": f"{kind}-{number}", "namespace": "default"}
@@ -148,7 +148,7 @@ def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) ->
 
 
 def percentile(values: Iterable[float], share: float) -> str:
-    """Return a percentile of the values in milliseconds. ``share``: the percentile as a fraction."""
+    """Return a percentile of values in milliseconds as text. ``share``: the percentile as a fraction of 1."""
     ordered = sorted(values)
     return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:.1f} ms"
 
@@ -164,7 +164,7 @@ def main() -> None:
             half, most, nearly_all = (percentile(walls, share) for share in (0.5, 0.9, 0.99))
             worked = (percentile(cpus, 0.5), percentile(cpus, 0.99))
             rows.append((f"{kind}, {limits[CORES]} cores", half, most, nearly_all, TARGET, *worked))
-    print(f"served at {urlsplit(plane.cluster.server).netloc} by one process, the write included")
+    print(f"One process served the requests, with writes to {urlsplit(plane.cluster.server).netloc}.")
     print("\n".join(aligned(rows)))
 
 

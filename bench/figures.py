@@ -1,4 +1,4 @@
-"""The figures of a round of creates, and the medians of several rounds. They are printed as a table or as JSON."""
+"""The figures of a measurement that creates pods, the medians of several rounds, and their output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench import load
 from vcuda.cli import aligned
 
 PROCESSES = ("kube-apiserver", "etcd", "webhook", "controller")
-"""The programs whose CPU is counted. "webhook" includes all replicas with their workers."""
+"""The programs whose CPU time is measured. The program "webhook" includes all replicas with their workers."""
 
 
 class Case(NamedTuple):
@@ -25,7 +25,7 @@ class Case(NamedTuple):
 class Figures(msgspec.Struct, frozen=True):
     """The figures of one load.
 
-    ``cpu_ms_per_pod``: CPU milliseconds of all `PROCESSES` per stored pod.
+    ``cpu_ms_per_pod``: CPU milliseconds per stored pod, of all `PROCESSES` together.
     ``pods_per_second``: stored pods per second.
     ``p50_ms``, ``p99_ms``: percentiles of the latency of a create in milliseconds.
     ``refused``: number of rejected creates.
@@ -47,9 +47,9 @@ Results = Mapping[Case, Sequence[Figures]]
 
 
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
-    """Return the rates, latencies and CPU times of one load: pods that were created for some seconds.
+    """Return the figures of a load.
 
-    ``cpu_seconds``: the CPU seconds by program; a missing program counts as zero.
+    ``cpu_seconds``: the CPU seconds by program. For a missing program, the figure is 0.
     """
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
@@ -57,9 +57,9 @@ def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each figure. Rejected creates are added up instead, so that a single rejection is visible.
+    """Return the median of each figure, but the sum of rejected creates, so that a single rejection is visible.
 
-    The median of each process is computed separately. So these medians need not add up to ``cpu_ms_per_pod``.
+    The median of each process is computed separately. So these medians may not add up to ``cpu_ms_per_pod``.
     """
 
     def median(values: Iterator[float]) -> float:
@@ -85,7 +85,6 @@ def as_json(results: Results) -> str:
 
 
 def as_table(results: Results) -> str:
-    """Return the text of a table with one line for each case."""
     heading = (
         "creates of pods",
         "namespaces",

@@ -1,4 +1,4 @@
-"""The webhook in Go that allows everything. It is built for each run of a bench."""
+"""Builds and runs the webhook in Go that allows every request."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ class BuildFailed(Exception):
 
 
 def installed() -> bool:
-    """Return whether Go is installed."""
     return shutil.which("go") is not None
 
 
 def build(directory: Path) -> Path:
     """Build the webhook in Go into this directory, and return the path of the program. Raises BuildFailed."""
     program = directory / "webhook"
-    # The build runs in this directory and with the installed Go only, so that Go does not download another Go version.
+    # These settings make Go use its installed version, and not download another version of Go.
     command = ("env", "GOTOOLCHAIN=local", "GOFLAGS=", "GOWORK=off", "go", "build", "-o", str(program), str(SOURCE))
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -35,14 +34,14 @@ def build(directory: Path) -> Path:
 
 @contextmanager
 def serving(program: Path, certificates: Path, *, pins: bool) -> Iterator[Server]:
-    """Run the webhook in Go, which allows everything. With ``pins`` it also patches every pod."""
+    """Run the webhook in Go, which allows every request. If ``pins`` is true, it also patches every pod."""
     flags = ("-cert-dir", str(certificates), *(("-pin", PIN.decode()) if pins else ()))
     process = subprocess.Popen((str(program), *flags), stdout=subprocess.PIPE, text=True)
     assert process.stdout
     try:
         url = process.stdout.readline().strip()
         if not url:
-            raise RuntimeError(f"{program} ended with status {process.wait()} before it listened")
+            raise RuntimeError(f"{program} ended with exit status {process.wait()} before it served requests")
         yield Server(url, process.pid, url)
     finally:
         process.terminate()

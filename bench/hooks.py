@@ -1,7 +1,7 @@
-"""The webhooks that a measurement registers: two simple webhooks, or ours as the manifests install them.
+"""The webhooks that a measurement registers: two simple webhooks, or our webhooks as the manifests install them.
 
-Our webhooks are registered together with our ValidatingAdmissionPolicies. Every installation has these policies, and
-the API server evaluates them for every request.
+Our webhooks are registered together with our ValidatingAdmissionPolicies, as in every installation. The API server
+evaluates these policies for every request.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def _asked_about_pods(url: str, ca: Path) -> Json:
 
 
 def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks:
-    """Return all our webhooks with their rules, selectors and conditions. They are called at ``url`` instead of the
-    Service.
-    """
+    """Return all our webhooks with their rules, selectors and conditions, but called at ``url``, not at the Service."""
     webhooks: dict[str, list[Json]] = {MUTATING: [], VALIDATING: []}
     for document in yaml.safe_load_all(registration.read_text()):
         for webhook in yaml.safe_load(document["metadata"]["annotations"]["quota.vcuda.io/webhooks"]):
@@ -63,20 +61,18 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """Return all our policies and their bindings. The last policy is the probe, which shows that all policies are in
-    effect.
-    """
+    """Return all our policies and their bindings. The last policy, which rejects a probe, proves their effect."""
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
 @contextmanager
 def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Keep our policies in effect during the ``with`` statement, also for requests in this namespace."""
+    """Keep our policies in effect during the ``with`` statement. Wait until they are in effect in this namespace."""
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)
-    # The API server reads the policies in the order of this list. So when the last policy rejects the probe, all are in
-    # effect.
+    # The API server reads the policies in the order in which they were created. So when the last policy rejects the
+    # probe, all policies are in effect.
     eventually(lambda: PROBED in _refusal(cluster, namespace))
     yield
     for manifest in stored:

@@ -1,10 +1,10 @@
-"""Measures the time for which reviews of the largest pods block the webhook's event loop.
+"""Measures for how long the admission reviews of the largest pods block the webhook's event loop.
 
-The webhook decides a large review while a review of a small pod arrives every millisecond. For each kind of large pod
-the table has the size of the review, the time until its answer, and the time until the answers of the small reviews
-meanwhile. The last column is the maximum CPU time during a small review, which other programs on the machine do not
-affect. "CPU ms a MiB" is the cost of one large review by itself. The last table has the CPU time of one review in the
-event loop, by its size. `LARGE_REVIEW`, the size from which a review is decided in a thread, was chosen by that table.
+While the webhook decides about a large pod, a review of a small pod arrives every millisecond. For each kind of large
+pod the table has the size of the review, the time until its answer, and the time until the answers to the small
+reviews. The last column is the maximum CPU time during a small review, which other programs on the machine do not
+affect. The column "CPU ms a MiB" is the cost of one large review alone. The second table has the CPU time of one review
+in the event loop, by its size. By that table, `LARGE_REVIEW` was chosen, the size of reviews that a thread decides.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Measured(NamedTuple):
 
 
 def service() -> admission.Service:
-    """Return a webhook service that uses no cluster, with a quota that is never used up."""
+    """Return the webhook's service without a cluster, and with a quota that is never used up."""
     labels = NodeLabels()
     by_name = {f"node-{n}": {labels.model: f"M{n % 20}", HOST: f"node-{n}", RANK: str(n)} for n in range(1000)}
     quota = NamespaceQuota({f"M{n}": Limit(10**9) for n in range(20)})
@@ -61,9 +61,9 @@ def service() -> admission.Service:
 
 
 def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield pods whose reviews have the maximum size. In each of these pods another field is large.
+    """Yield pods whose admission reviews have the maximum size. In each of these pods, another field is large.
 
-    The API server rejects more than 256 KiB of annotations, but only after /mutate.
+    The API server rejects more than 256 KiB of annotations, but only after it has called /mutate.
     """
     most = MAX_BODY - 20_000
     yield "one annotation", _with("metadata", "annotations", {"note": "x" * most})
@@ -80,8 +80,8 @@ def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _node_selections(most: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    # A tenant could create pods with these node selections to slow the webhook down. Older versions of the webhook took
-    # seconds or minutes for each of these pods.
+    # A tenant could create pods with these node selectors and affinities to make the webhook slow. Older versions of
+    # the webhook needed seconds or minutes for each of these pods.
     above = [requirement("k", "Gt", str(n)) for n in range(most // 50)]
     yield "490 Gt and one Lt", _with("spec", "affinity", required(term(*above[:490], requirement("k", "Lt", "0"))))
     yield "Gt and one Lt", _with("spec", "affinity", required(term(*above, requirement("k", "Lt", "0"))))
@@ -122,7 +122,7 @@ async def measure(webhook: admission.Service, path: str, large: bytes, at_once: 
     done = asyncio.gather(*work)
     while not done.done():
         before, used = time.perf_counter(), time.process_time()
-        await asyncio.sleep(0.001)  # a blocked event loop prolongs this sleep
+        await asyncio.sleep(0.001)  # A blocked event loop makes this sleep longer.
         await webhook.answer("/mutate", small, ReviewDeadline.after(10))
         took.append(time.perf_counter() - before)
         cpu.append(time.process_time() - used)
@@ -145,9 +145,9 @@ def main() -> None:
     )
     rows: list[tuple[str, ...]] = [heads]
     webhook = service()
-    # Only the encoded bodies of the reviews are kept, and not the manifests. The server keeps no manifests either.
+    # Only the encoded reviews are kept in memory, because the webhook's server keeps no manifests either.
     bodies = {name: review(manifest) for name, manifest in large_pods()}
-    gc.freeze()  # the server calls gc.freeze() too, when it starts
+    gc.freeze()  # The webhook's server also calls `gc.freeze` when it starts.
     for name, body in bodies.items():
         for path, at_once in (("/mutate", 1), ("/validate", 1), ("/mutate", 8)):
             rounds = [asyncio.run(measure(webhook, path, body, at_once)) for _ in range(ROUNDS)]
@@ -162,8 +162,7 @@ def main() -> None:
 
 
 def _cpu(webhook: admission.Service, path: str, body: bytes) -> float:
-    # During this measurement, the webhook answers no other review. The result is the minimum of several runs, because
-    # other programs can make a run slower.
+    # The result is the minimum of several runs without other reviews, because other programs can make a run slower.
     took = []
     for _ in range(ROUNDS):
         started = time.process_time()

@@ -1,4 +1,4 @@
-"""Creates load over TLS connections that stay open. The client does little work, so that the server limits the rate."""
+"""Sends many requests over open TLS connections. The client does little work, so that the server limits the rate."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ END_OF_CHUNKS = b"\r\n0\r\n\r\n"
 class Result(NamedTuple):
     """The result of a load.
 
-    ``rate``: answers with the wanted status per second.
-    ``p50``, ``p99``: percentiles of the latency of these answers in milliseconds.
-    ``wanted``: number of these answers.
-    ``refused``: number of answers with another status.
-    ``retry_later``: number of answers with the status 429, which ``refused`` includes.
-    ``deleted``: number of objects deleted during the load.
+    ``rate``: the answers per second with the wanted status.
+    ``p50``, ``p99``: percentiles of the latency of these answers, in milliseconds.
+    ``wanted``: the number of answers with the wanted status.
+    ``refused``: the number of answers with another status.
+    ``retry_later``: the number of answers with the status 429, which ``refused`` includes.
+    ``deleted``: the number of objects that were deleted during the load.
     """
 
     rate: float
@@ -48,8 +48,8 @@ class Life(NamedTuple):
 
     ``create``: the request that creates an object.
     ``delete``: returns the request that deletes the object with this name.
-    ``most``: maximum number of stored objects. When it is reached, the oldest object is deleted.
-    ``pause``: seconds to wait after a create that failed.
+    ``most``: the maximum number of stored objects. When it is exceeded, the oldest object is deleted.
+    ``pause``: the seconds to wait after a create that failed.
     """
 
     create: bytes
@@ -59,7 +59,7 @@ class Life(NamedTuple):
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method: str = "POST") -> bytes:
-    """Return the bytes of one HTTP POST request with a JSON body."""
+    """Return the bytes of one HTTP request, by default POST, with a JSON body."""
     parts = urlsplit(url)
     target = f"{parts.path}?{parts.query}" if parts.query else parts.path
     fields = {"Host": parts.netloc, "Content-Type": "application/json", "Content-Length": len(body), **(headers or {})}
@@ -70,7 +70,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method
 def run(
     server: str, ca: Path, requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus = HTTPStatus.OK
 ) -> Result:
-    """Send each request repeatedly to the server at this URL. Each request has its own connection and thread."""
+    """Send each request again and again to the server at this URL, over its own connection in its own thread."""
     with connected(server, ca, len(requests)) as connections:
         return run_over(connections, [[request] for request in requests], seconds=seconds, wanted=wanted)
 
@@ -85,21 +85,17 @@ def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]
 def run_over(
     connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
-    """Send requests for ``seconds`` seconds over all connections concurrently. Each connection sends its own requests
-    in turn.
-    """
+    """Send requests over all connections at the same time. Each connection sends its own requests in turn."""
     with _logged(wanted, seconds) as log:
         _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
     refused = len(log.refusals)
     if len(log.times) <= refused:
-        raise RuntimeError(f"{refused} refused, only {len(log.times)} not; the first: {log.refusals[:1]}")
+        raise RuntimeError(f"{refused} of {refused + len(log.times)} requests were refused, first: {log.refusals[:1]}")
     return _result(log)
 
 
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
-    """Create and delete objects for ``seconds`` seconds over all connections concurrently. Each connection follows its
-    `Life`.
-    """
+    """Create and delete objects over all connections at the same time, each connection as its `Life` says."""
     with _logged(HTTPStatus.CREATED, seconds) as log:
         _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)
@@ -118,7 +114,7 @@ def send_each(server: str, ca: Path, requests: Iterable[bytes], *, connections: 
                     return
                 answer = _answer_to(connection, request)
                 if _status(answer) != wanted:
-                    raise RuntimeError(f"refused: {answer!r}")
+                    raise RuntimeError(f"a request was refused: {answer!r}")
 
     _in_threads([work] * connections)
 
@@ -184,7 +180,7 @@ def _live(connection: ssl.SSLSocket, life: Life, log: _Log) -> None:
             log.deleted.append(stored.popleft())
             answer = _answer_to(connection, life.delete(log.deleted[-1]))
             if _status(answer) != HTTPStatus.OK:
-                raise RuntimeError(f"not deleted: {answer!r}")
+                raise RuntimeError(f"an object could not be deleted: {answer!r}")
 
 
 def _answer_to(connection: ssl.SSLSocket, request: bytes) -> bytes:

@@ -1,15 +1,15 @@
-"""Measures one arrangement (a way to admit pods): loads it, waits for the work that the load causes, and cleans up.
+"""Measures one arrangement (a way to admit pods): creates pods, waits for the work that they cause, and deletes them.
 
-The measured CPU is that of the API server, of etcd, and of the processes of the arrangement. These are its webhooks
-with their workers, and the controller if the webhook is ours. This process creates the load and is not measured.
+The CPU of the API server, of etcd, and of the processes of the arrangement is measured. These are the webhooks with
+their workers, and the controller if the webhook is ours. This process creates the load, and is not measured.
 
 After the load, the controller counts the new pods into the ledgers and publishes the usage. That work is part of the
-cost of the pods. So the measurement ends when every pod is committed, but at least `SETTLE_SECONDS` after the load. All
-arrangements wait for that time, so all figures include the idle work of the API server. If a round stores fewer pods,
-the idle work is a larger share of the figure per pod. The deletion of the pods is not measured.
+cost of the pods. So the measurement ends when the ledgers count every pod, but at least `SETTLE_SECONDS` after the
+load. Every arrangement waits for this time, so all figures include the idle work of the API server. If a round stores
+fewer pods, the idle work is a larger part of the figure per pod. The deletion of the pods is not measured.
 
-Before the load, dry runs on the same connections open the API server's connections to the webhooks. Then the
-measurement waits until the work of earlier rounds has ended.
+Before the load, dry runs make the API server open its connections to the webhooks. Then the measurement waits until the
+work of earlier rounds has ended.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ from vcuda.ledger.text import read_ledger
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
 SETTLE_SECONDS = 1.5
-"""Seconds within which the controller counts the new pods into a ledger and publishes the usage of its namespace."""
+"""The seconds in which the controller counts new pods into a ledger and publishes the usage of the namespace."""
 
 PATIENCE = 60.0
-"""Maximum seconds until the ledgers have counted all pods, or have released all charges."""
+"""The maximum number of seconds until the ledgers have counted all pods, or have released all charges."""
 
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
-"""Processes are quiet if they use less than `QUIET_SHARE` of one CPU for `QUIET_SECONDS`.
-
-A measurement waits at most `QUIET_WITHIN` seconds for that.
-"""
+"""The conditions for the start of a measurement. For the first number of seconds, the processes must use less than the
+second number of CPUs. After the third number of seconds, the measurement starts in any case."""
 
 PAUSE_SECONDS = 0.05
 """Seconds that a connection waits after a rejected create."""
@@ -125,12 +123,12 @@ def put_ending(
 
 
 def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
-    """Return when these processes are nearly idle. If they stay busy for too long, print that and return."""
+    """Wait until these processes are nearly idle. If they are busy for too long, print a warning and return."""
     deadline = time.monotonic() + QUIET_WITHIN
     while (share := shares(processes)) > QUIET_SHARE:
         if time.monotonic() > deadline:
-            names, long = ", ".join(processes), f"{QUIET_WITHIN:g} s"
-            print(f"measured all the same: {names} still take {share:.0%} of a CPU after {long}", file=sys.stderr)
+            busy = f"{', '.join(processes)} still use {share:.0%} of a CPU after {QUIET_WITHIN:g} s"
+            print(f"Warning: {busy}. The measurement starts nevertheless.", file=sys.stderr)
             return
 
 
@@ -142,10 +140,7 @@ def shares(processes: Mapping[str, Sequence[int]]) -> float:
 
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
-    """Return when ``wanted`` is true for the ledgers of these namespaces.
-
-    The function uses a watch, because polling costs CPU.
-    """
+    """Wait until ``wanted`` is true for the ledgers of these namespaces. A watch is used, because polls cost CPU."""
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(
@@ -154,22 +149,21 @@ def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[lis
 
 
 def ledger_in(config_map: Json) -> Ledger:
-    """Return the ledger that this ConfigMap contains."""
     return read_ledger(config_map["data"]["ledger"])
 
 
 def committed(ledger: Ledger) -> int:
-    """Return the cores of all models that the ledger has counted from stored pods and claims."""
+    """Return the sum of the cores, of all models, that the ledger has counted from stored pods and claims."""
     return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
 def settled(ledgers: Sequence[Ledger]) -> bool:
-    """Return whether these ledgers have no pending charge."""
+    """Return True if no ledger has a charge of an admitted object that is not stored yet."""
     return not any(ledger.pending for ledger in ledgers)
 
 
 def collection(namespace: str, *, claims: bool) -> str:
-    """Return the path of the collection of a namespace's claims, or of its pods."""
+    """Return the API path of all claims, or of all pods, in a namespace."""
     return claims_path(namespace) if claims else f"/api/v1/namespaces/{namespace}/pods"
 
 

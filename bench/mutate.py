@@ -1,22 +1,20 @@
-"""Compares the rate of requests to /mutate with the rate of a webhook that does nothing, with equal settings.
+"""Compares the rate of requests to /mutate of our webhook with the rate of a webhook that does nothing.
 
-Both servers are loaded in turn in the same run.
+Both webhooks have the same settings, and are loaded in turn in the same run.
 """
 
 from __future__ import annotations
 
 import statistics
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from bench import load, servers
+from bench.plane import write_certificates
 from vcuda.cli import aligned
 from vcuda.placement.patches import Hints
-from vcuda.tls import serving_files, write_files
-from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.check.files import read_cluster
 from webhook.server.server import Standalone
 
@@ -32,9 +30,7 @@ NODES = "\n---\n".join(
 
 
 def review(limits: dict[str, str]) -> bytes:
-    """Return a review of a pod as the API server sends it. The pod has defaults, some environment variables and
-    volumes.
-    """
+    """Return an AdmissionReview of a typical pod as the API server sends it: with defaults, variables and a volume."""
     container = {
         "name": "main",
         "image": "registry.example.com/team-a/train:1.2.3",
@@ -81,9 +77,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
-        now = datetime.now(UTC)
-        authority = make_authority(now)
-        write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        write_certificates(directory)
         quota, nodes = directory / "quota.yaml", directory / "nodes.yaml"
         quota.write_text(QUOTA)
         nodes.write_text(NODES)
@@ -99,9 +93,9 @@ def main() -> None:
 
 
 def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
-    """Load both servers in each round, and return the median of the ratios of their rates.
+    """Load both webhooks in each round, and return table rows with their medians, and the median ratio of their rates.
 
-    A slow minute of the machine affects both servers.
+    Both are loaded in the same round, because the machine may be slower for a minute.
     """
 
     def measure(url: str) -> load.Result:

@@ -1,7 +1,4 @@
-"""A control plane to measure: etcd and the API server, with their data on disk.
-
-The manifests of this system are applied to it.
-"""
+"""The control plane that is measured: etcd and kube-apiserver, with manifests of this system applied."""
 
 from __future__ import annotations
 
@@ -53,31 +50,26 @@ class Plane(NamedTuple):
 
     @property
     def ca(self) -> Path:
-        """Return the file with the CA that signed the webhooks' certificates."""
+        """The file with the CA of the webhooks' certificates."""
         return self.certificates / "ca.crt"
 
     @property
     def authorization(self) -> str:
-        """Return the value of the Authorization header for requests as the admin."""
+        """The value of the HTTP header Authorization for requests of the user admin."""
         return f"Bearer {self.cluster.token}"
 
     @property
     def processes(self) -> Mapping[str, Sequence[int]]:
-        """Return the process ids of the control plane, by the names of its programs."""
+        """The process ids of etcd and kube-apiserver, by program."""
         plane = self.cluster.control_plane
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig of one of our ServiceAccounts.
-
-        The policies and the API server's priority depend on the account.
-        """
+        """Return a kubeconfig for one of our ServiceAccounts, on which policies and priorities of requests depend."""
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:
-        """Return the function that creates the webhook's `admission.Service`, which decides reviews, for
-        this cluster.
-        """
+        """Return a function that creates `admission.Service`, by which the webhook decides about requests."""
         return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:
@@ -109,11 +101,9 @@ def running_plane() -> Iterator[Plane]:
         for component in (control_plane.scheduler, control_plane.controller_manager):
             if component:
                 component.stop()
-        now = datetime.now(UTC)
-        authority = make_authority(now)
         certificates = Path(scratch, "certificates")
         certificates.mkdir()
-        write_files(certificates, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+        write_certificates(certificates)
         cluster = stack.enter_context(closing(Cluster(control_plane)))
         for name in ("default", "kube-system"):
             cluster.await_object("/api/v1/namespaces", name, lambda _: True)
@@ -124,6 +114,13 @@ def running_plane() -> Iterator[Plane]:
         yield Plane(cluster, certificates)
 
 
+def write_certificates(directory: Path) -> None:
+    """Create a CA and a certificate for webhooks on this machine, and write their files into the directory."""
+    now = datetime.now(UTC)
+    authority = make_authority(now)
+    write_files(directory, serving_files(authority, make_leaf(authority, DEVELOPMENT, now)))
+
+
 def manifests(*files: str) -> Iterator[Json]:
     """Yield the objects in these files of manifests/base."""
     for file in files:
@@ -131,25 +128,22 @@ def manifests(*files: str) -> Iterator[Json]:
 
 
 def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
-    """Store the quota document."""
     metadata = {"namespace": PLACE.namespace, "name": PLACE.name}
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {PLACE.key: json.dumps(quota)}}
     cluster.create(document)
 
 
 def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
-    """Create this number of nodes of each model."""
+    """Create ``each`` nodes for each of the GPU models."""
     for model in models:
         for number in range(each):
             cluster.create_node(f"{model.lower()}-{number}", {MODEL: model, LABELS.pool: "public"})
 
 
 def running_controller(plane: Plane) -> ControllerProcess:
-    """Run `vcuda-controller run`. It becomes the leader soon, because the controller before it has released the Lease.
-
-    If a generated pod name is already in use, the pod is charged but never stored with that uid. So a caller that waits
-    for an empty ledger also waits until the controller releases that charge.
-    """
+    """Run `vcuda-controller run`. It soon becomes the leader, because every earlier controller released the Lease."""
+    # If the API server generates a pod name that is in use, the pod is charged but not stored. The controller releases
+    # this charge after --storable-seconds, and a caller that waits for an empty ledger also waits for this release.
     return ControllerProcess(
         *("--kubeconfig", plane.kubeconfig("vcuda-controller"), "--status-address", "127.0.0.1:0"),
         *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),
@@ -157,7 +151,7 @@ def running_controller(plane: Plane) -> ControllerProcess:
 
 
 def await_ready(plane: Plane, url: str) -> None:
-    """Return when the webhook at ``url`` is ready. The function polls its address."""
+    """Poll the webhook at ``url`` until it is ready. Raises HTTPError if it is not ready in time."""
     context = ssl.create_default_context(cafile=str(plane.ca))
     deadline = time.monotonic() + READY_SECONDS
     while True:

@@ -1,8 +1,7 @@
-"""The cost of a large cluster. By default it has 50,000 stored pods in 50 limited namespaces; 5,000 of the pods request
-vcuda.
+"""The cost of a large cluster. By default it has 50,000 stored pods in 50 limited namespaces.
 
-There are also 50,000 allocated ResourceClaims, and 5,000 ResourceSlices of eight devices. The benchmark prints the
-figures with their targets, and asserts nothing.
+Of the pods, 5,000 request GPUs. There are also 50,000 allocated ResourceClaims, and 5,000 ResourceSlices of eight
+devices. The benchmark prints the figures with their targets, and checks nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import click
 
 from bench import cpu, load, seed, servers
 from bench.hooks import MUTATING, VALIDATING, installed
-from bench.measuring import SETTLE_SECONDS
+from bench.measuring import SETTLE_SECONDS, committed
 from bench.plane import (
     Plane,
     await_ready,
@@ -31,6 +30,7 @@ from bench.plane import (
     running_plane,
     write_quota,
 )
+from bench.rounds import NO_CLAIMS, say
 from tests.builders import held_to
 from tests.e2e.cluster import Json
 from tests.e2e.dra import PRODUCTS, claims_path, served
@@ -39,7 +39,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""One of every `OF_PODS` stored pods requests vcuda (a GPU)."""
+"""One of this number of stored pods requests a GPU."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -49,7 +49,7 @@ ENDS, EVENTS, EVENT_SECONDS, POLL_SECONDS = 5, 1_000, 10.0, 0.02
 class Sizes(NamedTuple):
     """The numbers of objects to store.
 
-    ``events``: the number of claims that are deleted, and of ResourceSlices that are changed, one after the other.
+    ``events``: how many claims are deleted, and how many ResourceSlices are changed, one after the other.
     """
 
     namespaces: int
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the namespaces that the benchmark fills."""
+        """The names of the namespaces with the stored objects."""
         return [f"team-{number}" for number in range(self.namespaces)]
 
     def home(self, claim: int) -> str:
@@ -71,9 +71,9 @@ class Sizes(NamedTuple):
 class Row(NamedTuple):
     """One figure of the output.
 
-    ``key``: its name in the JSON output.
-    ``what``: its name in the table.
-    ``target``: the wanted value as a text; empty if the figure has no target.
+    ``key``: the name of the figure in the JSON output.
+    ``what``: the name of the figure in the table.
+    ``target``: the wanted value as text; empty if the figure has no target.
     """
 
     key: str
@@ -86,9 +86,9 @@ class Row(NamedTuple):
 class Cost(NamedTuple):
     """The resources that a process has used.
 
-    ``cpu``: CPU seconds.
-    ``memory``: MiB in use now.
-    ``peak``: MiB that the process has used at most.
+    ``cpu``: the CPU seconds.
+    ``memory``: the MiB that are in use now.
+    ``peak``: the most MiB that were in use.
     """
 
     cpu: float
@@ -105,7 +105,7 @@ def cost(pid: int) -> Cost:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.option("--namespaces", default=50, type=click.IntRange(1), help="Limited namespaces.")
-@click.option("--pods", default=50_000, type=click.IntRange(0), help="Stored pods; one of ten requests vcuda.")
+@click.option("--pods", default=50_000, type=click.IntRange(0), help="Stored pods, of which one in ten requests a GPU.")
 @click.option("--claims", default=50_000, type=click.IntRange(0), help="Stored, allocated ResourceClaims.")
 @click.option("--slices", default=5_000, type=click.IntRange(1), help="ResourceSlices, each on its own node.")
 @click.option("--events", default=EVENTS, type=click.IntRange(1), help="Deleted claims, and changed slices.")
@@ -114,8 +114,8 @@ def cost(pid: int) -> Cost:
 def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, seconds: float, output: str) -> None:
     """Measure the controller and the webhook with 50,000 stored pods, 50,000 claims and 5,000 slices.
 
-    Claims, slices and nodes are written into etcd. Kubernetes up to 1.33 serves no claims, so claims and slices are
-    left out there. The measurement takes about five minutes on two CPUs. Progress goes to standard error.
+    Claims, slices and nodes are written into etcd. If the API server is older than Kubernetes 1.34, claims and slices
+    are left out. The measurement takes about five minutes on two CPUs. Progress is printed on standard error.
     """
     rows = measure(Sizes(namespaces, pods, claims, slices, min(events, claims)), seconds)
     if output == "json":
@@ -125,16 +125,11 @@ def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, s
         click.echo("\n".join(aligned([("what", "figure", "target"), *lines])))
 
 
-def say(line: str) -> None:
-    """Report progress to standard error."""
-    click.echo(line, err=True)
-
-
 def measure(sizes: Sizes, seconds: float) -> list[Row]:
-    """Store all objects of the benchmark, and return the cost of the large cluster."""
+    """Store all objects of the benchmark, and return the figures of the large cluster."""
     with running_plane() as plane:
         if not served(plane.cluster):
-            say("no claims: resource.k8s.io/v1 is not served")
+            say(NO_CLAIMS)
             sizes = sizes._replace(claims=0, slices=0, events=0)
         limits = {"quota": dict.fromkeys(("M40", *PRODUCTS), 100_000)}
         write_quota(plane.cluster, dict.fromkeys(sizes.names, limits))
@@ -145,37 +140,39 @@ def measure(sizes: Sizes, seconds: float) -> list[Row]:
             await_ready(plane, webhook.url)
             before = cost(webhook.worker)
             stored = timed(lambda: store(plane, sizes))
-            say("all is stored; starting the controller")
+            say("All objects are stored. Starting the controller")
             started = time.monotonic()
             with running_controller(plane) as controller:
                 await_settled(plane, sizes)
                 settled, synced = time.monotonic() - started, cost(controller.process.pid)
                 log = controller.await_log("every watch has received its first list")
                 rows = [
-                    Row("stored_seconds", "stored", stored, "s"),
+                    Row("stored_seconds", "until all objects are stored", stored, "s"),
                     Row(
                         "synced_cpu_seconds",
-                        "controller: CPU until all is listed",
+                        "controller: CPU until all objects are listed",
                         float(log["cpu_seconds"]),
                         "s",
                         "under 30 s",
                     ),
                     Row("settled_cpu_seconds", "controller: CPU until all ledgers are settled", synced.cpu, "s"),
                     Row("settled_seconds", "controller: until all ledgers are settled", settled, "s"),
-                    Row("controller_mib", "controller: memory by then", synced.memory, "MiB"),
-                    Row("controller_peak_mib", "controller: most memory by then", synced.peak, "MiB", "under 250 MiB"),
+                    Row("controller_mib", "controller: memory when all are settled", synced.memory, "MiB"),
+                    Row(
+                        "controller_peak_mib", "controller: peak memory until then", synced.peak, "MiB", "under 250 MiB"
+                    ),
                 ]
-                say("creates, ends and events")
+                say("Measuring creates, deletions and events")
                 largest, rate = burst(plane, sizes.names[0], webhook.url, seconds)
                 rows += [*ends(plane, sizes), *events(plane, sizes, controller.process.pid, webhook.worker)]
                 after, last = cost(webhook.worker), cost(controller.process.pid)
     return [
         *rows,
-        Row("controller_end_mib", "controller: memory after that", last.memory, "MiB"),
+        Row("controller_end_mib", "controller: memory at the end", last.memory, "MiB"),
         Row("webhook_idle_mib", "webhook: memory before anything was stored", before.memory, "MiB"),
         Row("webhook_mib", "webhook: memory at the end", after.memory, "MiB", "no pods, no claims"),
         Row("burst_pods_per_second", "creates of pods in a burst", rate, "/s"),
-        Row("largest_ledger_bytes", "ledger: largest in that burst", largest, "bytes", "under 20000 bytes"),
+        Row("largest_ledger_bytes", "ledger: maximum size in the burst", largest, "bytes", "under 20000 bytes"),
     ]
 
 
@@ -189,20 +186,21 @@ def timed(work: Callable[[], object]) -> float:
 def store(plane: Plane, sizes: Sizes) -> None:
     """Store the objects of the benchmark: the slices with their nodes and classes, the claims, and the pods."""
     if sizes.claims:
-        say(f"storing {sizes.slices} nodes and slices, {sizes.claims} claims")
+        say(f"Storing {sizes.slices} nodes and slices, and {sizes.claims} claims")
         seed.serve_classes(plane)
         seed.write(plane, map(seed.node, range(sizes.slices)))
         seed.write(plane, map(seed.resource_slice, range(sizes.slices)))
         claims = (seed.claim(number, sizes.home(number), sizes.slices) for number in range(sizes.claims))
         seed.write(plane, claims)
-    say(f"storing {sizes.pods} pods")
+    say(f"Storing {sizes.pods} pods")
     store_pods(plane, sizes)
 
 
 def store_pods(plane: Plane, sizes: Sizes) -> None:
     """Create the pods of the benchmark.
 
-    No webhook is registered yet, so the pods that request vcuda already have the pin (node affinity) of /mutate.
+    The webhook is not registered yet. So the pods that request GPUs already have the node affinity by which /mutate
+    pins a pod to a GPU model.
     """
     gpu, plain = gpu_pod(), gpu_pod()
     gpu["spec"]["affinity"] = held_to("M40")
@@ -211,8 +209,7 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
     def requests() -> Iterator[bytes]:
         for number in range(sizes.pods):
             pod = gpu if number % OF_PODS == 0 else plain
-            # The bench chooses the names of the pods. Among so many names that the API server generates, some would be
-            # equal.
+            # The pods get fixed names, because among so many generated names of the API server some would be equal.
             named = {**pod, "metadata": {"name": f"stored-{number}"}}
             yield request(plane, sizes.names[number // OF_PODS % sizes.namespaces], named)
 
@@ -226,13 +223,12 @@ def store_pods(plane: Plane, sizes: Sizes) -> None:
 
 
 def request(plane: Plane, namespace: str, pod: Json) -> bytes:
-    """Return the bytes of the HTTP request that creates the pod."""
     url = f"{plane.cluster.server}/api/v1/namespaces/{namespace}/pods"
     return load.post(url, json.dumps(pod).encode(), {"Authorization": plane.authorization})
 
 
 def await_settled(plane: Plane, sizes: Sizes) -> None:
-    """Return when the ledger of every namespace counts all the stored pods and claims of the namespace."""
+    """Wait until the ledger of every namespace counts all stored pods and claims of this namespace."""
     wanted = dict.fromkeys(sizes.names, 0)
     for number in range(0, sizes.pods, OF_PODS):
         wanted[sizes.names[number // OF_PODS % sizes.namespaces]] += 10
@@ -243,24 +239,23 @@ def await_settled(plane: Plane, sizes: Sizes) -> None:
 
 
 def counted(plane: Plane, namespace: str) -> int:
-    """Return the cores that the ledger of the namespace counts for stored pods and claims."""
-    ledger = plane.ledger(namespace)[0]
-    return sum(each.cores for each in (*ledger.committed.values(), *ledger.claimed.values()))
+    return committed(plane.ledger(namespace)[0])
 
 
 def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SECONDS) -> None:
-    """Return when the ledger of the namespace counts exactly ``cores`` cores."""
+    """Wait until the ledger of the namespace counts exactly ``cores`` cores. Raises TimeoutError."""
     deadline = time.monotonic() + SYNCED_SECONDS
     while counted(plane, namespace) != cores:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{namespace} not settled after {SYNCED_SECONDS:g} s: {plane.ledger(namespace)}")
+            ledger = plane.ledger(namespace)[0]
+            raise TimeoutError(
+                f"the ledger of {namespace} does not count {cores} cores in {SYNCED_SECONDS:g} s: {ledger}"
+            )
         time.sleep(poll)
 
 
 def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
-    """Yield two figures: the median seconds from the deletion of a pod until the ledger releases its charge, and the
-    same for a claim.
-    """
+    """Yield the median seconds from the deletion of a pod, and of a claim, until the ledger releases its charge."""
     homes = sizes.names[1:][:ENDS]
     pods = {name: f"/api/v1/namespaces/{name}/pods/stored-{number * OF_PODS}" for number, name in enumerate(homes, 1)}
     claims = {name: f"{claims_path(name)}/claim-{number}" for number, name in enumerate(homes, 1)}
@@ -276,17 +271,14 @@ def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
 
 
 def after_end(plane: Plane, namespace: str, path: str, cores: int) -> float:
-    """Delete an object that uses ``cores`` cores. Return the seconds until the ledger no longer counts these cores."""
+    """Delete an object that is charged ``cores`` cores. Return the seconds until the ledger releases this charge."""
     before = counted(plane, namespace)
     plane.cluster.rest.send("DELETE", path, {"gracePeriodSeconds": 0}).ok()
     return timed(lambda: await_count(plane, namespace, before - cores))
 
 
 def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterator[Row]:
-    """Yield the CPU milliseconds for one deleted claim, and those for one changed ResourceSlice.
-
-    A deleted claim is measured in the controller, and a changed slice in the controller and in the webhook.
-    """
+    """Yield the controller's CPU milliseconds for a deleted claim, and those of both programs for a changed slice."""
     if not sizes.events:
         return
     last = range(sizes.claims - sizes.events, sizes.claims)
@@ -300,9 +292,7 @@ def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterato
 
 
 def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[float]:
-    """Process the items at even intervals during `EVENT_SECONDS`. Return the CPU milliseconds per item for each
-    process.
-    """
+    """Call ``work`` for the items at even intervals. Return for each process the CPU milliseconds per item."""
     before = [cpu.seconds(pid) for pid in pids]
     started = time.monotonic()
     for number, item in enumerate(items, 1):
@@ -313,9 +303,9 @@ def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[flo
 
 
 def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, float]:
-    """Create pods quickly in one namespace through the webhook.
+    """Create pods in one namespace as fast as possible, with the webhook registered.
 
-    Return the maximum size of the ledger in bytes, and the pods per second.
+    Return the maximum size of the ledger in bytes, and the rate of created pods per second.
     """
     hooks = installed(url, plane.ca)
     creation = request(plane, namespace, gpu_pod())
@@ -335,7 +325,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """Yield a list, to which a thread repeatedly appends the ledger's size in bytes during the ``with`` statement."""
+    """Yield a list to which a thread appends the size of the ledger in bytes at intervals."""
     sizes: list[int] = []
     stop = threading.Event()
 

@@ -1,7 +1,7 @@
 """Writes up to hundreds of thousands of objects directly into etcd, in the form in which the API server stores them.
 
-Through the API server, each object would need a create, and each claim also a write of its status. That would take
-several minutes on two CPUs.
+Through the API server, each object would need a create request, and each claim also a write of its status. These writes
+would take several minutes on two CPUs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ A_TRANSACTION = 100
 """The number of objects in one transaction of etcd, which accepts at most 128 operations."""
 
 SHARED = 1
-"""The number of a ResourceSlice whose cards can be shared by several claims."""
+"""The number of a ResourceSlice whose cards several claims can share."""
 
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}
@@ -49,15 +49,13 @@ class Offered(NamedTuple):
 
     @classmethod
     def by(cls, number: int) -> Offered:
-        """Return the devices of the ResourceSlice with this number. The drivers and models alternate from slice to
-        slice.
-        """
+        """Return the devices of the ResourceSlice with this number. Successive slices have different drivers."""
         models = tuple(PRODUCTS)
         return cls(*DRIVERS[number % len(DRIVERS)], models[number // len(DRIVERS) % len(models)])
 
     @property
     def cores(self) -> int:
-        """Return the cores that one claim for these devices uses, where 100 cores are a whole card."""
+        """The cores that one claim for these devices uses, where 100 cores are a whole card."""
         return 100 if self.driver == NVIDIA else int(SHARE["cores"])
 
 
@@ -81,10 +79,7 @@ def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
 
 
 def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
-    """Return an allocated claim, and its key in etcd.
-
-    The claim has the pin (model selector) of /mutate and the allocation of a scheduler.
-    """
+    """Return an allocated claim, and its key in etcd. Its selector pins the claim to a model, as by /mutate."""
     home = number % slices
     offered, name = Offered.by(home), f"claim-{number}"
     pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
@@ -108,17 +103,16 @@ def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
 
 
 def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
-    """Store these objects in etcd. Each object is given with its key below the API server's prefix."""
+    """Store these objects in etcd. Each object has its key, without the prefix of the API server."""
     _send(plane, ({"requestPut": {"key": _key(key), "value": _text(_stored(found))}} for key, found in objects))
 
 
 def remove(plane: Plane, keys: Iterable[str]) -> None:
-    """Remove the objects with these keys from etcd."""
     _send(plane, ({"requestDeleteRange": {"key": _key(key)}} for key in keys))
 
 
 def serve_classes(plane: Plane) -> None:
-    """Create the drivers' classes."""
+    """Create the DeviceClasses of all drivers."""
     for driver, name, kind in DRIVERS:
         expression = f'device.driver == "{driver}" && device.attributes["{driver}"].type == "{kind}"'
         spec = {"selectors": [{"cel": {"expression": expression}}]}

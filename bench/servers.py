@@ -1,7 +1,7 @@
 """The webhooks in Python that a bench runs, each as a process.
 
-They are our webhook, a webhook on the same server that does nothing, and a webhook on Flask and gunicorn that only
-returns a constant pin.
+They are our webhook, a webhook on the same HTTP server that does nothing, and a webhook in Flask that only returns a
+constant patch.
 """
 
 from __future__ import annotations
@@ -34,16 +34,15 @@ from webhook.server.worker import KEEP_ALIVE_SECONDS
 
 THREADS = 32
 STARTED = 20.0
-"""Maximum seconds until a started server listens."""
+"""The maximum number of seconds from the start of a server until it listens."""
 
 
 class Server(NamedTuple):
     """A running webhook.
 
-    ``url``: the address of this replica alone.
-    ``pid``: the process id of the webhook. With gunicorn it is the arbiter, and a child process (the worker) answers
-    requests.
-    ``called``: the URL that is registered in the API server. Several replicas share it.
+    ``url``: the URL of this replica alone.
+    ``pid``: the process id of the webhook. It is that of gunicorn's arbiter, whose child (the worker) answers requests.
+    ``called``: the URL that is registered in the API server, which several replicas share.
     """
 
     url: str
@@ -52,7 +51,7 @@ class Server(NamedTuple):
 
     @property
     def worker(self) -> int:
-        """Return the process id of the only worker process of this server."""
+        """The process id of the only worker of this server."""
         _, worker = family(self.pid)
         return worker
 
@@ -67,9 +66,7 @@ PIN = json.dumps(
 
 
 class IdleServer(WebhookServer):
-    """Our HTTP server with an application that does nothing else than parse the uid of a review and allow
-    the review.
-    """
+    """Our HTTP server with an application that only parses a request, and allows it."""
 
     def load(self) -> Any:
         """Return the ASGI application."""
@@ -78,10 +75,7 @@ class IdleServer(WebhookServer):
 
 
 class PinningServer(BaseApplication):
-    """A Flask webhook that only pins, in the usual deployment.
-
-    It runs on gunicorn's gthread worker, and keeps connections open.
-    """
+    """A Flask webhook that only returns a constant patch, on gunicorn's gthread worker with open connections."""
 
     def __init__(self, certificates: Path, announce: Callable[[str], None]) -> None:
         self._certificates = certificates
@@ -113,9 +107,7 @@ class PinningServer(BaseApplication):
 
 
 def _flask_app(mutate: Callable[[], flask.Response]) -> flask.Flask:
-    """Return a Flask application that allows everything at /validate. It answers requests for /mutate with
-    ``mutate``.
-    """
+    """Return a Flask application that allows every request at /validate, and calls ``mutate`` for /mutate."""
     app = flask.Flask("bench", static_folder=None)
     for path, view in (("/mutate", mutate), ("/validate", _allow)):
         app.add_url_rule(path, path, view, methods=["POST"])
@@ -148,8 +140,8 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 class Replica(WebhookServer):
     """A replica of our webhook, which listens at its own address and at a port that all replicas share.
 
-    The kernel distributes new connections to that port over the replicas. A Service does the same, but its proxy would
-    use CPU.
+    The kernel distributes new connections to this port over the replicas, as a Service does, but without the CPU of a
+    proxy.
     """
 
     def __init__(self, port: int, *arguments: Any) -> None:
@@ -165,7 +157,7 @@ class Replica(WebhookServer):
 
 @contextmanager
 def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Iterator[Server]:
-    """Run a replica of our webhook. ``service`` decides its reviews. Other replicas may share the port."""
+    """Run a replica of our webhook, which may share ``shared_port`` with other replicas."""
 
     def serve(urls: Queue[str]) -> None:
         Replica(shared_port, _settings(certificates), make_service, urls.put).run()
@@ -176,7 +168,7 @@ def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Ite
 
 @contextmanager
 def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
-    """Run our webhook as the only replica. ``service`` decides its reviews."""
+    """Run our webhook as the only replica."""
 
     def serve(urls: Queue[str]) -> None:
         WebhookServer(_settings(certificates), make_service, urls.put).run()
@@ -190,7 +182,7 @@ def idle(certificates: Path) -> Iterator[Server]:
     """Run the webhook that does nothing, on our own HTTP server."""
 
     def never(*_: object) -> Any:
-        raise AssertionError("the idle server makes no service")
+        raise AssertionError("the server that does nothing must not create a service")
 
     def serve(urls: Queue[str]) -> None:
         IdleServer(_settings(certificates), never, urls.put).run()
@@ -201,7 +193,7 @@ def idle(certificates: Path) -> Iterator[Server]:
 
 @contextmanager
 def pinning(certificates: Path) -> Iterator[Server]:
-    """Run the webhook in Flask, which only pins, on gunicorn with its default settings."""
+    """Run the Flask webhook that only returns a constant patch."""
 
     def serve(urls: Queue[str]) -> None:
         PinningServer(certificates, urls.put).run()
@@ -225,15 +217,15 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
         url = urls.get(timeout=STARTED)
         yield Server(url, process.pid, url)
     finally:
-        # The server's processes are killed. A graceful stop would wait until the API server closes its connections. The
-        # arbiter is killed first, because it would start a new worker in place of a killed one.
+        # The processes are killed, because a graceful stop would wait until the API server closes its connections. The
+        # arbiter is killed first, because it would replace a killed worker.
         for pid in [*family(process.pid)] if process.is_alive() else ():
             os.kill(pid, signal.SIGKILL)
         process.join()
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Run the server. It writes its log as in production, but to /dev/null."""
+    """Run the server. It logs as in production, but to /dev/null."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

@@ -1,12 +1,11 @@
-"""CPU time of the node agent's sweeps over 10,000 directories, of which 9,000 belong to live pods."""
+"""CPU time in which the node agent searches 10,000 directories of pods, of which 9,000 belong to live pods."""
 
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
+from bench.cpu import timed
 from tests.integration.node.disk import GRACE, RETENTION, Agent, Disk, uid
 from vcuda.cli import aligned
 
@@ -14,34 +13,24 @@ DIRECTORIES, LIVE = 10_000, 9_000
 ROUNDS = 5
 
 
-def cpu_seconds(sweep: Callable[[], object]) -> float:
-    """Return the CPU seconds, user and system, that one sweep of the node agent takes."""
-    began = time.process_time()
-    sweep()
-    return time.process_time() - began
-
-
 def rounds(disk: Disk) -> dict[str, float]:
-    """Return the CPU seconds of each sweep of the node agent.
-
-    The first of these sweeps finds a thousand deleted pods, and the last one has removed all their directories.
-    """
+    """Return the CPU seconds of four sweeps, in which the node agent removes the directories of 1,000 deleted pods."""
     for number in range(LIVE, DIRECTORIES):
         disk.make(uid(number))
     agent = Agent(disk)
-    first = cpu_seconds(agent.sweep)
+    first = timed(agent.sweep)
     disk.clocks.advance(2 * GRACE)
-    moves = cpu_seconds(agent.sweep)
-    rest = cpu_seconds(agent.sweep)
+    moves = timed(agent.sweep)
+    rest = timed(agent.sweep)
     disk.clocks.advance(RETENTION)
-    deletes = cpu_seconds(agent.sweep)
+    deletes = timed(agent.sweep)
     if len(disk.names()) != LIVE or disk.trash():
-        raise RuntimeError("the sweeps did not do their work")
+        raise RuntimeError("the sweeps did not remove the directories of all deleted pods")
     return {
-        "finds the 1,000 first": first,
-        "moves the 1,000 to the trash": moves,
-        "leaves the 1,000 in the trash": rest,
-        "deletes the 1,000": deletes,
+        "finds 1,000 directories of deleted pods": first,
+        "moves these directories to the trash": moves,
+        "leaves these directories in the trash": rest,
+        "deletes these directories": deletes,
     }
 
 
