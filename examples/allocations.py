@@ -1,6 +1,6 @@
 """Example pods with GPU allocations: the annotations and labels that each vendor's scheduler and device plugin write.
 
-They are created from `SCHEMES`, the table of the vendors' resources and annotations.
+The pods are created from `SCHEMES`, the table of the vendors' resources and annotations.
 """
 
 import datetime
@@ -12,7 +12,7 @@ NODE = "gpu-1"
 """The node on which the example pods have allocated cards."""
 
 RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predicate_times and each.phase)
-"""The schemes whose vendor records allocations on pods."""
+"""The schemes (vendors' resources and annotations) whose vendor records the allocation of a pod in annotations."""
 
 
 def card_of(scheme: Scheme) -> dict[str, int]:
@@ -26,10 +26,7 @@ def share_of(scheme: Scheme) -> dict[str, int]:
 
 
 def _cards(scheme: Scheme) -> dict[str, str]:
-    """Return the annotations of an allocation that name its cards.
-
-    Those with its node, times and phase are left out.
-    """
+    """Return the annotations that name the cards of an allocation, without those of its node, times and phase."""
     judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase and scheme.phase.key}
     return {
         f"{key}0" if key.endswith("-") else key: "3" if key.endswith("-") else "GPU-1,NVIDIA,1000,30:;"
@@ -49,7 +46,11 @@ def rfc3339(at: float) -> str:
 def marks(
     scheme: Scheme, at: float, *, node: str | None = NODE, phase: str | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the annotations and labels of an allocation at ``at`` (Unix seconds), in a phase of `AllocationPhase`."""
+    """Return the annotations and labels of an allocation.
+
+    ``at``: the time of the allocation, in Unix seconds.
+    ``phase``: a field of `AllocationPhase`; None for the phase ``placed``.
+    """
     annotations = {**_cards(scheme), **{key: unix(scheme, at) for key in scheme.predicate_times}}
     if node is not None:
         annotations[str(scheme.predicate_node)] = node
@@ -61,14 +62,16 @@ def marks(
 
 
 def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **fields: Any) -> dict[str, Any]:
-    """Return a stored pod allocated at ``at``, and created at ``created``, by default the same time.
+    """Return a stored pod to which cards were allocated.
 
-    ``fields`` may have these keys. Every other key is a field of the pod's metadata.
-
+    ``at``: the time of the allocation, in Unix seconds.
+    ``created``: the time of the pod's creation; by default the same time.
     ``node``, ``phase``: of the allocation, as in `marks`.
-    ``status``: the pod's phase.
+    ``status``: the phase of the pod.
     ``bound``: the node that the pod is bound to.
     ``annotations``, ``labels``: further annotations and labels of the pod.
+
+    The other keys in ``fields`` are fields of the pod's metadata.
     """
     annotations, labels = marks(scheme, at, **{key: fields.pop(key) for key in ("node", "phase") if key in fields})
     status, bound = fields.pop("status", "Pending"), fields.pop("bound", None)

@@ -1,4 +1,4 @@
-"""Example ResourceClaims, and the devices and DeviceClasses that three DRA drivers publish."""
+"""Example ResourceClaims, and the devices and DeviceClasses of three DRA drivers."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,7 +25,7 @@ MEMORY = {M40: "24Gi", A100: "40Gi"}
 
 
 def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-0", **fields: Any) -> Manifest:
-    """Return a device: a card that is allocated as a whole, or a MIG partition of a card."""
+    """Return a device that is allocated as a whole: a card, or a MIG partition of a card."""
     texts = {"type": kind, "productName": product, **({"profile": profile} if profile else {})}
     attributes: Manifest = {key: {"string": text} for key, text in texts.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
@@ -33,7 +33,7 @@ def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-
 
 
 def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manifest:
-    """Return a card that several claims share."""
+    """Return a device that several claims can share, which is a card."""
     memory = MEMORY[product]
     capacity = {
         "cores": {
@@ -88,7 +88,7 @@ def claim_policy(
     nodes: Nodes = NODES,
     rows: Mapping[str, tuple[str, ...]] = {},
 ) -> ClaimPolicy:
-    """Return the policy by which the webhook decides claims: these devices, DeviceClasses, quota and nodes."""
+    """Return the policy by which the webhook decides about claims, with these devices, quota and nodes."""
     facts = {name: read_class(each) for name, each in classes.items()}
     models = CardModels({model: ProductRow(products) for model, products in rows.items()})
     known = msgspec.structs.replace(resources, models=models) if rows else resources
@@ -101,18 +101,18 @@ def selector(expression: str) -> Manifest:
 
 
 def entry(device_class: str = NVIDIA, *expressions: str, **fields: Any) -> Manifest:
-    """Return the content of ``exactly``, or an entry of ``firstAvailable``, in a request of a claim."""
+    """Return the field ``exactly``, or an entry of ``firstAvailable``, of a request in a claim."""
     selectors = {"selectors": [selector(each) for each in expressions]} if expressions else {}
     return {"deviceClassName": device_class, **selectors, **fields}
 
 
 def share(device_class: str = HAMI, **amounts: str) -> Manifest:
-    """Return a request for a share of a card with these capacities."""
+    """Return a request for a share of a card. ``amounts``: the requested capacity, such as cores and memory."""
     return entry(device_class, **({"capacity": {"requests": amounts}} if amounts else {}))
 
 
 def first_of(*entries: Manifest) -> Manifest:
-    """Return a request for the first available of these entries."""
+    """Return a request that the first available of these entries satisfies."""
     return {"firstAvailable": [{"name": f"way-{index}", **each} for index, each in enumerate(entries)]}
 
 
@@ -123,7 +123,6 @@ def spec(*requests: Manifest) -> Manifest:
 
 
 def claim(*requests: Manifest, **metadata: Any) -> Manifest:
-    """Return a ResourceClaim."""
     about = {"name": "train-gpu", **metadata}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -134,17 +133,16 @@ def claim(*requests: Manifest, **metadata: Any) -> Manifest:
 
 
 def template(*requests: Manifest) -> Manifest:
-    """Return a ResourceClaimTemplate."""
     return {**claim(), "kind": "ResourceClaimTemplate", "spec": {"spec": spec(*(requests or (entry(),)))}}
 
 
 def view(manifest: Manifest) -> ClaimDigest:
-    """Return the digest of a claim's spec: the parts that the quota depends on."""
+    """Return the digest of a claim's spec, which has only the fields on which the quota depends."""
     return digest_of(msgspec.convert(manifest["spec"], ClaimSpec))
 
 
 def published(*more: Manifest) -> Manifest:
-    """Return the nodes, slices, classes and further objects in a List as kubectl prints it."""
+    """Return the example nodes, slices, classes and further objects in a List, as kubectl prints it."""
     labelled = [
         {"kind": "Node", "metadata": {"name": name, "labels": dict(found)}} for name, found in NODES.labels.items()
     ]

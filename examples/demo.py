@@ -1,7 +1,7 @@
-"""The demo: a webhook on this machine, example pods sent through it, and a table of the outcomes.
+"""The demo: starts a webhook on this machine, sends example pods to the webhook, and prints a table of the decisions.
 
-Run as ``python -m examples.demo``. Unlike `vcuda-webhook check`, the demo starts a webhook server and acts as its API
-server. It sends AdmissionReviews over TLS, first to /mutate, and then to /validate with the patched pod.
+The command is ``python -m examples.demo``. Unlike `vcuda-webhook check`, the demo starts a webhook server and acts as
+the API server. It sends each pod in AdmissionReviews over TLS, first to /mutate, and then to /validate with the patch.
 """
 
 from __future__ import annotations
@@ -46,13 +46,15 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class Misbehaved(click.ClickException):
-    """The server did not start, answer or stop correctly. The demo ends with status 1."""
+    """Raised if the webhook server does not start, answer or stop correctly. The demo ends with exit status 1."""
 
 
 @click.command()
 @click.option("--quota", type=_file, default=EXAMPLES / "gpuquota.yaml", help="Quota document, or its ConfigMap.")
 @click.option("--nodes", type=_file, default=EXAMPLES / "demo" / "nodes.yaml", help="Nodes and devices of the cluster.")
-@click.option("--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="Objects to create, in this order.")
+@click.option(
+    "--pods", type=_file, default=EXAMPLES / "demo" / "pods.yaml", help="Pods and claims to create, in this order."
+)
 def main(quota: Path, nodes: Path, pods: Path) -> None:
     """Start the webhook without a cluster, create the example pods and claims, and print the outcome of each.
 
@@ -87,16 +89,14 @@ def main(quota: Path, nodes: Path, pods: Path) -> None:
 
 @contextmanager
 def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
-    """Run the server on a free port of 127.0.0.1 during the ``with`` statement, and yield a connection to it.
+    """Run the webhook server on a free port of 127.0.0.1 during the ``with`` statement, and yield a connection.
 
-    Raises:
-        Misbehaved: the server did not start, or ended with another status than 0.
-
+    Raises Misbehaved if the server does not start, or ends with another exit status than 0.
     """
     program = Path(sysconfig.get_path("scripts"), "vcuda-webhook")
     files = ["--quota", str(quota), "--nodes", str(nodes)]
     command = [str(program), "serve", "--standalone", *files, "--bind", "127.0.0.1:0", "--drain-seconds", "0"]
-    # Pass no environment variable VCUDA_… to the server, because the server would read it as the value of a flag.
+    # The variables VCUDA_… are removed from the environment, because the server would read them as values of flags.
     env = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as process:  # noqa: S603  # our own program
         try:
@@ -109,40 +109,40 @@ def serving(quota: Path, nodes: Path) -> Iterator[http.client.HTTPSConnection]:
             except subprocess.TimeoutExpired:
                 process.kill()
     if process.returncode:
-        raise Misbehaved(f"the server ended with status {process.returncode}")
+        raise Misbehaved(f"the webhook server ended with exit status {process.returncode}")
 
 
 def _connect(log: IO[bytes] | None) -> http.client.HTTPSConnection:
-    """Connect with the address and the CA from the server's log."""
+    """Connect to the server. Its address and the file of its CA are read from its log."""
     told: dict[str, str] = {}
     for line in log or ():
         told |= {key: str(value) for key, value in msgspec.json.decode(line, type=Json).items()}
         if "url" in told:
-            # This thread reads the rest of the server's log and drops it. A full pipe would block the server.
+            # A thread reads the rest of the server's log and drops it, because a full pipe would block the server.
             threading.Thread(target=deque, args=(log, 0), daemon=True).start()
             trust = ssl.create_default_context(cafile=told["ca"])
             host = urllib.parse.urlsplit(told["url"]).netloc
             return http.client.HTTPSConnection(host, context=trust, timeout=TIMEOUT_SECONDS)
-    raise Misbehaved("the server ended before it listened; its output is above")
+    raise Misbehaved("the webhook server ended before it served requests. Its output is above this message")
 
 
 def _ask(
     connection: http.client.HTTPSConnection, path: str, request: AdmissionRequest, policy: PolicySnapshot
 ) -> AdmissionResponse:
-    """Send one AdmissionReview, and return its answer."""
+    """Send the request in an AdmissionReview to the webhook, and return the webhook's answer."""
     body = msgspec.json.encode({"apiVersion": API_VERSION, "kind": KIND, "request": request})
     try:
         connection.request("POST", f"{path}?timeout=10s", body, {"Content-Type": "application/json"})
         reply = connection.getresponse()
         answer = msgspec.json.decode(reply.read(), type=Json)
     except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
-        raise Misbehaved(f"{path}: no answer: {error}") from error
+        raise Misbehaved(f"the webhook server did not answer a request for {path}: {error}") from error
     if reply.status != HTTPStatus.OK or answer["response"]["uid"] != request.uid:
-        raise Misbehaved(f"{path}: HTTP {reply.status}: {answer}")
+        raise Misbehaved(f"the webhook server answered a request for {path} with HTTP {reply.status}: {answer}")
     response: Json = answer["response"]
     told = response.get("auditAnnotations", {})
-    # The webhook's answer does not contain the outcome, which is only in logs and metrics. If the webhook left the
-    # object unchanged, the demo derives the outcome from the object.
+    # The outcome of a request is only in the webhook's logs and metrics, and not in the answer. If the webhook did not
+    # change the object, the demo derives the outcome from the object.
     touched = told or response.get("patch") or not response["allowed"]
     return AdmissionResponse(
         outcome="" if touched else _untouched(request, policy),
@@ -165,7 +165,7 @@ def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
 
 
 def _table(rows: list[Row]) -> Iterator[str]:
-    """Yield the lines of the table. The reason of a row is below its line."""
+    """Yield the lines of the table. The reason of each decision follows after its line."""
     names = [f"{row.namespace}/{row.object.partition('/')[2]}" for row in rows]
     cells = [(name, row.charge_text, row.decision, row.model) for name, row in zip(names, rows, strict=True)]
     heading, *lines = aligned([("NAME", "ASKS FOR", "DECISION", "MODEL"), *cells])
@@ -176,7 +176,7 @@ def _table(rows: list[Row]) -> Iterator[str]:
 
 
 def _allowance(entry: NamespaceQuota) -> str:
-    """Return a namespace's quota in words."""
+    """Return the quota of a namespace in words, for example ``2 cards of M40, in pool public``."""
     limits = [f"{limit} of {model}" for model, limit in entry.limits.items()]
     pools = f", in pool {' or '.join(entry.pools)}" if entry.pools else ""
     mode = "" if entry.mode is Mode.ENFORCE else f" (mode {entry.mode})"
@@ -184,7 +184,7 @@ def _allowance(entry: NamespaceQuota) -> str:
 
 
 def _short(path: Path) -> str:
-    """Return the path, relative to the current directory if that contains the file."""
+    """Return the path of a file, relative to the current directory if the file is in this directory."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

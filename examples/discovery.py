@@ -1,6 +1,6 @@
-"""Example nodes with the labels, annotations and resources that report their GPUs, and the GPU model found for them.
+"""Example nodes with the labels, annotations and resources that report their GPUs, and the search for their GPU model.
 
-Device plugins and GPU feature discovery write these fields. DRA drivers publish ResourceSlices instead.
+Device plugins and GPU feature discovery write these fields of a node. DRA drivers publish ResourceSlices instead.
 """
 
 import json
@@ -32,7 +32,10 @@ REPORTED, REQUESTING, DELETED = "Reported 2026-01-02 15:04:05", "Requesting_2026
 def node(
     *parts: Mapping[str, Mapping[str, str]], labels: Mapping[str, str] | None = None, name: str = NAME
 ) -> Manifest:
-    """Return a node with the fields of all these sources: labels, annotations and allocatable resources."""
+    """Return a node with all these fields.
+
+    ``parts``: labels, annotations and allocatable resources, as each device plugin or program writes them.
+    """
     found: dict[str, dict[str, str]] = {"labels": dict(labels or {}), "annotations": {}, "allocatable": {}}
     for part in parts:
         for key, values in part.items():
@@ -68,19 +71,17 @@ def features(product: str, count: str = "1", memory: str = "15360", offered: str
 
 
 def labelled(model: str, *, by: str = "") -> Manifest:
-    """Return the fields of a node with a model label. If ``by`` is given, the controller found the model by that
-    source.
-    """
+    """Return the model label of a node. ``by``: the source from which the controller wrote the label, if it did."""
     return {"labels": {MODEL: model}, "annotations": {DISCOVERED: f"{model} from {by}"} if by else {}}
 
 
 def rows(text: str) -> CardModels:
-    """Return the parsed rows of ``gpu_models``, a key of the quota ConfigMap."""
+    """Return the parsed value of ``gpu_models``, a key of the quota ConfigMap."""
     return card_models.parse_models(text) if text else NO_ROWS
 
 
 def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResources:
-    """Return the GPU resources that a quota ConfigMap with these rows of ``gpu_models`` defines."""
+    """Return the GPU resources of a quota ConfigMap. ``text``: the value of its key ``gpu_models``."""
     return msgspec.structs.replace(BUILT_IN, models=rows(text), schemes=schemes)
 
 

@@ -1,4 +1,4 @@
-"""Example data for the usage page: a company with 14 namespaces, and a cluster with very many."""
+"""Example data for the usage page: a company with 14 namespaces, and a cluster with hundreds of namespaces."""
 
 import datetime
 import random
@@ -14,7 +14,7 @@ NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
 
 
 def ago(**span: float) -> str:
-    """Return an RFC 3339 time before NOW."""
+    """Return a time before `NOW` in RFC 3339. ``span``: the arguments of a timedelta."""
     return (NOW - datetime.timedelta(**span)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -27,7 +27,7 @@ def model_use(
     *,
     reserved: float = 0,
 ) -> ModelUse:
-    """Return how much of one model a namespace uses. ``memory``: the used memory and its limit, in MiB."""
+    """Return the usage of one GPU model by a namespace. ``memory``: the used memory and its limit, in MiB."""
     memory_used, memory_limit = memory or (None, None)
     available = max(limit - used - reserved, 0)
     return ModelUse(model, limit, used, pending, available, memory_limit, memory_used, reserved=reserved)
@@ -39,7 +39,7 @@ def namespace_use(name: str, *models: ModelUse, mode: str = "enforce", unpinned:
 
 @dataclass
 class Sample:
-    """The data of a usage page. A test or a program for pictures can change the data between two renderings."""
+    """The data of a usage page, which a test can change between two renderings of the page."""
 
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
     pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Sample:
 
 
 def company() -> Sample:
-    """Return fourteen namespaces with four models, and content for every part of the page."""
+    """Return fourteen namespaces with four GPU models, and data for every part of the page."""
     sample = Sample()
     sample.report(
         namespace_use("ads-ranking", model_use("A100-80G", 16, 15, 1), model_use("T4", 24, 9.5)),
@@ -126,7 +126,7 @@ def company() -> Sample:
 
 
 def crowd(namespaces: int = 500, models: int = 8) -> Sample:
-    """Return the maximum number of namespaces for the page, each with every model. Each call returns equal figures."""
+    """Return so many namespaces that the page is full, each with every model. Each call returns equal figures."""
     figures = random.Random(6)  # noqa: S311  # random figures, not secrets
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()

@@ -1,4 +1,4 @@
-"""The playground: a real control plane on this machine with simulated GPU nodes, this system, and busy teams.
+"""The playground: a Kubernetes control plane on this machine with simulated GPU nodes, vcuda quota, and busy teams.
 
-Run as ``python -m examples.playground``, or ``make playground``. No GPU, no container and no cluster is needed.
+The command is ``python -m examples.playground`` or ``make playground``. It needs no GPU, no containers and no cluster.
 """

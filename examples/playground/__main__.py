@@ -1,7 +1,4 @@
-"""The command of the playground.
-
-It starts the parts one after the other, changes the teams' workloads, and stops everything at the end.
-"""
+"""The command of the playground. It starts all processes, changes the teams' workloads, and stops all processes."""
 
 from __future__ import annotations
 
@@ -31,15 +28,15 @@ from vcuda.errors import VcudaError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
-"""The exit status if a signal arrived before the playground was started, or before --seconds were over."""
+"""The exit status if a signal ended the command before the playground was ready, or before --seconds were over."""
 
 
 class Stopped(BaseException):
-    """Raised when a signal, for example by Ctrl-C, must end the playground."""
+    """Raised when a signal, such as that of Ctrl-C, ends the playground."""
 
 
 class NothingShown(Exception):
-    """The teams' workloads did not show an admission and a rejection. The message says what is missing."""
+    """Raised if no pod of the teams was admitted, or none was rejected. The message says which is missing."""
 
 
 FAILURES = (Unusable, NotInstalled, PartEnded, NothingShown, StartupError, VcudaError, OSError)
@@ -50,7 +47,7 @@ class Playground:
     """A playground that is ready.
 
     ``cluster``: the control plane with the simulated nodes.
-    ``system``: this system, installed in that cluster.
+    ``system``: vcuda quota, installed in that cluster.
     ``parts``: all processes of the playground.
     """
 
@@ -60,23 +57,25 @@ class Playground:
 
 
 @click.command()
-@click.option("--seconds", type=click.FloatRange(min=1), help="End after so long.  [default: at Ctrl-C]")
-@click.option("--seed", type=int, default=1, show_default=True, help="Another number gives other changes.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), help="Seconds until the playground ends.  [default: it ends at Ctrl-C]"
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random changes.")
 def main(seconds: float | None, seed: int) -> None:
-    """Run a Kubernetes control plane on this machine, with simulated GPU nodes, this system, and three busy teams.
+    """Run a Kubernetes control plane on this machine, with simulated GPU nodes, vcuda quota, and three busy teams.
 
-    The control plane and this system are real. The nodes, their 8 A100 and 16 T4 cards, and the containers are
-    simulated. The programs of the control plane are built once, which needs Go and about 6 minutes. Everything listens
-    on 127.0.0.1, and ends with this command. With --seconds the command also checks that a pod was admitted and one was
-    rejected.
+    The control plane and vcuda quota are real. The nodes, their 8 A100 and 16 T4 cards, and the containers are
+    simulated. The programs of the control plane are built once, which needs Go and about 6 minutes. All servers listen
+    on 127.0.0.1, and end with this command. With --seconds, the command also checks that a pod was admitted and that
+    another pod was rejected.
 
     \b
     Examples:
       python -m examples.playground
       python -m examples.playground --seconds 60
 
-    Exit status: 0 stopped by Ctrl-C, or after --seconds; 1 a part failed, or nothing was admitted or rejected in
-    --seconds; 130 stopped before that.
+    Exit status: 0 the playground ended by Ctrl-C or after --seconds; 1 a program failed, or in --seconds no pod was
+    admitted or no pod was rejected; 130 a signal ended the command earlier.
     """
     for number in SIGNALS:
         signal.signal(number, _stop)
@@ -96,11 +95,11 @@ def main(seconds: float | None, seed: int) -> None:
 
 
 def start(directory: Path, stack: ExitStack) -> Playground:
-    """Start every part, and print how to use the playground. ``stack`` stops the parts again.
+    """Start every process of the playground, and print how to use the playground. ``stack`` stops the processes later.
 
-    Raises one of `FAILURES` if a part does not start.
+    Raises one of `FAILURES` if a process does not start.
     """
-    click.echo("Preparing the programs. The first time builds them, in about 6 minutes.")
+    click.echo("Preparing the programs. The first run builds the programs in about 6 minutes.")
     programs = provide(directory / "programs", os.environ)
     with step("Starting etcd, kube-apiserver, kube-scheduler and kube-controller-manager"):
         cluster = stack.enter_context(running_cluster(programs, directory / "control-plane"))
@@ -125,27 +124,27 @@ def start(directory: Path, stack: ExitStack) -> Playground:
 
 
 def run(playground: Playground, seed: int, seconds: float | None) -> None:
-    """Change the workloads for so many seconds, or until Ctrl-C if ``seconds`` is None.
+    """Change the teams' workloads for so many seconds, or until Ctrl-C if ``seconds`` is None.
 
-    Raises PartEnded if a part ends. After ``seconds`` raises NothingShown if nothing was admitted or rejected.
+    Raises PartEnded if a process ends. Raises NothingShown if in ``seconds`` no pod was admitted or none was rejected.
     """
     kube = playground.cluster.kube
     if seconds is None:
-        click.echo("The teams are busy. Ctrl-C stops everything.")
+        click.echo("The teams change their workloads. Ctrl-C stops the playground.")
         with suppress(Stopped):
             play(kube, playground.parts, seed, None)
         return
-    click.echo(f"The teams are busy for {seconds:g} s.")
+    click.echo(f"The teams change their workloads for {seconds:g} s.")
     play(kube, playground.parts, seed, seconds)
     running, rejected = count_running(kube), count_rejected(kube)
-    click.echo(f"Pods that run: {running}. Workloads with a rejected pod: {rejected}.")
+    click.echo(f"The teams have {running} running pods, and {rejected} workloads with a rejected pod.")
     if problem := verdict(running, rejected):
         raise NothingShown(problem)
 
 
 @contextmanager
 def step(what: str) -> Iterator[None]:
-    """Print the name of a step before the ``with`` statement, and how long the step took afterwards."""
+    """Print the name of a step at the start of the ``with`` statement, and the duration at the end."""
     click.echo(f"{what} … ", nl=False)
     began = time.monotonic()
     try:

@@ -25,16 +25,16 @@ START_SECONDS = 60.0
 MACHINE = {"cpu": "64", "memory": "256Gi", "pods": "250"}
 CARDS_PER_NODE = 4
 SHARES_PER_CARD = 2
-"""The number of pods that can share one card in the playground."""
+"""The number of pods that can share one card of a simulated node."""
 
 
 @dataclass(frozen=True)
 class Cluster:
     """A running cluster.
 
-    ``programs``: the programs that it was started from.
+    ``programs``: the programs of the cluster.
     ``plane``: the control plane.
-    ``kube``: a client with the rights of the administrator.
+    ``kube``: an API client with the rights of the administrator.
     """
 
     programs: Programs
@@ -50,7 +50,7 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 
     Raises StartupError if a program does not start.
     """
-    # With this flag, the API server calls the webhook's Service by its external name, which resolves to this machine.
+    # With this flag, the API server calls the webhook's Service at its external name, which is this machine.
     flags = ("--enable-aggregator-routing=false",)
     settings = Settings(users=(), apiserver_flags=flags, startup_timeout=START_SECONDS, own_identities=True)
     with (
@@ -61,10 +61,10 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 
 
 def hami_scheduler(cluster: Cluster) -> Component:
-    """Return a kube-scheduler that binds the pods whose `schedulerName` is that of HAMi's scheduler.
+    """Return a kube-scheduler in place of HAMi's scheduler, whose name it has.
 
-    This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer only as many vGPUs as
-    its cards have room for.
+    This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer only so many vGPUs
+    that all of them fit on its cards.
     """
     directory, [port] = cluster.plane.directory, free_ports(1)
     shares = {"ignoredResources": [name for name in HAMI.resources if name != HAMI.main_resource]}
@@ -85,7 +85,7 @@ def hami_scheduler(cluster: Cluster) -> Component:
 
 
 def kwok(cluster: Cluster) -> Component:
-    """Return the process that acts as the kubelet of every node."""
+    """Return the component that runs kwok, which acts as the kubelet of every node."""
     [port] = free_ports(1)
     flags = (
         f"--kubeconfig={cluster.plane.kubeconfig}",
@@ -100,7 +100,7 @@ def kwok(cluster: Cluster) -> Component:
 
 
 def nodes() -> Iterator[Json]:
-    """Yield 2 nodes with 4 A100 cards each, and 4 nodes with 4 T4 cards each that HAMi shares."""
+    """Yield 2 nodes with 4 A100 cards each, and 4 nodes with 4 T4 cards each. Pods share the T4 cards by HAMi."""
     cards = str(CARDS_PER_NODE)
     for number in (1, 2):
         yield _node(f"a100-{number}", features(A100_PRODUCT, cards, "40960", cards))
@@ -121,11 +121,11 @@ def _node(name: str, described: Json) -> Json:
 
 
 def create_nodes(kube: Kube, manifests: Sequence[Json]) -> None:
-    """Create the nodes, and remove their taints so that the schedulers use them."""
+    """Create the nodes, and remove their taints, so that the schedulers place pods on them."""
     for manifest in manifests:
         kube.post("/api/v1/nodes", msgspec.json.encode(manifest))
-        # The API server puts a taint on every new node. A controller would remove the taint only after a kubelet has
-        # made a Lease, and no kubelet runs here.
+        # The API server adds a taint to every new node. Kubernetes' controller would remove the taint only after a
+        # kubelet has created a Lease, and no kubelet runs here.
         untainted = msgspec.json.encode({"spec": {"taints": None}})
         kube.patch(f"/api/v1/nodes/{manifest['metadata']['name']}", untainted, MERGE_PATCH)
 

@@ -1,4 +1,4 @@
-"""Sends the changes of the teams' workloads, and counts their outcomes."""
+"""Sends the changes of the teams' workloads to the API server, and counts running and rejected pods."""
 
 import contextlib
 import time
@@ -19,17 +19,17 @@ NAMESPACES = frozenset(team.namespace for team in TEAMS)
 
 
 class PartEnded(Exception):
-    """A process of the playground ended by itself. The message has the last lines of its log."""
+    """Raised if a process of the playground ends by itself. The message has the last lines of the log."""
 
 
 def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | None) -> None:
-    """Change the workloads for so many seconds, or forever if ``seconds`` is None.
+    """Change the teams' workloads for so many seconds, or without end if ``seconds`` is None.
 
     Raises PartEnded if a process of the playground ends.
     """
     deadline = None if seconds is None else time.monotonic() + seconds
     for change in changes(seed):
-        # A change fails if the user has deleted the Deployment or the namespace. A failed change is not retried.
+        # A change fails if the user has deleted the Deployment or the namespace. The change is then dropped.
         with contextlib.suppress(VcudaError):
             make(kube, change)
         left = CHANGE_SECONDS if deadline is None else deadline - time.monotonic()
@@ -66,5 +66,5 @@ def count_running(kube: Kube) -> int:
 
 
 def count_rejected(kube: Kube) -> int:
-    """Return the number of the teams' workloads of which a pod was rejected."""
+    """Return the number of the teams' workloads that have a rejected pod."""
     return sum(refused.namespace in NAMESPACES for refused in read_refusals(kube, None))

@@ -1,4 +1,4 @@
-"""The programs that the playground runs. They are built from Go modules, or found on PATH."""
+"""The programs that the playground runs. They are built from Go modules, or are found on PATH."""
 
 import contextlib
 import os
@@ -15,10 +15,10 @@ from tools.control_plane import CONTROLLER_MANAGER, SCHEDULER
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES, ETCD, KWOK = "v1.37.2", "v3.6.16", "v0.8.0"
-"""The versions of etcd and Kubernetes that the build scripts build."""
+"""The versions that the build scripts build."""
 
 STAGES = "stages"
-"""The directory next to kwok with the stages by which it simulates nodes and pods."""
+"""The directory next to the program kwok with its stages, which are files that describe how it simulates pods."""
 
 BUILD_TOOLS = "tests/e2e/build-tools"
 BUILDS = (("tests/e2e/build-control-plane",), (BUILD_TOOLS, "kwok"))
@@ -28,15 +28,15 @@ PLUGIN = "kubectl-gpuquota"
 
 
 class Unusable(Exception):
-    """The playground cannot start on this machine. The message says what to do."""
+    """Raised if the playground cannot start on this machine. The message says how to change this."""
 
 
 @dataclass(frozen=True)
 class Program:
     """A program that the playground runs.
 
-    ``name``: the name of its file.
-    ``source``: how users without Go get the program.
+    ``name``: the file name of the program.
+    ``source``: the text that says how users without Go get the program.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Programs:
     """The programs that were built or found.
 
     ``directory``: a directory with a link to each of `PROGRAMS`.
-    ``stages``: the files with kwok's stages, which say how kwok simulates nodes and pods.
+    ``stages``: the files with kwok's stages, which describe how kwok simulates nodes and pods.
     """
 
     directory: Path
@@ -74,9 +74,9 @@ class Programs:
 
 
 def provide(directory: Path, env: Mapping[str, str]) -> Programs:
-    """Build the programs that were not built before, and link all programs in ``directory``, which must not exist.
+    """Build the programs that were not built before. Create ``directory`` with links to all programs.
 
-    ``env``: the environment, with PATH and perhaps KUBEBUILDER_ASSETS.
+    ``env``: the environment variables. PATH and KUBEBUILDER_ASSETS are read.
 
     Raises Unusable if a build fails, or if programs are missing and cannot be built.
     """
@@ -93,14 +93,14 @@ def provide(directory: Path, env: Mapping[str, str]) -> Programs:
 
 
 def find(path: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each program that is in a directory of ``path``. kwok without its stages is left out."""
+    """Return the files of the programs in the directories ``path``. If kwok has no stages there, it is left out."""
     files = {program.name: shutil.which(program.name, path=os.pathsep.join(path)) for program in PROGRAMS}
     found = {name: Path(file).resolve() for name, file in files.items() if file}
     return {name: file for name, file in found.items() if name != "kwok" or (file.parent / STAGES).is_dir()}
 
 
 def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None) -> str:
-    """Return the message about missing programs: one line of advice, then one line per program on how to get it."""
+    """Return the message about missing programs. Its first line has advice, and each other line is about a program."""
     build = "then `make playground` builds them in about 6 minutes."
     if {each.name for each in missing} <= NOT_BUILT:
         advice = "Provide each:"
@@ -112,15 +112,15 @@ def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None
 
 
 def link_commands(directory: Path, programs: Programs) -> None:
-    """Link the commands that a user types, kubectl and its plugin, in ``directory``, which must not exist."""
+    """Create ``directory`` with links to the commands that a user types: kubectl and its plugin."""
     directory.mkdir()
     (directory / "kubectl").symlink_to(programs.path_of("kubectl").resolve())
     (directory / PLUGIN).symlink_to(Path(sysconfig.get_path("scripts"), PLUGIN))
 
 
 def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> str | None:
-    """Return the directory that the build command prints. None if Go is missing and nothing was built before."""
-    # The build runs in its own process group, so that a signal to this group also ends the compilers.
+    """Return the directory that the build command prints; None if Go is missing and nothing was built before."""
+    # The build has its own process group. A signal to this group ends the build with all its compilers.
     build = subprocess.Popen(
         (str(ROOT / command[0]), *command[1:]),
         env={**env},
@@ -133,10 +133,10 @@ def _built(command: Sequence[str], env: Mapping[str, str], *, has_go: bool) -> s
     try:
         printed, _ = build.communicate()
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):  # the process has already ended
+        with contextlib.suppress(ProcessLookupError):  # The build has already ended.
             os.killpg(build.pid, signal.SIGTERM)
         build.wait()
         raise
     if build.returncode and has_go:
-        raise Unusable(f"{command[0]} failed; its message is above")
+        raise Unusable(f"{command[0]} failed. The output of the command is above this message")
     return None if build.returncode else printed.strip()

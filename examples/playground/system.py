@@ -1,4 +1,4 @@
-"""This system in the playground: our manifests are applied to the cluster, and our programs run as local processes."""
+"""Installs vcuda quota in the playground: applies the manifests, and runs the programs as processes of this machine."""
 
 import base64
 import json
@@ -30,10 +30,10 @@ OVERLAY = ROOT / "manifests" / "overlays" / "hami"
 NAMESPACE = "vcuda-quota"
 WEBHOOK, CONTROLLER, CERTIFICATES = "vcuda-webhook", "vcuda-controller", "vcuda-certs-first"
 DECLARED = "quota.vcuda.io/webhooks"
-"""The annotation of a webhook configuration with the webhooks that vcuda-certs is to register."""
+"""The annotation of a webhook configuration with the webhooks that `vcuda-certs` registers."""
 
 USAGE = "gpu-quota-usage"
-"""The ConfigMap in which the controller publishes a namespace's usage."""
+"""The name of the ConfigMap in which the controller publishes the usage of a namespace."""
 
 WORKLOADS = ("Deployment", "DaemonSet", "CronJob", "Job")
 TOKEN_SECONDS = 7 * 24 * 3600
@@ -41,15 +41,15 @@ POLL_SECONDS = 0.2
 
 
 class NotInstalled(Exception):
-    """A step of the installation failed. The message has the step and the reason."""
+    """Raised if a step of the installation fails. The message has the step and the reason."""
 
 
 @dataclass(frozen=True)
 class System:
-    """This system, installed in a cluster.
+    """An installation of vcuda quota.
 
     ``cluster``: the cluster to which the manifests are applied.
-    ``manifests``: all objects as kustomize renders them. They include the workloads, which are not applied.
+    ``manifests``: all objects as kustomize renders them, including the workloads, which are not applied.
     ``directory``: the directory of kubeconfigs, certificates and logs.
     ``webhook_port``, ``page_port``: the ports of the webhook and of the usage page on 127.0.0.1.
     """
@@ -70,20 +70,20 @@ class System:
         return self.directory / "certificates"
 
     def issue_certificates(self) -> None:
-        """Run the command of the certificates' Job, and write the certificate files that a webhook replica mounts.
+        """Run `vcuda-certs` as the Job in the manifests does, and write the files that a webhook replica mounts.
 
-        The command does not wait for a replica, because none runs yet.
+        The command does not wait for a replica of the webhook, because none runs yet.
         """
         self._rotate("--timeout=0s", "--ip=127.0.0.1")
         secret = read_json(self.cluster.kube, f"/api/v1/namespaces/{NAMESPACE}/secrets/vcuda-webhook-tls")
         if secret is None:
-            raise NotInstalled("vcuda-certs rotate wrote no Secret with a certificate")
+            raise NotInstalled("the command `vcuda-certs rotate` did not write the Secret of the certificate")
         self._certificates.mkdir()
         for name, text in secret["data"].items():
             (self._certificates / name).write_bytes(base64.b64decode(text))
 
     def register(self) -> None:
-        """Run the command of the certificates' Job again. It registers the webhooks after the replica has answered."""
+        """Run `vcuda-certs` again, which registers the webhooks after the replica of the webhook has answered."""
         self._rotate("--timeout=60s", f"--endpoint=127.0.0.1:{self.webhook_port}")
 
     def webhook(self) -> Component:
@@ -102,7 +102,7 @@ class System:
         return self._component(CONTROLLER, command, Probe(status_port, "/readyz"))
 
     def await_admission(self) -> None:
-        """Return when the webhooks are in effect and have read the quota and the nodes' models."""
+        """Wait until the webhooks are in effect, and have read the quota and the GPU models of the nodes."""
 
         def checked() -> bool:
             return is_rejected(self.cluster, malformed_quota()) and is_pinned(self.cluster, YOURS)
@@ -110,7 +110,7 @@ class System:
         await_true(checked, "the webhooks are not in effect")
 
     def await_usage(self) -> None:
-        """Return when the usage of every team is published."""
+        """Wait until the controller has published the usage of every team."""
 
         def published() -> bool:
             paths = (f"/api/v1/namespaces/{team.namespace}/configmaps/{USAGE}" for team in ALL)
@@ -122,11 +122,13 @@ class System:
         command, env = self._command("Job", CERTIFICATES, *flags), own_environment(os.environ)
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode:
-            raise NotInstalled(f"vcuda-certs rotate: exit status {done.returncode}: {done.stdout}{done.stderr}")
+            output = f"{done.stdout}{done.stderr}"
+            raise NotInstalled(f"vcuda-certs rotate failed with exit status {done.returncode}: {output}")
 
     def _command(self, kind: str, name: str, *flags: str) -> tuple[str, ...]:
-        """Return the command of a workload, with the rights of its ServiceAccount. ``flags`` override the workload's
-        flags.
+        """Return the command of a workload in the manifests, with the rights of its ServiceAccount.
+
+        ``flags``: flags that override those of the workload.
         """
         [workload] = (each for each in self.manifests if each["kind"] == kind and each["metadata"]["name"] == name)
         spec = workload["spec"]["template"]["spec"]
@@ -136,7 +138,7 @@ class System:
         return (sysconfig.get_path("scripts") + f"/{program}", *arguments, f"--kubeconfig={kubeconfig}", *flags)
 
     def _kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig of a ServiceAccount."""
+        """Write a kubeconfig with a token of a ServiceAccount. Return the path of the kubeconfig."""
         request = {
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
@@ -154,7 +156,7 @@ class System:
 
 
 def apply_system(cluster: Cluster, directory: Path) -> System:
-    """Apply the manifests without the workloads, whose programs run on this machine.
+    """Apply all manifests except the workloads, because their programs run on this machine.
 
     Raises NotInstalled if kubectl fails.
     """
@@ -166,10 +168,10 @@ def apply_system(cluster: Cluster, directory: Path) -> System:
 
 
 def reachable(manifests: Sequence[Json], port: int) -> list[Json]:
-    """Return the objects, changed so that the API server calls the webhook at a port of this machine.
+    """Return the objects with changes by which the API server calls the webhook at a port of this machine.
 
-    The API server calls a Service of type ExternalName at its name, and still verifies the name of the Service in the
-    certificate.
+    The API server connects to the external name of a Service of type ExternalName, and still expects the name of the
+    Service in the certificate.
     """
     return [_reachable(each, port) for each in manifests]
 
@@ -186,7 +188,7 @@ def _reachable(manifest: Json, port: int) -> Json:
 
 
 def apply(cluster: Cluster, manifests: Sequence[Json]) -> None:
-    """Apply the objects. Raises NotInstalled if the API server rejects one."""
+    """Apply the objects. Raises NotInstalled if the API server rejects an object."""
     items = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests})
     kubectl(cluster, "apply", "--server-side", "-f", "-", stdin=items)
 
@@ -198,17 +200,17 @@ def kubectl(cluster: Cluster, *arguments: str, stdin: str = "") -> str:
     command = (str(cluster.programs.path_of("kubectl")), *options, *arguments)
     done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode:
-        raise NotInstalled(f"kubectl {arguments[0]}: {done.stderr}")
+        raise NotInstalled(f"kubectl {arguments[0]} failed: {done.stderr}")
     return done.stdout
 
 
 def own_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the variables that set our flags."""
+    """Return the environment without the variables VCUDA_…, which set flags of the programs."""
     return {name: value for name, value in env.items() if not name.startswith("VCUDA_")}
 
 
 def is_rejected(cluster: Cluster, quota: Json) -> bool:
-    """Return whether the webhook rejects this quota ConfigMap in a dry run."""
+    """Return True if the webhook rejects this quota ConfigMap in a dry run."""
     try:
         cluster.kube.post("/api/v1/namespaces/kube-system/configmaps", msgspec.json.encode(quota), {"dryRun": "All"})
     except ApiError as error:
@@ -219,7 +221,7 @@ def is_rejected(cluster: Cluster, quota: Json) -> bool:
 
 
 def is_pinned(cluster: Cluster, team: Team) -> bool:
-    """Return whether the webhook admits a pod of the team in a dry run, and pins it to a model."""
+    """Return True if the webhook admits a pod of the team in a dry run, and pins the pod to a GPU model."""
     path = f"/api/v1/namespaces/{team.namespace}/pods"
     try:
         made = cluster.kube.post(path, msgspec.json.encode(bare_pod(team)), {"dryRun": "All"})
@@ -229,8 +231,8 @@ def is_pinned(cluster: Cluster, team: Team) -> bool:
 
 
 def await_true(holds: Callable[[], bool], otherwise: str) -> None:
-    """Return when ``holds`` is true. Raises NotInstalled with ``otherwise`` if it takes too long."""
-    # `holds` is polled, because no watch reports when an API server begins to call a registered webhook.
+    """Poll ``holds`` until it returns True. Raises NotInstalled with the text ``otherwise`` if this takes too long."""
+    # No watch can replace the polls, because the API server does not report when it begins to call a webhook.
     deadline = time.monotonic() + START_SECONDS
     while not holds():
         if time.monotonic() > deadline:

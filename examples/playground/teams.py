@@ -1,6 +1,6 @@
-"""The teams of the playground: their quotas, their workloads, and the changes of the workloads.
+"""The teams of the playground: their quotas, their workloads, and the random changes of the workloads.
 
-This module sends no request.
+This module sends no requests to the API server.
 """
 
 import itertools
@@ -15,13 +15,13 @@ CARD: Mapping[str, str] = {"nvidia.com/gpu": "1"}
 HALF_CARD: Mapping[str, str] = {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50", "nvidia.com/gpumem": "7680"}
 
 COMPLETES_AFTER = tuple(f"pod-complete.stage.kwok.x-k8s.io/{bound}" for bound in ("delay", "jitter-delay"))
-"""The annotations with the shortest and the longest time that kwok lets a pod of a Job run."""
+"""The annotations with the minimum and the maximum time for which kwok simulates a running pod of a Job."""
 
 GRACE_SECONDS = 2
-"""The grace period of each pod in seconds. The cards of a deleted pod stay charged until the period is over."""
+"""The grace period of each pod in seconds, for which the cards of a deleted pod stay charged."""
 
 WAIT_SECONDS = 90
-"""Seconds after which a Job without pods has failed. This bounds the number of waiting Jobs."""
+"""The seconds after which Kubernetes ends a Job, even if it got no pods. This limits the number of waiting Jobs."""
 
 KEEP_SECONDS = 20
 """Seconds for which an ended Job is kept."""
@@ -34,7 +34,7 @@ class Pods:
     ``name``: the name of the Deployment, or the first part of the names of Jobs.
     ``limits``: the resource limits of each pod.
     ``size``: the limits in words.
-    ``most``: maximum number of pods at a time. The quota may admit fewer pods.
+    ``most``: the maximum number of pods at the same time. The quota may admit fewer pods.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Pods:
 
 @dataclass(frozen=True)
 class Team:
-    """A namespace with a quota.
+    """A team: a namespace with a quota and workloads.
 
-    ``quota``: number of cards by model.
-    ``deployment``: the pods of its Deployment, which is scaled between 0 and ``most`` pods.
-    ``first``: initial number of pods of the Deployment.
-    ``job``: the pods of its Jobs. None for the user's team, whose workloads the playground does not change.
+    ``quota``: the number of cards by GPU model.
+    ``deployment``: the pods of the team's Deployment, which is scaled between 0 and ``most`` pods.
+    ``first``: the initial number of pods of the Deployment.
+    ``job``: the pods of the team's Jobs. None for the user's team, whose workloads the playground does not change.
     """
 
     namespace: str
@@ -61,7 +61,7 @@ class Team:
 
 
 TEAMS = (
-    # The Deployment of this team exceeds the team's quota from the start, so that a user soon sees a rejected pod.
+    # The Deployment of team-vision exceeds its quota from the start, so that a user soon sees a rejected pod.
     Team("team-vision", {"A100": 5}, Pods("detector", CARD, "1 card", 7), 6, Pods("label", CARD, "1 card", 2)),
     Team(
         "team-speech",
@@ -86,7 +86,7 @@ ALL = (*TEAMS, YOURS)
 
 @dataclass(frozen=True)
 class Scale:
-    """Scale a Deployment to another number of pods."""
+    """A change that scales a Deployment to another number of pods."""
 
     namespace: str
     deployment: str
@@ -95,10 +95,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class RunJob:
-    """Create a Job.
+    """A change that creates a Job.
 
-    ``pods``: number of pods that the Job runs at a time.
-    ``seconds``: how long each pod runs.
+    ``pods``: the number of pods that the Job runs at the same time.
+    ``seconds``: the seconds for which each pod runs.
     """
 
     namespace: str
@@ -113,21 +113,21 @@ Change = Scale | RunJob
 
 def changes(seed: int) -> Iterator[Change]:
     """Yield the changes of all teams in turn, without end. The same seed yields the same changes."""
-    figures = random.Random(seed)  # noqa: S311  # random sizes, not secrets
+    figures = random.Random(seed)  # noqa: S311  # The numbers are sizes of workloads, not secrets.
     for number, team in enumerate(itertools.cycle(TEAMS)):
         yield next_change(team, number, figures)
 
 
 def next_change(team: Team, number: int, figures: random.Random) -> Change:
     """Return a random change of a team: a new size of its Deployment, or a new Job with ``number`` in its name."""
-    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # each kind of change is equally likely
+    if team.job is None or figures.random() < 0.5:  # noqa: PLR2004  # Both kinds of change are equally likely.
         return Scale(team.namespace, team.deployment.name, figures.randint(0, team.deployment.most))
     name, pods = f"{team.job.name}-{number}", figures.randint(1, team.job.most)
     return RunJob(team.namespace, name, team.job.limits, pods, figures.randint(10, 40))
 
 
 def quota_manifest() -> Json:
-    """Return the quota ConfigMap, in lines that are easy to edit."""
+    """Return the quota ConfigMap. Its text has lines that a user can edit easily."""
     entries = "".join(f"{team.namespace}: {{quota: {{{quota_text(team)}}}}}\n" for team in ALL)
     models = "A100: [NVIDIA-A100-SXM4-40GB]\nT4: [NVIDIA-Tesla-T4]\n"
     metadata = {"namespace": "kube-system", "name": "gpuquota", "labels": {"quota.vcuda.io/config": "true"}}
@@ -180,7 +180,7 @@ def job_manifest(job: RunJob) -> Json:
 
 
 def bare_pod(team: Team) -> Json:
-    """Return a pod like those of the team's Deployment, but without an owner."""
+    """Return a pod with the limits of the team's Deployment, but without an owner."""
     metadata = {"namespace": team.namespace, "generateName": "trial-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(team.deployment.limits)}
 

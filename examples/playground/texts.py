@@ -1,4 +1,4 @@
-"""The texts that the playground prints. This module sends no request."""
+"""The texts that the playground prints. This module sends no requests to the API server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from vcuda.cli import aligned
 
 
 class Command(NamedTuple):
-    """A command that the user can try, with a text that says what the command shows."""
+    """A command that the user can try, and a text about what the command shows."""
 
     shows: str
     typed: str
@@ -33,7 +33,7 @@ COMMANDS = (
 
 
 def welcome(directory: Path, commands: Path, page: str) -> str:
-    """Return what a person needs to use the playground.
+    """Return the text with all that users need: the teams, the usage page, environment variables and commands.
 
     ``directory``: the directory with the file kubeconfig.
     ``commands``: the directory with kubectl and its plugin.
@@ -74,10 +74,10 @@ def _jobs(team: Team) -> str:
 
 
 def verdict(running: int, rejected: int) -> str | None:
-    """Return what the playground failed to show, or None if a pod was admitted and another pod was rejected.
+    """Return None if a pod was admitted and another pod was rejected; otherwise the text about the missing one.
 
-    ``running``: number of the teams' running pods.
-    ``rejected``: number of the teams' workloads of which a pod was rejected.
+    ``running``: the number of the teams' running pods.
+    ``rejected``: the number of the teams' workloads with a rejected pod.
     """
     if not running:
         return "no pod of a team was admitted"

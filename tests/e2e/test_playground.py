@@ -37,7 +37,7 @@ class PlaygroundProcess(OwnProcess):
 
     def await_start(self) -> None:
         # Wait for each line of the output separately, because each wait has its own timeout.
-        for begin in (*STEPS, "The teams are busy"):
+        for begin in (*STEPS, "The teams change their workloads"):
             self._await_line(begin)
             if begin == self._until:
                 return
@@ -86,7 +86,7 @@ def printed_commands(output: str) -> tuple[str, list[str]]:
 
 
 def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_path: Path) -> None:
-    with PlaygroundProcess(scratch, "The teams are busy") as playground:
+    with PlaygroundProcess(scratch, "The teams change their workloads") as playground:
         output = playground.output()
         exports, commands = printed_commands(output)
         assert commands == [command.typed for command in COMMANDS]

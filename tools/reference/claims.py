@@ -38,7 +38,6 @@ HOW = (
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about a ResourceClaim or a template."""
     return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
 
 

@@ -1,7 +1,4 @@
-"""The table of Events in docs/reference.md.
-
-The reasons and types come from the product's source, and the descriptions from this module.
-"""
+"""The table of Events in docs/reference.md, with a description of each Event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example pods, reviews and API server for which the code produces the messages in docs/reference.md."""
+"""Example pods, admission requests and an API server, from which the code produces messages for docs/reference.md."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def policy_for(quota: NamespaceQuota, nodes: Nodes = NO_NODES) -> PolicySnapshot
 
 
 class ExampleServer:
-    """A test double of the API client. It serves ``objects`` by their path, and admits every dry run.
+    """A test double of the API client, which returns ``objects`` by their path and admits every dry run.
 
-    ``events``: the messages of the Events that the code has written.
+    ``events``: the messages of the Events that were created.
     """
 
     def __init__(self, objects: Mapping[str, Manifest] | None = None) -> None:
@@ -74,7 +74,7 @@ class ExampleServer:
 
     @property
     def kube(self) -> Kube:
-        """This double, with the type of the API client that the code needs."""
+        """This object, cast to the type of the API client."""
         return cast("Kube", self)
 
     def get(self, path: str, **_: object) -> bytes:

@@ -23,7 +23,7 @@ HEADING = ("flag", "environment", "default", "what")
 
 
 class Leaf(NamedTuple):
-    """A command of our programs that can be run, with its full name and its click context."""
+    """A command of our programs, with its full name and its click context. Groups of commands are excluded."""
 
     name: str
     command: click.Command
@@ -75,9 +75,7 @@ def _row(context: click.Context, parameter: click.Parameter) -> tuple[str, str, 
 
 
 def _value(context: click.Context, option: click.Option) -> str:
-    """Return the placeholder for the value of an option. It is NUMBER for numbers, and otherwise click's
-    placeholder.
-    """
+    """Return the placeholder for the value of an option: NUMBER for a number, otherwise that of click."""
     numbers = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
     return "NUMBER" if numbers and option.metavar is None else option.make_metavar(context)
 

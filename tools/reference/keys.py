@@ -1,7 +1,6 @@
 """The tables of all annotations and labels that the product sets or reads, for docs/reference.md.
 
-The keys of schemes (the resource names of each vendor) come from the table of the schemes. This module describes our
-own keys.
+This module describes our own keys. The keys of the vendors are read from the table of the schemes (`SCHEMES`).
 """
 
 from __future__ import annotations
@@ -135,11 +134,11 @@ OURS = {
         " somebody else has set the label. So the controller never changes it.",
     ),
     **dict.fromkeys(
-        ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"),
+        ("nvidia.com/gpu.product", "nvidia.com/gpu.memory"),
         Told(
             "label of a node",
             "set by GPU feature discovery, read by the controller and `kubectl gpuquota nodes`",
-            "The product of the node's cards, their number, and the MiB of one card.",
+            "The product of the node's cards, and the MiB of one card.",
         ),
     ),
     "gaia.tencent.com/gpu-pool": Told(
@@ -147,7 +146,7 @@ OURS = {
     ),
     "nvidia.com/gpu.count": Told(
         "label of a node",
-        "set by GPU feature discovery, read by the webhook",
+        "set by GPU feature discovery, read by the webhook, the controller and `kubectl gpuquota nodes`",
         "The number of the node's cards. An edit of the quota that allows more cards than the nodes have gets a"
         " warning.",
     ),
@@ -205,13 +204,11 @@ _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
     "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is never stored",
 }
-"""Texts in the source that look like keys but are not keys of annotations or labels."""
+"""Texts in the source code that have the form of a key, but are not keys of annotations or labels."""
 
 
 def in_the_source() -> set[str]:
-    """Return every key of an annotation or label that is written in the product's source. Keys that the code composes
-    are left out.
-    """
+    """Return every key of an annotation or label in the product's source code, except keys that code composes."""
     return {
         key
         for _, text in strings()
@@ -227,14 +224,14 @@ def in_the_manifests() -> set[str]:
 
 
 def of_schemes() -> set[str]:
-    """Return every key in the table of schemes: the vendors' names of resources, annotations and labels."""
+    """Return the names of all resources, annotations and labels of the vendors, which are in `SCHEMES`."""
     return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
         name for scheme in SCHEMES for name in scheme.resources
     }
 
 
 def section() -> str:
-    """Return a table of our own keys, and a table for each scheme (the resource names of one vendor)."""
+    """Return a table of our own keys, and a table for each scheme (one vendor's resources and annotations)."""
     ours = table(("key", "on", "who", "what"), [(code(key), told.on, told.by, told.what) for key, told in OURS.items()])
     schemes = "\n\n".join(_section(scheme) for scheme in SCHEMES)
     return f"### Ours, and those of Kubernetes\n\n{ours}\n\n{schemes}"

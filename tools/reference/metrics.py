@@ -1,6 +1,6 @@
 """The tables of all metrics in docs/reference.md.
 
-They are read from the registries of our programs, which are constructed but not started.
+The metrics are read from our programs, which are constructed for this purpose but not started.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{nam
 
 
 class Family(NamedTuple):
-    """One metric.
-
-    ``name``: the name of its samples, without the suffixes of a histogram such as ``_bucket``.
-    """
+    """A metric. ``name``: the name of its samples, without a suffix of a histogram such as ``_bucket``."""
 
     name: str
     type: str
@@ -86,7 +83,7 @@ def _table(found: tuple[Family, ...]) -> str:
 
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
-    with mock.patch.object(ClusterPolicy, "start"):  # without this mock, the service would try to observe a cluster
+    with mock.patch.object(ClusterPolicy, "start"):  # Without this mock, the service would start to watch a cluster.
         metrics = cluster.make_service(certificate).metrics
     export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
     export_waiting(metrics, mock.Mock(waiting=0))
@@ -117,14 +114,14 @@ def _node() -> CollectorRegistry:
 
 
 def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
-    collectors = dict.fromkeys(registry._collector_to_names)  # prometheus-client has no public list of its collectors
+    collectors = dict.fromkeys(
+        registry._collector_to_names
+    )  # The package prometheus-client has no public list of them.
     return tuple(sorted(family for collector in collectors for family in _families_of(collector)))
 
 
 def _families_of(collector: Collector) -> Iterator[Family]:
-    """Yield the metrics of a registry with the names of their labels. Those are only in a private attribute of each
-    collector.
-    """
+    """Yield the metrics of a collector. The names of their labels are only in a private attribute."""
     holder: Any
     for metric in collector.collect():
         holder = collector if isinstance(collector, MetricWrapperBase) else metric

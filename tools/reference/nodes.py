@@ -11,7 +11,6 @@ from vcuda.discovery.names import model_warnings
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about nodes and their models."""
     return (
         Chapter(
             "The Event GPUModelInDoubt",

@@ -1,6 +1,6 @@
-"""The messages in docs/reference.md that no other module of this package produces.
+"""Further messages in docs/reference.md.
 
-They are about the version of Kubernetes, from the extender, in Events, and from `kubectl gpuquota`.
+They are about the version of Kubernetes, or appear in Events, or are printed by `kubectl gpuquota`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ TIMEOUT = 300.0
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every other message."""
     stale = (
-        "Nothing to do. The controller removed a stale allocation from a pod or a stale lock from a node"
-        " by one of its rules. `vcuda_gc_annotations_total` counts the removals by rule."
+        "You need not do anything. By one of its rules, the controller removed a stale allocation from a pod or a stale"
+        " lock from a node. `vcuda_gc_annotations_total` counts the removals by rule."
     )
     return (
         Chapter(
@@ -133,11 +132,11 @@ def _unplaced() -> Iterator[Told]:
     yield Told(_why(assign(cards, [ContainerRequest(0, 300, 0)])), f"{wait} Or ask for no more cards than a node has.")
     yield Told(_why(assign(cards, [ContainerRequest(0, 50, 60000)])), pod)
     yield Told(_why(assign(cards, [ContainerRequest(number, 60, 256) for number in range(3)])), wait)
-    yield Told(UNSEEN.text, "Nothing: the node is new.")
+    yield Told(UNSEEN.text, "You need not do anything, because the node is new.")
     others = bin_pack(half, ["one"], {"one": Cards.unused(NVIDIA_VCUDA, 1, 64)})
-    yield Told(_why(others), "Nothing: the node has cards of another scheme.")
+    yield Told(_why(others), "You need not do anything, because the node has cards of another scheme.")
     core, memory, other = GPU_MANAGER.cores, GPU_MANAGER.memory, NVIDIA_VCUDA.cores
-    yield Told(_why(read_cards({})), "Nothing: the node has no cards.")
+    yield Told(_why(read_cards({})), "You need not do anything, because the node has no cards.")
     for capacity in ({core: "100", other: "100"}, {core: "50", memory: "1"}, {core: "100"}):
         yield Told(_why(read_cards(capacity)), node)
     for spec in (
@@ -153,13 +152,10 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 
 
 def _why(found: object) -> str:
-    """Return the text of the reason why nodes were left out.
-
-    ``found``: the reason, or the reasons by node, of which the first is used.
-    """
+    """Return the text of the reason why a node was left out. ``found``: the reason, or the reasons by node."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
-        raise AssertionError(f"{found} is no reason")  # noqa: TRY004  # the example did not lead to a reason
+        raise AssertionError(f"{found} must be a reason")  # noqa: TRY004  # The example did not lead to a reason.
     return reason.text
 
 
@@ -172,10 +168,7 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """Return the message of the Event about the last quota document.
-
-    ``documents``: the data of successive versions of the document.
-    """
+    """Return the message of the Event about the last of these documents, which are versions of the quota ConfigMap."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -213,7 +206,7 @@ def _of_pods() -> Iterator[Removal]:
     for manifest, exists in cases:
         stored = read_stored(msgspec.convert(manifest, Pod), LABELS, whole_keys=True)
         if stored is None:
-            raise AssertionError("a pod without vcuda")
+            raise AssertionError("every example pod must request a GPU")
         yield from find_stale(stored, {"gpu-1": exists}.__getitem__, ALLOCATED + 2 * TIMEOUT, TIMEOUT)
 
 
@@ -229,13 +222,13 @@ def _of_nodes() -> Iterator[Removal]:
 class _Cluster(ExampleServer):
     """A test double of a cluster whose webhooks admit every pod unchanged.
 
-    ``fault``: the error that HAMi-DRA's webhook returns, or empty.
+    ``fault``: the error of HAMi-DRA's webhook; empty if this webhook is not installed.
     """
 
     fault = ""
 
     def post_heard(self, path: str, body: bytes, params: object) -> Heard:
-        """Answer a dry run. The dry run that tests for other webhooks gets ``fault``, if set."""
+        """Answer a dry run. If the plugin tries a pod under the invalid name `PROBE`, the answer is ``fault``."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)
         if "/apis/" in path and not self.objects:
@@ -284,7 +277,7 @@ def _plugin() -> Iterator[Told]:
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
-    """Yield those texts in the column REASON of `kubectl gpuquota` that are not messages of our webhook."""
+    """Yield the texts in the column REASON of `kubectl gpuquota explain` that are not messages of our webhook."""
     offline = "Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'

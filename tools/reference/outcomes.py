@@ -16,34 +16,60 @@ from vcuda.kube import Counts
 from vcuda.requests.schemes import SCHEMES
 
 OUTCOMES = {
-    "ignored": "not the creation of a pod or claim that requests GPUs; at `/quota`: not the quota ConfigMap",
-    "unlimited": "the namespace has no quota",
-    "scheduler": "a claim that the scheduler created for the extended resources of a pod; only the pod is charged",
-    "claims": "a pod that requests GPUs only by claims; each claim is charged separately",
-    "template": "a ResourceClaimTemplate, which is not charged",
-    "mirror": "the mirror of a static pod, created by a kubelet; the static pod already runs",
-    "pinned": "`/mutate`: pinned to a model",
-    "charged": "`/validate`: within the quota, and charged",
-    "over-quota-allowed": "`/validate`: over quota, but admitted and charged, because the mode is `warn` or `audit`",
-    "unpinned": "admitted although not pinned to one allowed model, because the mode is `warn` or `audit`",
-    "over-quota": "rejected with 403: the stored pods and claims, and the terminating charges, leave too little quota",
-    "over-quota-reserved": (
-        "429: the pod or claim would fit if the webhook replicas had reserved no quota; they now release it"
+    "ignored": (
+        "the request does not create a pod or claim that requests GPUs; at `/quota`: the object is not the quota"
+        " ConfigMap"
     ),
-    "over-quota-pending": "429: the pod or claim would fit without the pending charges",
-    "over-quota-unsettled": "429: the stored objects leave enough quota, but the ledger is not settled yet",
-    "over-quota-uncounted": "429: the ledger has too little room, and the stored objects could not be counted in time",
-    "not-allowed": "rejected: the namespace's quota has none of the models that the pod or claim may use",
-    "not-pinned": "rejected: not pinned to one allowed model, or otherwise different from what `/mutate` returns",
-    "malformed": "rejected: the GPU request is malformed",
-    "busy": "429 with a retry in a second: the ledger is full or contended, or the outcome of a write is unknown",
-    "unreadable-ledger": "rejected: the ledger is damaged",
-    "ledger-lost": "429: the ledger is lost, and pods that were charged in it may still be stored",
-    "too-large": "rejected with 413: the review of the object exceeds 3 MiB",
-    "bad-request": "rejected: the registration of the webhook is wrong",
-    "quota-accepted": "`/quota`: the document is valid",
-    "quota-refused": "`/quota`: the document is malformed",
-    "quota-deleted": "`/quota`: the ConfigMap is deleted",
+    "unlimited": "the namespace has no quota",
+    "scheduler": "the scheduler created the claim for the extended resources of a pod, and only the pod is charged",
+    "claims": "the pod requests GPUs only by claims, and each claim is charged separately",
+    "template": "the object is a ResourceClaimTemplate, which is not charged",
+    "mirror": "the pod is the mirror of a static pod, which already runs, and was created by a kubelet",
+    "pinned": "`/mutate` pinned the pod or claim to a model",
+    "charged": "`/validate` charged the pod or claim, which is within the quota",
+    "over-quota-allowed": (
+        "`/validate` admitted and charged the pod or claim, although it is over quota: the mode is `warn` or `audit`"
+    ),
+    "unpinned": (
+        "the pod or claim was admitted, although it is not pinned to one allowed model: the mode is `warn` or `audit`"
+    ),
+    "over-quota": (
+        "the pod or claim was rejected with 403, because the stored pods and claims, and the terminating charges, leave"
+        " too little quota"
+    ),
+    "over-quota-reserved": (
+        "the answer was 429, because the pod or claim fits only without the quota that webhook replicas have reserved;"
+        " the replicas now release this quota"
+    ),
+    "over-quota-pending": "the answer was 429, because the pod or claim fits only without the pending charges",
+    "over-quota-unsettled": (
+        "the answer was 429, because the stored objects leave enough quota, but the ledger is not settled yet"
+    ),
+    "over-quota-uncounted": (
+        "the answer was 429, because the ledger has too little room, and the stored objects could not be counted in"
+        " time"
+    ),
+    "not-allowed": (
+        "the pod or claim was rejected, because the namespace's quota has none of the models that it may use"
+    ),
+    "not-pinned": (
+        "the pod or claim was rejected, because it is not pinned to one allowed model, or lacks another change of"
+        " `/mutate`"
+    ),
+    "malformed": "the pod or claim was rejected, because its GPU request is malformed",
+    "busy": (
+        "the answer was 429 with a retry in a second, because the ledger is full or contended, or the outcome of a"
+        " write is unknown"
+    ),
+    "unreadable-ledger": "the pod or claim was rejected, because the ledger is damaged",
+    "ledger-lost": (
+        "the answer was 429, because the ledger is lost, and pods that were charged in it may still be stored"
+    ),
+    "too-large": "the object was rejected with 413, because its review exceeds 3 MiB",
+    "bad-request": "the request was rejected, because the registration of the webhook is wrong",
+    "quota-accepted": "`/quota` accepted the quota document, which is valid",
+    "quota-refused": "`/quota` rejected the quota document, which is malformed",
+    "quota-deleted": "`/quota` allowed the deletion of the quota ConfigMap",
 }
 FINDINGS = {
     ViolationKind.UNPINNED: (
@@ -68,18 +94,18 @@ EVICTIONS = {
     ),
 }
 INCIDENTS = {
-    "lists": "complete lists",
-    "streamed_lists": "complete lists that the API server streamed",
-    "watches": "watches that were started",
-    "events": "events",
-    "failures": "lists and watches that failed",
-    "undecodable": "objects that could not be decoded, and were left out",
-    "callback_errors": "events whose handling failed",
+    "lists": "the lists that ended successfully",
+    "streamed_lists": "the lists that ended successfully, and that the API server streamed",
+    "watches": "the watches that were started",
+    "events": "the events that the watches have received",
+    "failures": "the lists and watches that failed",
+    "undecodable": "the objects that could not be decoded, and were left out",
+    "callback_errors": "the events that the program failed to handle",
 }
 
 
 def in_the_source() -> set[str]:
-    """Return every outcome in the product's source: an argument of AdmissionResponse, `refused` or `put_off`."""
+    """Return every outcome in the product's source code, where it is an argument of one of three functions."""
     found = set()
     for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
         for _, called, call in calls(name):
@@ -100,7 +126,7 @@ def incidents() -> set[str]:
 
 
 def section() -> str:
-    """Return the text of a section, which has a table for each label."""
+    """Return the text of the section, with a table for each label of the metrics."""
     reasons = {each.value: f"{each.why}{'' if each.is_expected else '; check it'}" for each in KeepReason}
     schemes = {
         scheme.name: f"`{scheme.cores}` and the related resources; several schemes are separated by commas"
@@ -132,7 +158,7 @@ def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """Yield the possible texts of an expression: one text for a literal, and two texts for a conditional expression."""
+    """Yield the possible texts of an expression: that of a literal, or the two of a conditional expression."""
     choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
     for choice in choices:
         if isinstance(choice, ast.Constant) and isinstance(choice.value, str):

@@ -52,7 +52,6 @@ def render() -> str:
 
 
 def chapters() -> Iterator[Chapter]:
-    """Yield every chapter of messages."""
     yield from pods.chapters()
     yield from claims.chapters()
     yield from quotas.chapters()

@@ -1,4 +1,4 @@
-"""Example pods, a quota and nodes, and the answer of /validate to such a pod."""
+"""An example quota and example nodes, and the answer of the webhook's path /validate to an example pod."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def charge(
     nodes: Nodes = NODES,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer of /validate for a pod, by default pinned to M40."""
+    """Return the answer of the webhook's path /validate for a pod, which by default is pinned to the model M40."""
     manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
     policy = policy_for(quota, nodes)
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)

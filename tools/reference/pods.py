@@ -79,7 +79,6 @@ INVALID = (
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about a pod. The messages of one chapter reach people in the same way."""
     return (
         Chapter("Rejected by quota: 403", LIMITED, tuple(_refused())),
         Chapter(
@@ -110,7 +109,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NODES, **fields: Any) -> AdmissionResponse:
-    """Return the answer of /mutate for an example pod."""
+    """Return the answer of the webhook's path /mutate for an example pod."""
     policy = policy_for(quota, nodes)
     return asyncio.run(
         mutate(
@@ -122,7 +121,7 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
-    """Return the answer of /validate to a pod that does not fit the ledger, but fits the stored objects."""
+    """Return the answer of /validate for a pod that fits the quota by the stored objects, but not by the ledger."""
     return charge(CARD, SMALL, Answering(PutOff((shortage,), counted=counted))).message
 
 
@@ -296,7 +295,7 @@ def _malformed() -> list[Told]:
 
 
 def _beside(manifest: Manifest) -> str:
-    """Return the message about a pod that could use GPUs beyond its request."""
+    """Return the message about a pod that could use GPUs which it does not request."""
     schedulers = "{hami: {scheduler: hami-scheduler}, vgpu-manager: {scheduler: vgpu-scheduler}}"
     resources = parse_config({"gpu_quota": "{}", "gpu_schemes": schedulers}).resources
     policy = msgspec.structs.replace(policy_for(TEAM), resources=resources)
@@ -355,7 +354,7 @@ def _warnings() -> list[Told]:
         *(
             Told(
                 forecast,
-                ("Nothing. This warning is the answer to a dry run, for example by `kubectl gpuquota explain`."),
+                "You need not do anything. A dry run gets this warning, for example by `kubectl gpuquota explain`.",
             )
             for forecast in _forecasts()
         ),
@@ -363,7 +362,7 @@ def _warnings() -> list[Told]:
 
 
 def _forecasts() -> list[str]:
-    """Return the messages of dry runs, which name the model that a pod would get."""
+    """Return the messages that tell a dry run which GPU model the pod would get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)

@@ -92,7 +92,7 @@ VALUES = (
     "a: {quota: {<<: 8}}",
     "a: &a {quota: {M40: 1}}\nb: {<<: *a, <<: *a}",
 )
-"""Documents that are valid JSON or YAML, but invalid quotas."""
+"""Quota documents that are valid JSON or YAML, but have wrong values."""
 
 _FURTHER = (
     ("gpu_unit", "{}"),
@@ -124,11 +124,11 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Invalid values of the keys of the quota ConfigMap other than the quota document."""
+"""Invalid values of the other keys of the quota ConfigMap. Each pair has a key and a value."""
 
 
 def many_times(number: int) -> str:
-    """Return a quota document with ``number`` grants, each at another time."""
+    """Return a quota document with ``number`` grants (dated quota), each at another time."""
     hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
     return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 
@@ -140,7 +140,7 @@ LARGE = (
     json.dumps({f"n{number}": {} for number in range(MAX_NAMESPACES + 1)}),
     many_times(MAX_RECURRING + 1),
 )
-"""Documents that are too large."""
+"""Quota documents that are too large."""
 
 UNREADABLE = (
     '{\n  "a": {"quota": {"M40": 2 "P100": 3}}}',
@@ -153,11 +153,10 @@ UNREADABLE = (
     "a: {quota: *b}",
     "a: \0",
 )
-"""Documents that are neither JSON nor YAML, or that use YAML features that are not supported."""
+"""Quota documents that are not valid JSON or YAML, or that use features of YAML that are not supported."""
 
 
 def chapters() -> tuple[Chapter, ...]:
-    """Return every message about the quota document."""
     printed = (
         "kubectl prints the faults of a malformed quota document after `The request is invalid:`, one"
         " on each line. The whole message of the webhook, which kubectl does not print, is `admission"
@@ -199,7 +198,7 @@ def _fault(*key_and_text: str) -> str:
         parse_config({QUOTA: "", **dict.fromkeys(key or [QUOTA], text)})
     except QuotaFault as fault:
         return str(fault)
-    raise AssertionError(f"{text[:80]!r} has no fault")
+    raise AssertionError(f"the example document {text[:80]!r} must have a fault")
 
 
 def _edited(
@@ -211,8 +210,9 @@ def _edited(
     nodes: Nodes = NODES,
     namespaces: quota_edit.NamespaceNames | None = None,
 ) -> AdmissionResponse:
-    """Return the answer of /quota to an edit.
+    """Return the answer of the webhook's path /quota to an edit of the quota ConfigMap.
 
+    ``data``: the data of the ConfigMap after the edit.
     ``limits``: the limits before the edit; by default eight cards of model M40.
     """
     place = QuotaPlace()
@@ -249,7 +249,7 @@ class _Used(MemoryLedgers):
 
 
 class _Silent(MemoryLedgers):
-    """Ledgers that cannot be read."""
+    """Test ledgers that cannot be read."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         raise Unavailable("the API server does not answer")
@@ -297,5 +297,5 @@ def _warnings() -> Iterator[Told]:
     yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
     yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")
     yield Told(
-        _edited({}, "DELETE").warnings[0], "Nothing, if you intend to delete the quota. Running pods are not affected."
+        _edited({}, "DELETE").warnings[0], "Check that you intend to delete the quota. Running pods are not affected."
     )

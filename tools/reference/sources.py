@@ -1,4 +1,4 @@
-"""Finds texts and calls in the product's source code by parsing the code. The code is neither imported nor run."""
+"""Parses the product's source code, and finds texts and calls in it. The code is not imported."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Sentence(NamedTuple):
     text: str
 
     def said_in(self, told: str) -> bool:
-        """Return whether the text ``told`` contains this text, with any values in place of ``{}``."""
+        """Return True if the text ``told`` contains this text, with any values in place of ``{}``."""
         return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
 
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Return every module of the product by its dotted name."""
+    """Return the syntax tree of every module of the product, by the module's dotted name."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
     return {_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
@@ -73,7 +73,7 @@ def constant(module: str, node: ast.expr) -> str:
         names = [ast.unparse(target) for target in each.targets] if isinstance(each, ast.Assign) else []
         if named in names and isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
             return str(each.value.value)
-    raise LookupError(f"{module}:{node.lineno}: {ast.unparse(node)} is neither a text nor a constant with a text")
+    raise LookupError(f"{module}:{node.lineno}: {ast.unparse(node)} must be a text, or a constant with a text")
 
 
 def strings() -> Iterator[tuple[str, str]]:
@@ -106,8 +106,8 @@ def _template(node: ast.AST) -> str:
 def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes that `sentences` must skip.
 
-    These are the arguments of log lines and patterns, annotations of types, and the parts of an f-string, which is used
-    as a whole.
+    They are arguments of log lines and patterns, type annotations, and the parts of f-strings. An f-string is used as a
+    whole.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -116,7 +116,7 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
             logs = node.func.attr in _LOGS and "log" in ast.unparse(node.func.value)
             if logs or node.func.attr in _NEVER_SHOWN:
                 yield from (part for argument in node.args for part in ast.walk(argument))
-        if isinstance(node, ast.keyword) and node.arg == "failure":  # a Reconciler's log line
+        if isinstance(node, ast.keyword) and node.arg == "failure":  # The text of a Reconciler's log line
             yield node.value
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
             yield node.returns
@@ -125,9 +125,7 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the docstrings in the source of modules, classes, functions, fields and constants. They are texts that are
-    statements.
-    """
+    """Yield the docstrings of modules, classes, functions, fields and constants: texts that are statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

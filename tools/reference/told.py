@@ -8,16 +8,14 @@ from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):
-    """One message in docs/reference.md, and advice about what to do. ``todo`` is empty if the message itself has the
-    advice.
-    """
+    """One message in docs/reference.md. ``todo``: advice about what to do; empty if the message has the advice."""
 
     message: str
     todo: str = ""
 
 
 class Chapter(NamedTuple):
-    """A section with messages that are shown in the same way. ``how``: the paragraph that describes the way."""
+    """A section of docs/reference.md with messages. ``how``: a paragraph about where these messages are shown."""
 
     title: str
     how: str

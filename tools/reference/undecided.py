@@ -1,4 +1,4 @@
-"""The messages about pods that the webhook cannot decide: 429, 500 and 503, and 400 after a wrong registration."""
+"""The webhook's messages when it cannot decide about a pod: 429, 500 and 503, and 400 after a wrong registration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Full(MemoryLedgers):
 
 def undecided() -> list[Told]:
     again = (
-        "Nothing: the API server's client retries after a second. If this lasts, see [a busy"
+        "You need not do anything, because the API server's client retries after a second. If this lasts, see [a busy"
         " ledger](troubleshooting.md#a-busy-ledger)."
     )
     down = "An operator must act: see [the webhook is down](troubleshooting.md#the-webhook-is-down)."
@@ -69,6 +69,7 @@ def undecided() -> list[Told]:
         "Wait, if the webhook has just started. Otherwise see the webhook's log: the webhook cannot"
         " read the quota ConfigMap or the nodes."
     )
+    elsewhere = "You need not do anything, because the API server calls another replica."
     behind = "Wait until the webhook has read the last edit of the quota. If this lasts, see the webhook's log."
     stopping = Gate()
     stopping.close()
@@ -94,8 +95,7 @@ def undecided() -> list[Told]:
             "Continue the update of vcuda quota: replicas of the other release can read the ledger."
             " See [a damaged ledger](troubleshooting.md#a-damaged-ledger).",
         ),
-        Told(_not_ready(stopping), "Nothing: the API server calls another replica."),
-        *(Told(text, "Nothing: the API server calls another replica.") for text in _dropped()),
+        *(Told(text, elsewhere) for text in (_not_ready(stopping), *_dropped())),
         Told(
             TOO_LARGE,
             "Make the object smaller. For a pod, `kubectl get pod -o json | wc -c` shows about its size.",
@@ -108,7 +108,7 @@ def undecided() -> list[Told]:
 
 
 def _dropped() -> Iterator[str]:
-    """Yield the messages about reviews that a replica drops without a decision."""
+    """Yield the messages about AdmissionReviews that a webhook replica drops without a decision."""
     late, abandoned = ReviewDeadline(0), ReviewDeadline()
     abandoned.abandon()
     for deadline in (late, abandoned):
@@ -119,9 +119,7 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield the messages about a namespace whose LIST did not end in time, or must wait for its turn, each with what to
-    do.
-    """
+    """Yield the messages, with advice, about a LIST of a namespace that does not end, or cannot start, in time."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
@@ -129,7 +127,8 @@ def _overdue() -> Iterator[tuple[str, str]]:
     smaller = "Reduce the number or the size of pods and claims in the namespace."
     with mock.patch("vcuda.kube.turns.MOST_QUICK", 0):
         no_turn = ListTurns()
-    for turns, then in ((ListTurns(), smaller), (no_turn, "Nothing: the pod's controller retries by itself.")):
+    wait = "You need not do anything, because the pod's controller retries by itself."
+    for turns, then in ((ListTurns(), smaller), (no_turn, wait)):
         try:
             turns.run("team-a", too_large, patience=0)
         except ListOverdue as error:
@@ -146,7 +145,7 @@ def _not_ready(gate: Gate) -> str:
         asyncio.run(_service(gate).answer("/validate", body, ReviewDeadline.after(5)))
     except NotReady as error:
         return str(error)
-    raise AssertionError("a pod was decided without a quota")
+    raise AssertionError("the webhook must not decide about a pod without a quota")
 
 
 def _bad(body: bytes) -> str:
@@ -155,7 +154,7 @@ def _bad(body: bytes) -> str:
         asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:
         return str(error)
-    raise AssertionError("a body that is no review was answered")
+    raise AssertionError("the webhook must not answer a body that is not an AdmissionReview")
 
 
 def _unreadable(text: str) -> str:
@@ -164,7 +163,7 @@ def _unreadable(text: str) -> str:
         NamedLedger("team-a", ConfigMap(metadata, {"ledger": text})).read()
     except UnreadableLedger as error:
         return str(error)
-    raise AssertionError("a ledger that cannot be read was read")
+    raise AssertionError("the example ledger must not be readable")
 
 
 def registered() -> list[Told]:
@@ -172,7 +171,7 @@ def registered() -> list[Told]:
     kind = review(pod(container()), kind=GroupVersionKind("apps", "v1", "Deployment"))
     unread, invented = review("no pod"), review(pod(container()), "Team A")
     rules = "Correct the registration of the webhook: apply the manifests again."
-    nobody = "No API server sends such a request."
+    nobody = "You need not do anything, because no API server sends such a request."
     versions = {"apiVersion": "admission.k8s.io/v2", "kind": "AdmissionReview"}
     return [
         Told(
