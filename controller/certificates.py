@@ -119,10 +119,7 @@ def dial(address: str, server_name: str) -> ServedCertificate:
 
 
 def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
-    """Return True if the renewal of a certificate is overdue.
-
-    The renewal is due when a third of the certificate's lifetime is left. It is overdue some hours later.
-    """
+    """Return True if a certificate was not renewed in time. Renewal is due when a third of the lifetime is left."""
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start

@@ -59,11 +59,7 @@ class Hold(msgspec.Struct, frozen=True):
 
 
 class ClaimHolds:
-    """The devices that claims have lost and that containers may still use.
-
-    ``pods``: the watch of the pods.
-    ``clock``: returns monotonic time in seconds.
-    """
+    """The devices that claims have lost and that may be in use. ``pods``: the pod watch. ``clock``: returns seconds."""
 
     def __init__(self, pods: PodInformer, clock: Callable[[], float]) -> None:
         self._pods = pods

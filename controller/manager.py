@@ -112,13 +112,12 @@ class Leader:
             registry.register(self.certificates)
         self.extender: service.Extender | None = None
         if listening:
-            pods, nodes = self.settler.pods, self.nodes
             self.extender = service.Extender(
                 kube,
                 system_namespace,
                 listening,
-                pods,
-                nodes,
+                self.settler.pods,
+                self.nodes,
                 unbound_seconds=gc.timeout,
                 max_terminating=self._timing.max_terminating,
                 registry=registry,
@@ -254,8 +253,7 @@ class Leader:
         self.settler.add_all()
 
     def _quota_changed(self) -> None:
-        self.settler.pods.list_again()
-        self.settler.add_all()
+        self._models_changed()
         self.namespaces.add_all()
         self.grants.reconciler.queue.add(GRANTS)
         self.model_labels.add_all()

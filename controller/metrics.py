@@ -64,10 +64,7 @@ class EvictionMetrics:
 
 
 class ViolationsCollector(Collector):
-    """Collects how many pods and claims are beyond their quota.
-
-    ``counts``: returns the number of pods or claims by kind, namespace and finding (why the quota would reject them).
-    """
+    """Collects the numbers of pods and claims beyond their quota, which ``counts`` returns by kind and namespace."""
 
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts

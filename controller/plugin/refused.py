@@ -4,40 +4,33 @@ import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from controller import refusals
 from controller.plugin.kubectl import Api, objects_in, segment
-from controller.refusals import (
-    CLAIM_REASON,
-    REASON,
-    RefusedWorkload,
-    SeenEvent,
-    last_occurrence,
-    merge_by_workload,
-    read_refusal,
-)
 
 
-def read_refusals(api: Api, namespace: str | None) -> Sequence[RefusedWorkload]:
+def read_refusals(api: Api, namespace: str | None) -> Sequence[refusals.RefusedWorkload]:
     """Return the refused workloads, newest first. ``namespace``: None for all namespaces. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
     # The refusals are stored by the uid of their Event. If the list changes between two pages, an Event may be on both.
-    found: dict[str, RefusedWorkload] = {}
-    for reason in (REASON, CLAIM_REASON):
+    found: dict[str, refusals.RefusedWorkload] = {}
+    for reason in (refusals.REASON, refusals.CLAIM_REASON):
         for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):
-            if (refusal := read_refusal(_read(event), _last(event, now))) is not None:
+            if (refusal := refusals.read_refusal(_read(event), _last(event, now))) is not None:
                 found[event["metadata"]["uid"]] = refusal
-    return merge_by_workload(sorted(found.values(), key=lambda each: each.at, reverse=True))
+    return refusals.merge_by_workload(sorted(found.values(), key=lambda each: each.at, reverse=True))
 
 
-def _read(event: Mapping[str, Any]) -> SeenEvent:
+def _read(event: Mapping[str, Any]) -> refusals.SeenEvent:
     about, series = event.get("involvedObject") or {}, event.get("series") or {}
     times = max(series.get("count") or 0, event.get("count") or 1)
     kind, name, namespace = (about.get(key) or "" for key in ("kind", "name", "namespace"))
-    return SeenEvent(event["metadata"].get("namespace", ""), kind, name, namespace, event.get("message") or "", times)
+    own, message = event["metadata"].get("namespace", ""), event.get("message") or ""
+    return refusals.SeenEvent(own, kind, name, namespace, message, times)
 
 
 def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:
     # client-go sets lastTimestamp in Events of core/v1, but eventTime and a series in Events of events.k8s.io.
     series = event.get("series") or {}
     written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
-    return last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)
+    return refusals.last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)

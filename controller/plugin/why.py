@@ -19,11 +19,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload.
-
-    ``short``: the short name in kubectl; empty if there is none.
-    ``children``: the plural of the kind through which the workload creates pods; empty if it creates them itself.
-    """
+    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind (plural) that creates its pods."""
 
     kind: str
     api: str

@@ -57,11 +57,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the WSGI application of the usage page.
-
-    ``standing``: returns the state of this replica.
-    ``hosts``: the host names of the page, in addition to localhost and IP addresses.
-    """
+    """Return the page's WSGI application. ``standing``: returns the replica's state. ``hosts``: allowed host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS would lack security headers.
@@ -187,10 +183,7 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
 
 
 def is_own(host: str | None, names: Collection[str]) -> bool:
-    """Return True if the Host header is an IP address, localhost or one of ``names``.
-
-    Another name could be that of a hostile web site, which reaches this page by DNS rebinding.
-    """
+    """Return True if the Host header is an IP address, localhost or one of ``names``. Others may be DNS rebinding."""
     if host is None:  # Every browser sends a Host header. Only probes with HTTP/1.0 send none.
         return True
     try:

@@ -35,11 +35,7 @@ class UsageRecord(msgspec.Struct, frozen=True):
 
 
 class HolderRecord(msgspec.Struct, frozen=True):
-    """A pod or claim that is charged for cards.
-
-    ``model``: the GPU model; None if it is not known.
-    ``created``: the time of creation (RFC 3339).
-    """
+    """A pod or claim that is charged for cards. ``model``: None if no model is known. ``created``: time in RFC 3339."""
 
     kind: str
     name: str

@@ -37,12 +37,7 @@ class ModelCards(msgspec.Struct, frozen=True):
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """A stale GPU allocation that the controller has removed from an object.
-
-    ``what``: the kind of the object.
-    ``why``: the reason for the removal.
-    ``at``: the time of the removal (RFC 3339).
-    """
+    """A stale GPU allocation that was removed from an object. ``what``: the object's kind. ``at``: when (RFC 3339)."""
 
     namespace: str
     name: str
@@ -55,11 +50,7 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of the webhook.
-
-    ``not_after``: the time at which the certificate ends (RFC 3339).
-    ``problem``: the reason why the certificate could not be read; empty if it could.
-    """
+    """A certificate of the webhook. ``not_after``: its end (RFC 3339). ``problem``: why reading it failed, or empty."""
 
     name: str
     not_after: str
@@ -164,10 +155,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def take(source: Source, views: Views, before: Picture | None, version: str) -> Picture:
-    """Read all data of the usage page from ``source``, and return a new picture (copy of the data).
-
-    The HTML of unchanged table rows is taken from the picture ``before``.
-    """
+    """Return a new picture (copy of the page's data). The HTML of unchanged rows is taken from picture ``before``."""
     uses = source.uses()
     cluster = tuple(source.cluster())
     models = {model.model for use in uses.values() for model in use.models} | {model.model for model in cluster}
@@ -179,8 +167,7 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
-    # The line of an unchanged row is used again, because rendering is expensive. And `change_of` compares lines by
-    # identity.
+    # The line of an unchanged row is used again. Rendering is expensive, and `change_of` compares lines by identity.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
