@@ -101,20 +101,17 @@ def _own_kubeconfig() -> Path | None:
 
 
 def read(kubeconfig: Path | None, context: str | None, model_label: str, place: tuple[str, str, str]) -> ClusterNodes:
-    """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap."""
-    return read_cluster(connect(kubeconfig, context), NodeLabels(model_label), QuotaPlace(*place))
+    """Return the GPU nodes of the cluster. ``place``: namespace, name and key of the quota ConfigMap.
 
-
-def read_cluster(kube: Kube, keys: NodeLabels, place: QuotaPlace) -> ClusterNodes:
-    """Return the GPU nodes of the cluster. Raises VcudaError, for example if the user lacks a permission."""
-    config, faults = _config(kube, place)
+    Raises VcudaError, for example if the user lacks a permission.
+    """
+    kube, keys = connect(kubeconfig, context), NodeLabels(model_label)
+    config, faults = _config(kube, QuotaPlace(*place))
     known = config.resources
     read = list(_each(kube, "/api/v1/nodes", _NODE.decode))
-    slices = (
-        list(_each(kube, f"{API_PATH}/resourceslices", lambda raw: devices.read_slice(_SLICE.decode(raw))))
-        if is_served(kube)
-        else []
-    )
+    slices: list[devices.PoolSlice] = []
+    if is_served(kube):
+        slices += _each(kube, f"{API_PATH}/resourceslices", lambda raw: devices.read_slice(_SLICE.decode(raw)))
     published = published_cards(slices)
     seen = [_look(node, keys, known, published.get(node.metadata.name, ())) for node in read]
     registers = {each.name: each.registers for each in seen if each.registers}
