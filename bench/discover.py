@@ -2,7 +2,7 @@
 
 The time is measured for the start of the leader, and for the time after it, when HAMi's annotations change all nodes.
 
-``python -m bench discover`` prints the figures and their target, and asserts nothing.
+``python -m bench discover`` prints the figures and their target, and checks nothing.
 """
 
 from __future__ import annotations

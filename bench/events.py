@@ -1,6 +1,6 @@
 """CPU time to decode an event of a pod, as the controller's watch does. The target is at most 25 µs.
 
-``python -m bench events`` prints the figures with their target, and asserts nothing.
+``python -m bench events`` prints the figures with their target, and checks nothing.
 """
 
 from __future__ import annotations

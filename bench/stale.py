@@ -1,6 +1,6 @@
 """CPU time to find the stale GPU allocations of 20,000 pods, and the memory in which the controller keeps these pods.
 
-``python -m bench.stale`` prints the figures with their targets, and asserts nothing.
+``python -m bench.stale`` prints the figures with their targets, and checks nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vcuda.requests.schemes import SCHEMES
 PODS, NODES, ROUNDS = 20_000, 1_000, 7
 START, TIMEOUT = 1_700_000_000.0, 300.0
 NOW = START + TIMEOUT / 2
-"""The time at which the bench looks for stale allocations. Half of those of unbound pods are then stale."""
+"""The time at which the bench looks for stale allocations. Half of the allocations of unbound pods are then stale."""
 
 
 def main() -> None:

@@ -338,7 +338,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if ``address`` is given. Return a function for the context in which it shows figures."""
+    """Serve the usage page if ``address`` is given. Return a function for the context that shows figures."""
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):

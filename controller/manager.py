@@ -259,7 +259,7 @@ class Leader:
         self.model_labels.add_all()
 
     def _others(self) -> Iterable[str]:
-        """Return the namespaces with a quota, for example by the entry ``"*"``, and those with a published report."""
+        """Return the namespaces that have a quota (also by the entry ``"*"`` for all), or a published usage report."""
         quota = self.quota.current()
         names = (key.name for key in self.namespaces.reflector.snapshot())
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}

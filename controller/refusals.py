@@ -91,7 +91,7 @@ def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
     """Return the time when an Event occurred last (RFC 3339).
 
     ``created``: the creation time of the Event, which the API server has set.
-    ``written``: the time in the Event, into which a tenant can write any time. If it is impossible, return ``created``.
+    ``written``: the time in the Event, which a tenant can choose freely. If the time is impossible, return ``created``.
     """
     first, last = moment(created), moment(written)
     return written if first and last and first <= last <= now + ALLOWED_SKEW else created

@@ -60,7 +60,7 @@ class Uninstall:
     """A function that returns monotonic time in seconds."""
 
     def run(self, seconds: float) -> None:
-        """Delete all objects that reject requests or that block the deletion of a namespace. A run may be repeated.
+        """Delete all objects that reject requests or that block the deletion of a namespace. May be called again.
 
         ``seconds``: how long to retry. The API server still applies a deleted policy for a few seconds.
 

@@ -90,7 +90,7 @@ def small_helpers(tree: ast.Module) -> list[str]:
 def path_lengths() -> str:
     """Return the lengths of two lists in docs/architecture.md.
 
-    They list the modules that run for the admission of one pod, and those that run for the recount of one ledger.
+    One list has the modules that run for the admission of one pod, the other those for the recount of one ledger.
     """
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)

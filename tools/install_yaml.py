@@ -56,7 +56,7 @@ def main(
     quota_configmap: tuple[str, str],
     output: Path,
 ) -> None:
-    """Write one file with everything that an installation needs."""
+    """Write one file with all manifests of an installation."""
     if len({system_namespace, ledger_namespace, node_namespace}) < len(("system", "ledger", "node")):
         raise click.UsageError("--system-namespace, --ledger-namespace and --node-namespace must differ")
     if quota_configmap[0] == ledger_namespace:

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind (plural) that creates its pods."""
+    """A kind of workload. ``short``: kubectl's short name. ``children``: plural of the kind that creates its pods."""
 
     kind: str
     api: str

@@ -183,7 +183,10 @@ def _asset(assets: "Mapping[str, Asset]", name: str) -> flask.Response:
 
 
 def is_own(host: str | None, names: Collection[str]) -> bool:
-    """Return True if the Host header is an IP address, localhost or one of ``names``. Others may be DNS rebinding."""
+    """Return True if the Host header is an IP address, localhost or one of ``names``.
+
+    Another host name could be that of a hostile web site, which uses DNS rebinding to read this page.
+    """
     if host is None:  # Every browser sends a Host header. Only probes with HTTP/1.0 send none.
         return True
     try:

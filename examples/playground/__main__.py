@@ -36,7 +36,7 @@ class Stopped(BaseException):
 
 
 class NothingShown(Exception):
-    """Raised if no pod of the teams was admitted, or none was rejected. The message says which is missing."""
+    """Raised if no pod of the teams was admitted, or if no pod was rejected. The message says which is the case."""
 
 
 FAILURES = (Unusable, NotInstalled, PartEnded, NothingShown, StartupError, VcudaError, OSError)

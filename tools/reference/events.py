@@ -17,7 +17,7 @@ class Posted(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The description of an Event: its object, when it is written, and what to do."""
+    """The description of an Event: the kind of its object, the reason for the Event, and advice for users."""
 
     on: str
     when: str

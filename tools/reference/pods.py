@@ -1,4 +1,4 @@
-"""The messages to people who create pods: rejections and warnings. The code itself produces them for example pods."""
+"""The rejections and warnings of pods in docs/reference.md. The code produces these messages from example pods."""
 
 from __future__ import annotations
 
@@ -362,7 +362,7 @@ def _warnings() -> list[Told]:
 
 
 def _forecasts() -> list[str]:
-    """Return the messages that tell a dry run which GPU model the pod would get."""
+    """Return the messages to dry runs, which name the GPU model that the pod would get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)

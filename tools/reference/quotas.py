@@ -1,4 +1,4 @@
-"""The messages to people who edit the quota document. The code itself produces them for example documents."""
+"""The messages in docs/reference.md about the quota document. The code produces them from example documents."""
 
 from __future__ import annotations
 

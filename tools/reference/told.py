@@ -1,4 +1,4 @@
-"""The parts of docs/reference.md that list messages. Each message has advice about what to do."""
+"""The sections of docs/reference.md with messages, and with advice for users who get these messages."""
 
 from __future__ import annotations
 
