@@ -189,7 +189,7 @@ class _Connection(server.HTTPConnection):
         return self.server.ready and bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def refuse(self) -> None:
-        """Send the status 503 if this does not block, and close the connection. Before a TLS handshake, only close it."""
+        """Send the status 503 if this does not block, and close the connection. Before a TLS handshake, send nothing."""
         self.socket.setblocking(False)
         with contextlib.suppress(OSError):
             self.socket.unwrapped.send(_BUSY)
