@@ -131,9 +131,10 @@ def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
 def message_for(late: ServedCertificate, now: datetime.datetime, namespace: str) -> str:
     """Return the message of the Event about an overdue renewal."""
     ended = late.end is not None and late.end <= now
-    what = f"the webhook's certificate at {late.address} was not renewed. The certificate"
-    when = f"{late.end:%Y-%m-%d %H:%M} UTC"
-    state = f"{what} expired at {when}, so calls to the webhook fail" if ended else f"{what} expires soon, at {when}"
+    what, when = f"the webhook's certificate at {late.address}", f"{late.end:%Y-%m-%d %H:%M} UTC"
+    state = f"{what} was not renewed and expires at {when}"
+    if ended:
+        state = f"{what} was not renewed and expired at {when}, so calls to the webhook fail"
     return (
         f"{state}. `vcuda-certs status` shows the reason. To renew the certificate now, run:"
         f" kubectl -n {namespace} create job --from=cronjob/vcuda-certs vcuda-certs-now"

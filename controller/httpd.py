@@ -145,9 +145,9 @@ class Server(wsgi.Server):
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """Log a fault of the application as an error, and a fault of a client at level debug."""
         if level >= logging.ERROR:
-            structlog.get_logger().error("request not served", reason=msg, exc_info=traceback)
+            structlog.get_logger().error("a request could not be served", reason=msg, exc_info=traceback)
         else:
-            structlog.get_logger().debug("connection ended", reason=msg)
+            structlog.get_logger().debug("a connection ended early", reason=msg)
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:
@@ -189,7 +189,7 @@ class _Connection(server.HTTPConnection):
         return self.server.ready and bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def refuse(self) -> None:
-        """Send the status 503 if this does not block, and close the connection. Before a TLS handshake, send nothing."""
+        """Send the status 503 if this does not block, and close the connection. Before a TLS handshake, only close."""
         self.socket.setblocking(False)
         with contextlib.suppress(OSError):
             self.socket.unwrapped.send(_BUSY)

@@ -139,9 +139,12 @@ class UsageCollector(Collector):
 _BY_MODEL = (
     ("vcuda_quota_limit_cores", "The limit, in hundredths of a card."),
     ("vcuda_quota_limit_memory_bytes", "The memory limit, if the memory of the model is limited."),
-    ("vcuda_quota_used_memory_bytes", "Used memory, if it is limited: with pending memory, but not reserved memory."),
+    (
+        "vcuda_quota_used_memory_bytes",
+        "Used memory, if it is limited. It includes pending memory, but not reserved memory.",
+    ),
     ("vcuda_quota_used_cores", "Used cores. They include pending cores, but not reserved cores."),
-    ("vcuda_quota_pending_cores", "Cores of admitted pods that were not seen stored yet."),
+    ("vcuda_quota_pending_cores", "Cores of admitted pods that the controller has not seen stored yet."),
     ("vcuda_quota_terminating_cores", "Cores of deleted pods whose containers may still run."),
     ("vcuda_quota_reserved_cores", "Cores that webhook replicas have reserved to admit pods."),
 )

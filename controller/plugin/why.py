@@ -66,9 +66,9 @@ class Missing:
 
     def sentence(self) -> str:
         if self.needed is None:
-            return f"{self.model}: the request is larger than the limit, so it never fits, even if other pods end"
+            return f"the request for {self.model} is larger than the limit, so it never fits, even if other pods end"
         amount = mebibytes(round(self.needed)) if self.of_memory else cards(round(self.needed * CORES_PER_CARD))
-        return f"{self.model}: {amount} more must become free"
+        return f"{amount} of {self.model} must become free before the request fits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ def _read(api: Api, kind: ReadKind, name: str, namespace: str) -> Json:
     except errors.NotFound as error:
         text = f"{kind.kind}/{name} does not exist in namespace {namespace}"
         if kind.kind == "Pod":
-            text += ". A rejected pod is not stored, so name the workload of the pod instead"
+            text = f"{text}. A rejected pod is not stored, so name the workload of the pod instead"
         raise errors.NotFound(error.status, text) from error
     return found
 

@@ -101,13 +101,13 @@ def find(path: Sequence[str]) -> dict[str, Path]:
 
 def missing_text(missing: Sequence[Program], *, has_go: bool, assets: str | None) -> str:
     """Return the message about missing programs. Its first line has advice, and each other line is about a program."""
-    build = "then `make playground` builds them in about 6 minutes."
+    build = "Then `make playground` builds the programs in about 6 minutes."
     if {each.name for each in missing} <= NOT_BUILT:
         advice = "Provide each:"
     elif not has_go:
-        advice = f"Install Go 1.26 or later (https://go.dev/dl): {build} Or provide each:"
+        advice = f"Install Go 1.26 or later (https://go.dev/dl). {build} Or provide each:"
     else:
-        advice = f"Unset KUBEBUILDER_ASSETS, which is {assets}: {build} Or provide each:"
+        advice = f"Unset KUBEBUILDER_ASSETS, which is {assets}. {build} Or provide each:"
     return "\n".join((f"Some programs are missing. {advice}", *(f"  {each.name}: {each.source}" for each in missing)))
 
 

@@ -24,9 +24,9 @@ COMMANDS = (
         "Scale your Deployment to 6 half cards, of which your quota admits 4",
         f"kubectl -n {YOURS.namespace} scale {_APP} --replicas=6",
     ),
-    Command("Ask why two of its pods are missing", f"kubectl gpuquota why {_APP} -n {YOURS.namespace}"),
+    Command("See why two pods of your Deployment are missing", f"kubectl gpuquota why {_APP} -n {YOURS.namespace}"),
     Command(
-        f"Raise {YOURS.namespace} to T4: 4, and watch the missing pods start by themselves",
+        f"Raise the quota of {YOURS.namespace} to T4: 4, so that the missing pods start by themselves",
         "kubectl -n kube-system edit configmap gpuquota",
     ),
 )

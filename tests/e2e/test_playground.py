@@ -103,7 +103,7 @@ def test_the_printed_commands_work_and_ctrl_c_leaves_nothing(scratch: Path, tmp_
         eventually(lambda: "exceeded GPU quota: A100 in namespace team-vision" in type_in(refusals))
         assert "deployment.apps/app scaled" in type_in(scale)
         # The command shows the current decision at once. It shows the rejections only after their Events are written.
-        eventually(lambda: "T4: 0.5 cards more must become free" in type_in(why))
+        eventually(lambda: "0.5 cards of T4 must become free before the request fits" in type_in(why))
         eventually(lambda: "Rejected in the last hour" in type_in(why))
         assert "configmap/gpuquota edited" in type_in(edit)
         started = "kubectl -n your-team wait --for=jsonpath='{.status.readyReplicas}'=6 deployment/app --timeout=50s"

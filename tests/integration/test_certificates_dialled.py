@@ -139,10 +139,10 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
 @pytest.mark.parametrize(
     ("days", "told"),
     [
-        pytest.param(91, "The certificate expired at", id="expired"),
+        pytest.param(91, "was not renewed and expired at", id="expired"),
         pytest.param(
             62,
-            "The certificate expires soon",
+            "was not renewed and expires at",
             id="the last third has begun, and a daily rotation has run since",
         ),
     ],

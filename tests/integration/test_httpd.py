@@ -216,7 +216,7 @@ def test_an_error_of_the_application_gets_a_short_answer_and_the_next_request_is
         assert ask(server).endswith(b"hello")
     assert answer.startswith(b"HTTP/1.1 500 ")
     assert b"secret" not in answer
-    assert "request not served" in [entry["event"] for entry in logged]
+    assert "a request could not be served" in [entry["event"] for entry in logged]
 
 
 def test_the_application_does_not_see_the_environment_of_the_process(running: Serve) -> None:

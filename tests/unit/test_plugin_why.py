@@ -72,7 +72,7 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
         "Now:",
         f"  Deployment/train refused: {OVER} (HTTP 403)",
         "",
-        "H100: 1 card more must become free",
+        "1 card of H100 must become free before the request fits",
         "  HELD BY  NAME   CARDS  MEMORY MiB",
         "  pod      big    4",
         "  pod      small  3",
@@ -81,24 +81,24 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
 
 @cases(
     "short, needed, of_memory, sentence",
-    cards=(CARDS, 1, False, "H100: 1 card more must become free"),
+    cards=(CARDS, 1, False, "1 card of H100 must become free before the request fits"),
     a_share=(
         shortage("T4", Charge(50, 0), Charge(780, 0), Limit(800, None)),
         0.3,
         False,
-        "T4: 0.3 cards more must become free",
+        "0.3 cards of T4 must become free before the request fits",
     ),
     memory=(
         shortage("A100", Charge(100, 4096), Charge(100, 8192), Limit(None, 10240)),
         2048,
         True,
-        "A100: 2048 MiB more must become free",
+        "2048 MiB of A100 must become free before the request fits",
     ),
     never=(
         shortage("L40S", Charge(900, 0), Charge(), Limit(800, None)),
         None,
         False,
-        "L40S: the request is larger than the limit, so it never fits, even if other pods end",
+        "the request for L40S is larger than the limit, so it never fits, even if other pods end",
     ),
 )
 def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(

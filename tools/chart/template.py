@@ -79,7 +79,7 @@ def _block(tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[st
             if value := filled((*place, "-")):
                 yield from _filling(value, "-", indent)
         case _:
-            raise TypeError(f"{'.'.join(place)}: not a mapping or a list")
+            raise TypeError(f"{'.'.join(place)} must be a mapping or a list")
 
 
 def _entry(key: str, tree: Tree, indent: int, place: Place, filled: Filled) -> Iterator[str]:
