@@ -2,7 +2,7 @@
 
 The order matters. If a registered webhook does not answer, the API server rejects pods. So the registrations are
 deleted first. The policies reject the removal of the objects that they protect, so their bindings are deleted next.
-Then the webhook and the controller lose their write permissions. At last, the finalizers, usage reports and labels are
+Then the webhook and the controller lose their write permissions. Finally, the finalizers, usage reports and labels are
 removed, which the webhook and the controller could otherwise write again.
 """
 
