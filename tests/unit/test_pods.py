@@ -153,5 +153,5 @@ def test_a_pod_whose_records_are_cut_is_charged_and_reported_once(api: ApiDouble
             watch.reflector.relist()
     assert watch.observed("team-a", Nodes(LABELS)).committed == {"M40": Charge(100, 0, 100)}
     [line] = [line for line in logs if line["log_level"] == "warning"]
-    assert "only its beginning is checked" in line["event"]
+    assert "Only the beginning is checked" in line["event"]
     assert (line["namespace"], line["pod"], line["uid"]) == ("team-a", "train-0", "uid-1")
