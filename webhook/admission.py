@@ -21,16 +21,17 @@ from webhook.review import claim_review, context, pod_review, quota_edit
 from webhook.review.verdicts import Creation
 
 QUIET = frozenset({"ignored", "unlimited", "mirror"})
-"""Outcomes of pods to which no quota applies. Metrics count these pods, but the log has them only at debug level."""
+"""The outcomes of reviews of objects to which no quota applies. Such reviews are logged at level debug only."""
 
-# A thread decides reviews of more than 64 KiB. A review of 64 KiB blocks the event loop for 1 to 5 ms (`python -m bench
-# large-pods`). Most reviews have 4 to 20 KiB. Passing such a review to a thread takes about as long as answering it.
+# A thread decides each review of more than 64 KiB, because on the event loop it would delay all other reviews by 1 to 5
+# ms or more (`python -m bench large-pods`). Most reviews have 4 to 20 KiB. The event loop decides these, because
+# passing a small review to a thread takes about as long as answering it.
 LARGE_REVIEW = 64 * 1024
 
 TOO_LARGE = (
-    f"the admission review of this object has more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB); "
-    "each &, < and > takes six bytes, and an update also contains the old object; "
-    "make the object smaller, for example by moving long texts to a ConfigMap"
+    f"the admission review of this object has more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB). "
+    "In a review, each &, < and > takes six bytes, and the review of an update also contains the old object. "
+    "Make the object smaller, for example move long texts to a ConfigMap"
 )
 """The message for a review with more than `MAX_BODY` bytes."""
 
@@ -80,7 +81,8 @@ class Service(msgspec.Struct, frozen=True):
 
     def thread_for(self, path: str, size: int) -> ReviewThread | None:
         """Return the thread that decides a review of ``size`` bytes; None if the event loop decides the review."""
-        # A thread decides every edit of the quota, because PyYAML needs seconds to parse a few hundred KiB.
+        # PyYAML needs seconds to parse a quota document of a few hundred KiB. So a thread decides each edit of the
+        # quota.
         if path == "/quota":
             return self.quota_edits
         return self.large_reviews if size > LARGE_REVIEW else None
@@ -128,15 +130,15 @@ class Service(msgspec.Struct, frozen=True):
     ) -> AdmissionResponse:
         policy = self.policy()
         if path == "/quota":
-            # An edit is checked before the test for a readable quota, so that an edit can repair a malformed quota.
+            # An edit of the quota is decided even if the present quota is malformed, so that an edit can repair it.
             return await quota_edit.check_edit(
                 request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
             )
         is_claim = request.kind.group == GROUP
         if policy is None:
-            # Pods that cannot reach a GPU are admitted even before the quota is read. Otherwise a webhook that has just
-            # started would block the cluster. The quota ConfigMap names the GPU resources. Until it is read, a pod that
-            # requests any resource with a domain in its name must be retried, because it may request a GPU.
+            # Pods that cannot reach a GPU are admitted even before this replica has read the quota ConfigMap. Otherwise
+            # a webhook that has just started would block the cluster. The ConfigMap names the GPU resources. So until
+            # it is read, a pod that requests any resource with a domain in its name must be retried.
             pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
@@ -147,9 +149,14 @@ class Service(msgspec.Struct, frozen=True):
             decide = claim_review.validate if is_claim else pod_review.validate
         try:
             return await decide(Creation(request, policy, ledgers, self.choices, deadline))
-        except (errors.UnreadableLedger, errors.LedgerLost) as error:
-            # The refusal for a lost ledger has no retryAfterSeconds: a controller that sleeps so long blocks a worker.
-            return _without_ledger(error, HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS)
+        # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate.
+        # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
+        except errors.LedgerLost as error:
+            # The answer has no retryAfterSeconds, because a controller that sleeps for that time blocks a worker.
+            status = HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS
+            return AdmissionResponse("ledger-lost", False, status, str(error))
+        except errors.UnreadableLedger as error:
+            return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 
     def _log(self, path: str, request: AdmissionRequest, response: AdmissionResponse, seconds: float) -> None:
         if response.outcome in QUIET:
@@ -171,16 +178,8 @@ class Service(msgspec.Struct, frozen=True):
         )
 
 
-def _without_ledger(error: errors.UnreadableLedger | errors.LedgerLost, while_lost: HTTPStatus) -> AdmissionResponse:
-    # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate. Then
-    # /validate would reject the pod with the misleading reason that the pod is not pinned.
-    if isinstance(error, errors.LedgerLost):
-        return AdmissionResponse("ledger-lost", False, while_lost, str(error))
-    return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-
-
 def _generated_name(request: AdmissionRequest) -> str:
-    # When the API server calls /mutate, a pod with generateName has no name yet, and request.name is empty too.
+    # A pod with generateName has no name at /mutate. The API server also leaves the name of the request empty then.
     try:
         named = msgspec.json.decode(request.object, type=_Named).metadata
     except k8s_types.UNDECODABLE:
@@ -194,6 +193,6 @@ class _PodNames(k8s_types.K8sStruct, frozen=True):
 
 
 class _Named(k8s_types.K8sStruct, frozen=True):
-    """Decodes only the names of an object, because decoding the annotations of a large pod takes long."""
+    """An object of which only the names are decoded, because decoding the annotations of a large pod takes long."""
 
     metadata: _PodNames = _PodNames()

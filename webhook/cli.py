@@ -145,7 +145,7 @@ def main() -> None:
 @cli.log_level_option
 @cli.option("--standalone", is_flag=True, help="Run without a cluster: the quota is in --quota, the ledger in memory.")
 @cli.option("--quota", type=_file, help="File of the quota document or of the quota ConfigMap, for --standalone.")
-@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects, for --standalone; see `check`.")
+@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects (see `check`), for --standalone.")
 def serve(
     *,
     bind: str,
@@ -233,7 +233,7 @@ def serve(
 @click.argument("manifests", nargs=-1, type=_file, metavar="[MANIFEST.yaml...]")
 @cli.option("--quota", required=True, type=_file, help="File of the quota document or of the quota ConfigMap.")
 @cli.option("--old", type=_file, help="File of the quota before an edit. The changes to --quota are shown.")
-@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects, as kubectl prints them (above).")
+@cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects, as `kubectl get` prints them.")
 @cli.option("-n", "--namespace", default="default", help="Namespace of manifests without a namespace.")
 @cli.option("--strict", is_flag=True, help="Exit with status 1 if an object is unknown or skipped.")
 @_hint_options

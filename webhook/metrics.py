@@ -46,8 +46,8 @@ class Metrics:
         self._seconds_of: dict[str, Histogram] = {}
 
     def observe(self, path: str, answer: AdmissionResponse, seconds: float) -> None:
-        # This cache keeps the counter of each set of labels, because a lookup by prometheus_client takes longer than
-        # the increment.
+        # The counter of each set of labels is cached, because looking up a counter in prometheus_client takes longer
+        # than incrementing it.
         key = (path, answer.outcome, answer.scheme)
         counter = self._admission_of.get(key) or self._admission_of.setdefault(key, self._admissions.labels(*key))
         histogram = self._seconds_of.get(path) or self._seconds_of.setdefault(path, self._seconds.labels(path))
@@ -70,7 +70,7 @@ class Metrics:
 
 
 class LedgerMetrics:
-    """The metrics of charges and of the writes of ledgers (a ledger has the charges of one namespace)."""
+    """The metrics of charges, and of the writes of ledgers. A ledger records the charges of one namespace."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         histogram = functools.partial(Histogram, registry=registry)

@@ -22,4 +22,4 @@ def test_a_pod_whose_review_is_too_large_after_encoding_is_denied_with_the_reaso
     with tenant_of(cluster, namespace) as tenant:
         answer = tenant.try_create(pod)
     assert (answer.status, answer.body["reason"]) == (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "RequestEntityTooLarge")
-    assert "has more than 3145728 bytes (3 MiB); each &, < and > takes six bytes" in answer.message
+    assert "has more than 3145728 bytes (3 MiB). In a review, each &, < and > takes six bytes" in answer.message

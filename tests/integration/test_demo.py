@@ -44,8 +44,11 @@ TABLE = {
     "team-a/p100-again": ("1 card refused", f"exceeded GPU quota: {FULL}"),
     "team-a/too-many": ("3 cards refused", "can never fit"),
     "team-a/card-and-a-half": ("1.5 cards refused", "write 100 or 200"),
-    "team-a/copied": ("0.2 cards, 2048 MiB admitted M40", f"allocation records removed: {REMOVED}"),
-    "team-b/picks-its-node": ("0.5 cards, 20480 MiB admitted A100", "nodeName moved to a required node affinity"),
+    "team-a/copied": ("0.2 cards, 2048 MiB admitted M40", f"the webhook removes allocation records: {REMOVED}"),
+    "team-b/picks-its-node": (
+        "0.5 cards, 20480 MiB admitted A100",
+        "the webhook replaces the pod's nodeName by a required node affinity",
+    ),
     "team-b/mig-slice": ("0.42 cards, 20480 MiB admitted A100", "the only possible model"),
     "team-b/claimed-card": ("1 card admitted A100", "the only possible model, 1.08 cards of 2 cards free"),
     "team-b/who-knows": ("refused", "`nvidia.com/gpu.shared: {cards: 1}`"),

@@ -105,7 +105,7 @@ def test_a_body_over_3_mib_is_413_and_the_connection_stays_usable(server: Webhoo
     with closing(server.connect()) as connection:
         reply = exchange(connection, "POST", "/mutate", body)
         assert reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
-        assert fault_of(reply) == f"the body is over {LIMIT} bytes"
+        assert fault_of(reply) == f"the request body has more than {LIMIT} bytes"
         assert exchange(connection, "GET", "/healthz").body == b"ok\n"
 
 

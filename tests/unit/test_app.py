@@ -128,7 +128,8 @@ def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
     response = json.loads(client.sent[1]["body"])["response"]
     assert (response["uid"], response["allowed"]) == ("f-1", False)
     assert (response["status"]["code"], response["status"]["reason"]) == (413, "RequestEntityTooLarge")
-    assert f"more than {MAX_BODY} bytes (3 MiB); each &, < and > takes six bytes" in response["status"]["message"]
+    told = f"more than {MAX_BODY} bytes (3 MiB). In a review, each &, < and > takes six bytes"
+    assert told in response["status"]["message"]
     service.answer.assert_not_called()
 
 
@@ -174,7 +175,8 @@ def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mo
     last.send = finish  # type: ignore[method-assign]
     serve(service, *crowd, other, small)
     assert {client.status for client in (*crowd[:-1], other, small)} == {HTTPStatus.OK}
-    late = {"error": "this replica had too many large reviews to decide this one in time", "status": 503}
+    told = "this replica had too many large reviews, so it could not decide this review in time"
+    late = {"error": told, "status": 503}
     assert (last.status, json.loads(last.sent[1]["body"])) == (503, late)
     assert {(b"retry-after", b"1"), (b"connection", b"close")} < set(last.sent[0]["headers"])
     assert dropped(service) == {"late": 1}

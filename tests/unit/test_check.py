@@ -107,8 +107,8 @@ TEMPLATED["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateNam
     ("manifest", "decision", "reason"),
     [
         pytest.param(SKIPPED, "skipped", "no pod template found", id="no template"),
-        pytest.param(ELSEWHERE, "unknown", "the nodes whose labels or names the pod selects", id="nodes"),
-        pytest.param(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes whose labels", id="a node"),
+        pytest.param(ELSEWHERE, "unknown", "the nodes that the pod selects by labels or names", id="nodes"),
+        pytest.param(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes that the pod selects", id="a node"),
         pytest.param(TEMPLATED, "unknown", "ResourceClaimTemplate absent", id="a claim template"),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_template_without_a_count_is_decided_once_and_the_output_says_so(direc
     workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "a"}}
     (row,) = rows(check(directory, {**workflow, "spec": {"templates": [step]}}, options=("-o", "json")))
     assert (row["count"], row["decision"]) == (1, "admitted")
-    assert row["reason"].endswith("the object does not state the number of these pods; one pod is checked")
+    assert row["reason"].endswith("how many of these pods it creates, so only one pod is checked")
 
 
 # Tests of the comparison with an edited quota
@@ -191,7 +191,7 @@ def test_an_empty_quota_file_is_an_error(directory: Path, text: str) -> None:
     (directory / "quota.yaml").write_text(text)
     result = check(directory, cards(1))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.endswith("is empty; write {} if no namespace is to be limited\n")
+    assert result.stderr.endswith("the file is empty. Write {} if no namespace is to be limited\n")
 
 
 def test_every_fault_of_a_bad_quota_is_printed(directory: Path) -> None:
@@ -317,7 +317,7 @@ def test_the_labels_and_the_scheduler_can_be_set(directory: Path) -> None:
     selects = {"nodeSelector": {"x/model": "P100", POOL: "elsewhere"}}
     (row,) = rows(check(directory, cards(1, **selects), options=("-o", "json", *options)))
     assert row["model"] == "P100"
-    assert "scheduler set to gpu-scheduler" in row["reason"]
+    assert "the webhook sets the pod's scheduler to gpu-scheduler" in row["reason"]
 
 
 # Tests of the command's output
@@ -364,8 +364,8 @@ def test_the_reason_names_the_changes(directory: Path) -> None:
     copied = {"hami.io/bind-time": "1", "mine": "stays", "tencent.com/gpu-assigned": "true"}
     (row,) = rows(check(directory, cards(1, annotations=copied, nodeName="gpu-1"), options=("-o", "json")))
     assert row["reason"].split("; ")[2:] == [
-        "allocation records removed: hami.io/bind-time, tencent.com/gpu-assigned",
-        "nodeName moved to a required node affinity",
+        "the webhook removes allocation records: hami.io/bind-time, tencent.com/gpu-assigned",
+        "the webhook replaces the pod's nodeName by a required node affinity",
     ]
 
 
@@ -406,7 +406,7 @@ def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Pa
     (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
     replicas = deployment(3, {"tencent.com/vcuda-core": core})
     result = check(directory, replicas, options=("-n", namespace, "-o", "json"))
-    reason = "system namespace: the webhook is not called for its pods, so they are charged and never refused"
+    reason = "the webhook is not called for pods in this system namespace, so they are charged but never refused"
     (row,) = rows(result)
     assert (row["count"], row["decision"], row["model"], row["reason"]) == (3, "counted", "", reason)
     assert result.exit_code == 0

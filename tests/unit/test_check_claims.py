@@ -151,7 +151,7 @@ def test_a_rejected_pod_gets_no_claims(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["team-a", "sandbox"])
 def test_a_missing_template_is_reported_for_the_pod_that_needs_it(home: str, tmp_path: Path) -> None:
     (row,) = check(tmp_path, claiming("elsewhere", namespace=home))
-    told = "the decision depends on missing objects: ResourceClaimTemplate elsewhere"
+    told = "the decision depends on objects that are not in the given files: ResourceClaimTemplate elsewhere"
     assert (row["decision"] == "unknown", told in row["reason"]) == (home == "team-a", home == "team-a")
 
 
@@ -203,7 +203,7 @@ def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_card
     no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is required; for a ResourceClaimTemplate"),
     no_list=(
         "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, spec: {devices: {requests: 5}}}",
-        "document 1: malformed: Expected `array | null`, got `int` - at `$.spec.devices.requests`",
+        "document 1: the object is malformed: Expected `array | null`, got `int` - at `$.spec.devices.requests`",
     ),
     no_namespace=(
         "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {namespace: A_B}}",

@@ -185,7 +185,7 @@ def test_an_invalid_number_of_pods_is_rejected(kind: str, count: str, shown: str
     ),
 )
 def test_an_invalid_pod_is_rejected_with_its_field(text: str, where: str) -> None:
-    assert fault(text).startswith("file, document 1: malformed: ")
+    assert fault(text).startswith("file, document 1: the object is malformed: ")
     assert fault(text).endswith(f"`{where}`")
 
 

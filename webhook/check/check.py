@@ -29,17 +29,17 @@ from webhook.review import claim_review, context, pod_review
 from webhook.review.verdicts import Creation
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
-"""A function of a path of the webhook, such as /mutate, and a review. It returns the answer to the review."""
+"""A function of a path of the webhook, such as /mutate, and an admission review. Returns the answer to the review."""
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
 ADMITTED, REFUSED, UNKNOWN, SKIPPED, MALFORMED = "admitted", "refused", "unknown", "skipped", "malformed"
 
-NOT_COUNTED = "the object does not state the number of these pods; one pod is checked"
+NOT_COUNTED = "the object does not state how many of these pods it creates, so only one pod is checked"
 
 _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
-_COUNTED = "system namespace: the webhook is not called for its {}, so they are charged and never refused"
+_COUNTED = "the webhook is not called for {} in this system namespace, so they are charged but never refused"
 
 _MADE_LATER = "each claim that Kubernetes creates from this template is charged"
 
@@ -91,7 +91,7 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unr
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
-    """Decide the objects in order. Each decision counts the stored objects and all objects admitted earlier."""
+    """Decide the objects in order. Each decision also counts the charges of the stored and earlier admitted objects."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
@@ -107,7 +107,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
 
 
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
-    """Return the cluster with the claim templates in ``workloads``, which replace stored templates of the same name."""
+    """Return the cluster plus the claim templates in ``workloads``. They replace stored templates of the same name."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     templates = {**cluster.templates, **own}
@@ -149,10 +149,11 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
     missing = [f"{TEMPLATE} {each.template}" for each, spec in claims if spec is None]
     if _needs_nodes(created, policy):
-        missing.append("the nodes whose labels or names the pod selects (--nodes)")
+        missing.append("the nodes that the pod selects by labels or names (see --nodes)")
     alike, row = await _decide_one(workload.title, created, ask, policy, notes)
     if missing and row.decision == ADMITTED and policy.quota.for_namespace(namespace):
-        reason = "; ".join(filter(None, (f"the decision depends on missing objects: {', '.join(missing)}", row.reason)))
+        unknown = f"the decision depends on objects that are not in the given files: {', '.join(missing)}"
+        reason = "; ".join(filter(None, (unknown, row.reason)))
         row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
     yield alike, row
     for each, spec in claims if row.decision != REFUSED else ():
@@ -162,7 +163,7 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
 
 
 def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
-    """Return True if the pod selects nodes by labels or names, but no nodes are known."""
+    """Return True if the pod selects nodes by labels or names, but the given files contain no node."""
     if policy.nodes.labels:
         return False
     selection = NodeSelection.of(msgspec.convert(pod, k8s_types.Pod).spec)
@@ -201,7 +202,7 @@ async def _decide_one(
 
 
 def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
-    """Return the charge of a pod or a claim. A claim without a model gets its largest possible charge."""
+    """Return the charge of a pod or a claim. For a claim without a GPU model, return its largest possible charge."""
     if stored["kind"] == "Pod":
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
     if stored["kind"] == TEMPLATE:
@@ -213,13 +214,13 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
     """Call /mutate and /validate for an object, as the API server does. Return the stored object and the answers."""
     answers, patched = [], created
-    # A claim template skips /mutate, because the manifests of this project register only /validate for templates.
+    # /mutate is not called for a claim template, because this project registers only /validate for templates.
     if created["kind"] != TEMPLATE:
         answers.append(await ask("/mutate", _request(created, namespace)))
         if not answers[0].allowed:
             return created, answers
         patched = jsonpatch.apply_patch(created, msgspec.json.encode(answers[0].patch))
-    # As a real API server does, set a uid after /mutate. The ledger identifies a charge by the object's uid.
+    # The API server sets the uid of an object after /mutate. The ledger needs the uid, by which it identifies a charge.
     stored = {**patched, "metadata": {**patched["metadata"], "uid": str(uuid.uuid4())}}
     return stored, [*answers, await ask("/validate", _request(stored, namespace))]
 
@@ -236,12 +237,12 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [path for path in removed if path.startswith("/metadata/")]
     if records:
-        yield f"allocation records removed: {', '.join(JsonPointer(path).parts[-1] for path in records)}"
+        yield f"the webhook removes allocation records: {', '.join(JsonPointer(path).parts[-1] for path in records)}"
     if "/spec/nodeName" in removed:
-        yield "nodeName moved to a required node affinity"
+        yield "the webhook replaces the pod's nodeName by a required node affinity"
     for operation in patch:
         if operation["path"] == "/spec/schedulerName":
-            yield f"scheduler set to {operation['value']}"
+            yield f"the webhook sets the pod's scheduler to {operation['value']}"
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:

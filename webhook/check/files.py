@@ -44,16 +44,16 @@ TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
 
 
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """The data of a cluster, read from files, by which pods and claims are decided without an API server."""
+    """The quota, nodes and stored objects of a cluster, read from files. Pods and claims are decided by this data."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
-    """The charges of stored objects, by namespace and model."""
+    """The charges of the stored pods and claims, by namespace and GPU model."""
     templates: TemplateSpecs = {}
     """The stored claim templates."""
 
     def at(self, moment: float) -> "OfflineCluster":
-        """Return the cluster with the limits that apply at ``moment``, in Unix seconds."""
+        """Return the cluster with the quota limits that apply at ``moment``, in Unix seconds."""
         policy = msgspec.structs.replace(self.policy, quota=self.policy.quota.at(moment))
         return msgspec.structs.replace(self, policy=policy)
 
@@ -68,7 +68,7 @@ def read_cluster(
     gpu_runtime_classes: tuple[str, ...] = runtime_devices.GPU_RUNTIME_CLASSES,
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS,
 ) -> OfflineCluster:
-    """Return the cluster that these files describe. Claims work as in Kubernetes 1.34.
+    """Return the cluster that these files describe. Claims are decided as on Kubernetes 1.34.
 
     ``quota``: the file with the quota document. ``nodes``: the file with the nodes and the stored objects, or
     None without such a file. Raises BadInput if a file has faults.
@@ -104,11 +104,11 @@ def read_quota(path: Path) -> config.QuotaConfig:
     """
     text = read_text(path)
     if not text.strip():
-        raise errors.BadInput(f"{path}: is empty; write {{}} if no namespace is to be limited")
+        raise errors.BadInput(f"{path}: the file is empty. Write {{}} if no namespace is to be limited")
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:
-        documents = []  # parse_config() below reports a text that is not YAML, with the position of the error
+        documents = []  # config.parse_config() reports text that is not YAML, with the position of the error
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
         data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
@@ -137,7 +137,7 @@ class StoredObjects(msgspec.Struct, frozen=True):
         for pod in self.pods:
             pods[pod.namespace].append(pod)
         taken = {namespace: list(stored_pods.charges_of(each, self.nodes)) for namespace, each in pods.items()}
-        # If a pod requests extended resources, the scheduler makes a claim for the pod. This claim is left out here,
+        # If a pod requests extended resources, the scheduler makes a claim for the pod. Such a claim is not counted,
         # because the pod itself is charged.
         extended = {namespace: stored_claims.charged_by_pods(each, self.nodes) for namespace, each in pods.items()}
         for claim in self.claims:
@@ -196,7 +196,7 @@ def _read_slice(where: str, published: objects.ResourceSlice) -> dra.PoolSlice:
     try:
         return dra.read_slice(published)
     except ValueError as error:
-        raise errors.BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: the ResourceSlice is malformed: {error}") from error
 
 
 def _ignored(where: str, annotation: str, error: ValueError) -> None:
@@ -211,4 +211,4 @@ def read_text(path: Path) -> str:
         with click.open_file(str(path), encoding="utf-8") as file:
             return str(file.read())
     except (OSError, UnicodeDecodeError) as error:
-        raise errors.BadInput(f"{path}: cannot be read: {error}") from error
+        raise errors.BadInput(f"{path}: the file cannot be read: {error}") from error

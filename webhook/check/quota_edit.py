@@ -1,6 +1,6 @@
-"""Compares two quota documents for the command `check`.
+"""Compares two quota documents for the command `vcuda-webhook check`.
 
-The result has the changes, and the warnings that the webhook would give for this edit.
+The result has the differences between the documents, and the warnings that the webhook would give for such an edit.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class QuotaEdit(msgspec.Struct, frozen=True):
     changes: tuple[QuotaChange, ...]
     """Every value that differs between the documents; empty if there is no old document."""
     warnings: tuple[str, ...]
-    """The warnings of the webhook, except warnings that need the ledgers or the namespaces of a cluster."""
+    """The warnings that the webhook would give, except those that need the ledgers or namespaces of a cluster."""
 
     def as_json(self) -> dict[str, Any]:
         return {"changes": [each._asdict() for each in self.changes], "warnings": self.warnings}

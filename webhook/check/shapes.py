@@ -38,13 +38,14 @@ def convert(where: str, manifest: Manifest, view: type[T]) -> T:
     try:
         return msgspec.convert(_plain(where, manifest), view)
     except msgspec.MsgspecError as error:
-        raise errors.BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: the object is malformed: {error}") from error
 
 
 def _plain(where: str, manifest: Manifest) -> Manifest:
-    # Convert the YAML manifest to JSON, as kubectl does. A field that is null counts as absent in the API server.
+    # kubectl converts a YAML manifest to JSON in the same way. A null field is removed, because the API server treats
+    # it as absent.
     try:
         plain: Manifest = without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:
-        raise errors.BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: the object is malformed: {error}") from error
     return plain

@@ -1,4 +1,4 @@
-"""Reads the body of a review within a bound, and finds the uid and the namespace in its first bytes."""
+"""Reads the body of an admission review up to a maximum size, and finds uid and namespace in its first bytes."""
 
 import re
 from http import HTTPStatus
@@ -9,22 +9,24 @@ from a2wsgi import asgi_typing
 from vcuda.errors import BadReview
 
 MAX_BODY = 3 * 2**20
-"""The most bytes of a review that is read. A larger review is rejected.
+"""The maximum size of an admission review in bytes. A larger review is rejected.
 
 The API server also accepts requests of at most 3 MiB (MaxRequestBodyBytes in k8s.io/apiserver, pkg/server/config.go).
 etcd accepts at most 1.5 MiB with an object (--max-request-bytes). A review carries one object for CREATE, and two for
 UPDATE, as JSON. Go writes each &, < and > in JSON as six bytes (encoding/json, HTMLEscape). So the review of an
-accepted object may have over 18 MiB. Useful objects are far smaller: the review of a pod has 4 to 20 KiB. The two
-versions of a quota ConfigMap have at most 1 MiB of data each, and few of their characters are escaped."""
+accepted object may have over 18 MiB. Useful objects are far smaller: the review of a pod has 4 to 20 KiB. The review of
+an edit of the quota has two versions of the ConfigMap with at most 1 MiB of data each, and few escaped characters."""
 
 LARGE_BODY = 2**16
-"""The most bytes of a body that are read before its review must wait for a place in a queue."""
+"""The number of first bytes of a body that are always read. If the body has more bytes, its review waits in a queue
+before the other bytes are read."""
 
 HEAD = 2**12
-"""The number of first bytes in which uid and namespace are searched. Go writes them before userInfo and the object."""
+"""The uid and the namespace of a review are searched in this many first bytes. The API server writes these two fields
+before userInfo and the object."""
 
-# The first field of an AdmissionRequest (k8s.io/api, admission/v1) is uid. Its namespace follows kind, resource and
-# name. JSON escapes quotes inside strings, so these two patterns cannot match inside a pod's name.
+# The first field of an AdmissionRequest (k8s.io/api, admission/v1) is uid. The namespace follows kind, resource and
+# name. JSON escapes quotes inside strings, so these patterns of uid and namespace cannot match inside a pod's name.
 _UID = re.compile(rb'"request"\s*:\s*\{\s*"uid"\s*:\s*"([-0-9A-Za-z]{1,64})"')
 _NAMESPACE = re.compile(rb'"namespace"\s*:\s*"([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)"')
 
@@ -33,11 +35,11 @@ class BodyTooLarge(BadReview):
     """Raised if a body has more than `MAX_BODY` bytes."""
 
     def __init__(self) -> None:
-        super().__init__(f"the body is over {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        super().__init__(f"the request body has more than {MAX_BODY} bytes", HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
 class ReviewHead(NamedTuple):
-    """The uid and the namespace in the unparsed first bytes of a review; empty if not found. No decision uses them."""
+    """The uid and the namespace in the first bytes of a review; empty if not found. No admission depends on them."""
 
     uid: str
     namespace: str
@@ -51,7 +53,7 @@ class ReviewHead(NamedTuple):
 async def read_body(receive: asgi_typing.Receive, chunks: list[bytes], enough: int = MAX_BODY) -> bool:
     """Append the received parts of a body to ``chunks`` until the body is complete or has over ``enough`` bytes.
 
-    Return True if the body is complete. Raises BodyTooLarge, and ConnectionAbortedError if the caller disconnects.
+    Return True if the body is complete. Raises BodyTooLarge. Raises ConnectionAbortedError if the caller disconnects.
     """
     size = sum(map(len, chunks))
     while size <= enough:

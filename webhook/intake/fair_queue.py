@@ -1,8 +1,9 @@
-"""A bounded queue that serves its keys in turn. A key is a namespace, and an entry is one waiting or granted review.
+"""A bounded queue in which namespaces take turns, so that no namespace delays the reviews of another for long.
 
-Each key has its own line of waiting entries. The next grant goes to the first line whose key may have another grant. A
-line moves behind all other lines when one of its entries is granted, and again when that entry leaves. So a new key
-waits for at most one entry of each other key.
+An entry is one review. A grant is the permission to be decided now. Each namespace (key) has its own line of waiting
+entries. The next grant goes to the first line whose key may have another grant. A line moves behind all other lines
+when one of its entries is granted, and again when that entry leaves. So a new key waits for at most one entry of each
+other key.
 """
 
 import asyncio
@@ -26,17 +27,17 @@ class Bounds(msgspec.Struct, frozen=True):
     """The maximum numbers and sizes of the entries and grants of a queue."""
 
     grants: int
-    """The most entries that are granted at the same time."""
+    """The maximum number of entries that are granted at the same time."""
     size: int
-    """The most bytes of all granted entries together. An entry of any size is granted if there is no grant yet."""
+    """The maximum size of all granted entries together, in bytes. If nothing is granted, any entry fits."""
     key_grants: int
-    """The most entries of one key that are granted at the same time."""
+    """The maximum number of entries of one key that are granted at the same time."""
     key_size: int
-    """The most bytes of all granted entries of one key. An entry of any size is granted if its key has no grant."""
+    """The maximum size of all granted entries of one key, in bytes. If the key has no grant, any entry fits."""
     waiting: int
-    """The most entries that wait."""
+    """The maximum number of waiting entries."""
     keys: int
-    """The most keys with a line of their own. Entries of further keys share one line."""
+    """The maximum number of keys with a line of their own. The entries of further keys share one line."""
 
 
 class EntryState(enum.Enum):
@@ -61,7 +62,7 @@ class QueueEntry:
 
 
 class _Held(NamedTuple):
-    """The number and the bytes of the current grants, of one key or of all keys together."""
+    """The number and the total size of the current grants, of one key or of all keys together."""
 
     grants: int = 0
     size: int = 0
@@ -103,7 +104,8 @@ class FairQueue:
             self.leave(entry)
 
     async def _await_decision(self, entry: QueueEntry) -> None:
-        # asyncio.wait_for() is not used: in Python 3.11 it loses a cancellation that arrives together with the result.
+        # In Python 3.11, asyncio.wait_for() loses a cancellation that arrives together with the result. So this method
+        # uses asyncio.timeout() instead.
         try:
             async with asyncio.timeout(None if math.isinf(entry.end) else entry.end - self._clock()):
                 await entry.decided.wait()
@@ -116,7 +118,8 @@ class FairQueue:
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # The queue is full: drop the last entry of the longest line, unless the new entry's line is about as long.
+            # A full queue drops the last entry of its longest line, or the new entry if that entry's line is about as
+            # long. So a namespace with few reviews is admitted to the queue even if another namespace has filled it.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)
@@ -155,7 +158,8 @@ class FairQueue:
         bounds = self._bounds
         for key, line in self._lines.items():
             if self._held.get(key, _Held()).has_room(line[0], bounds.key_grants, bounds.key_size):
-                # If the entry whose turn it is does not fit, grant none: smaller entries could overtake it forever.
+                # If the first entry of this line does not fit, nothing is granted. Otherwise smaller entries of other
+                # lines could overtake this entry forever.
                 return line[0] if self._total.has_room(line[0], bounds.grants, bounds.size) else None
         return None
 

@@ -1,10 +1,11 @@
 """Decides large reviews in one thread. A large review takes long to decode or to decide.
 
 1. A large review needs a *place* before the rest of its body is read, and keeps the place until it is answered. The
-   places bound the memory of all large reviews. Namespaces get places in turn.
+   number of places bounds the memory of all large reviews. Namespaces get places in turn.
 2. A review needs a *turn* for each part of its work between two calls of the ledgers. Only one review has a turn at a
-   time. Two threads would only compete for the interpreter's lock, with the event loop and with each other.
-3. The event loop makes the calls of the ledgers. A review has no turn during such a call, so another review computes.
+   time, because two threads would only compete for the interpreter's lock.
+3. The event loop makes the calls of the ledgers. During such a call the review has no turn, so that another review can
+   compute.
 """
 
 import asyncio
@@ -25,18 +26,21 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadl
 T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
-"""The places for reviews of large pods and claims. One namespace gets at most a third of the places. A waiting review
-takes 100 KiB. All waiting reviews and all read bodies take less than `MAX_UNFINISHED` of `webhook.server.worker`."""
+"""The places (see above) for reviews of large pods and claims. A namespace gets at most a third of the places. A
+waiting review takes 100 KiB. All waiting reviews and read bodies take less than `MAX_UNFINISHED` of
+`webhook.server.worker`."""
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
-"""The places for edits of the quota ConfigMap, which are separate so that pods and edits do not wait for each other."""
+"""The queue bounds for edits of the quota ConfigMap. These reviews have their own queue, so that reviews of pods and
+edits of the quota do not wait for each other."""
 
 WAIT_SHARE = 0.5
-"""The part of its remaining time for which a review waits for a place. In the rest the API server can call again."""
+"""The fraction of its remaining time for which a review waits in the queue. If the wait fails, the API server has
+enough time left to call another replica."""
 
 LEAST_SECONDS = 0.3
-"""A review must begin to compute at least this many seconds before its deadline. The largest reviews take about as long
-(`python -m bench large-pods`)."""
+"""A review must begin to compute at least this many seconds before its deadline, because the largest reviews take about
+this long (`python -m bench large-pods`)."""
 
 
 class LedgerCall(Generic[T]):
@@ -55,7 +59,8 @@ class LedgerCall(Generic[T]):
 
 
 class _LoopLedgers(msgspec.Struct, frozen=True):
-    """The ledgers for a review in the thread. Each call runs on the event loop, which alone may use the ledgers."""
+    """The ledgers for a review that a thread decides. Each call runs on the event loop, because no thread may use the
+    ledgers."""
 
     ledgers: Ledgers
 
@@ -88,9 +93,9 @@ class ReviewThread:
 
     def __init__(self, name: str, places: Bounds) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        late = "this replica had too many large reviews to decide this one in time"
+        late = "this replica had too many large reviews, so it could not decide this review in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
-        # Each review that has a place waits for at most one turn at a time. So the queue for turns is never full.
+        # Only reviews with a place wait for a turn, and each waits for one turn at a time. So this queue is never full.
         turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 
@@ -110,7 +115,7 @@ class ReviewThread:
         namespace: str,
         deadline: ReviewDeadline,
     ) -> T:
-        """Run ``work`` in the thread and return the result. ``work`` gets a view of the ledgers for that thread.
+        """Run ``work`` in the thread and return its result. ``work`` gets ledgers that a thread may call.
 
         Raises Dropped if the deadline passed before a turn, or if the caller has disconnected.
         """
@@ -140,15 +145,16 @@ class ReviewThread:
             try:
                 return await asyncio.shield(step)
             except asyncio.CancelledError:
-                # Python cannot interrupt a thread. The review keeps its turn until it checks its deadline and ends.
+                # Python cannot interrupt a thread. So the review keeps its turn until it checks its deadline and ends.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # if nobody reads the exception, asyncio logs it
+                step.exception()  # asyncio logs an exception that is never read
                 raise
 
 
 def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _Ended":
-    # This function runs in a thread. A future cannot carry StopIteration, so the review's result is wrapped.
+    # This function runs in a thread, and its result goes into a future. A future cannot have the exception
+    # StopIteration, with which a coroutine ends. So the result of the review is wrapped in an object.
     try:
         call: LedgerCall[Any] = steps.throw(outcome) if isinstance(outcome, Exception) else steps.send(outcome)
     except StopIteration as ended:
@@ -157,7 +163,7 @@ def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _En
 
 
 async def _make(call: LedgerCall[Any], deadline: ReviewDeadline) -> Any:
-    """Make a call of the ledgers. Return its result, or the error that the call raises."""
+    """Make a call of the ledgers. Return the result of the call, or the exception that the call raises."""
     try:
         async with asyncio.timeout(None if call.charges or math.isinf(deadline.end) else deadline.left):
             return await call.make()

@@ -1,7 +1,7 @@
 """Charges GPU quota in the ledgers of namespaces.
 
-A ledger records the GPU quota that the pods and claims of one namespace take. `ledgers` has the interface, and ledgers
+A ledger records the GPU quota that the pods and claims of one namespace use. `ledgers` has the interface, and ledgers
 in memory. `cluster_ledgers` has the ledgers of a cluster, and `namespace_ledger` the ledger of one namespace. A webhook
-replica may reserve quota in advance, and admit charges from this reservation (`leases`). Otherwise it writes waiting
-charges together (`batches`). Before a charge is refused, `recount` counts the stored pods.
+replica may reserve quota in advance, and admit charges from this reservation (`leases`). All other charges that wait at
+the same time are written together (`batches`). Before a charge is refused, `recount` counts the stored pods.
 """

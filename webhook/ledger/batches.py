@@ -1,4 +1,4 @@
-"""Collects the items of several concurrent callers in a batch, and processes all items of the batch together."""
+"""Collects the items of concurrent callers in a batch, and processes all items of a batch together."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 @dataclass(eq=False, slots=True)
 class PendingCall(Generic[T, R]):
-    """The item of one caller of `BatchCommitter.serve`, and the future that gets the result for this caller."""
+    """One call of `BatchCommitter.serve`: the caller's item, and the future that gets the result for the caller."""
 
     item: T
     deadline: float
@@ -39,16 +39,16 @@ class BatchCommitter(Generic[T, R]):
     late: R
     """The result for a caller whose deadline passes before its item has a result."""
     gather: Callable[[int], Awaitable[None]]
-    """Waits before each batch, so that more items join it. The argument is the number of items of the last batch."""
+    """Waits before each batch, so that more items join the batch. The argument is the size of the previous batch."""
     clock: Callable[[], float] = time.monotonic
-    # This lock is held while a batch is processed. Other code must hold it while using data that ``work`` changes.
+    # This lock is locked while a batch is processed. Other code must lock it while using data that ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: list[PendingCall[T, R]] = field(default_factory=list)
     _last_batch: int = 0
     _task: asyncio.Task[None] | None = None
 
     async def serve(self, item: T, deadline: float) -> R:
-        """Return the result of the item; ``late`` if the deadline passes first. Raises each error of ``work``."""
+        """Return the result of the item, or ``late`` if the deadline passes first. Raises the errors of ``work``."""
         call = PendingCall[T, R](item, deadline, self.late)
         self._waiting.append(call)
         if self._task is None or self._task.done():
@@ -60,7 +60,8 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # The caller no longer waits for its answer. If no batch has taken the caller's item, remove the item.
+            # The caller may stop waiting before a batch has taken its item. Then no caller needs the result, so the
+            # item is removed.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -80,13 +81,13 @@ class BatchCommitter(Generic[T, R]):
                 if not call.answer.done():
                     call.answer.set_exception(error)
         finally:
-            # Even if ``work`` skipped an item or was cancelled, the caller of this item must not wait forever.
+            # If ``work`` skipped an item or was cancelled, the caller of this item must not wait forever.
             for call in batch:
                 call.settle(call.late)
 
 
 async def _no_pause(_last_batch: int) -> None:
-    """Return at once, so that the next shared call is made without a pause."""
+    """Return at once. `SharedCall` then makes its next call without a pause."""
 
 
 @dataclass(eq=False)

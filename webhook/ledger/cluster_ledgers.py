@@ -1,4 +1,4 @@
-"""The ledgers that a cluster stores. A ledger records the charges of one namespace, for all replicas of the webhook."""
+"""The ledgers that are stored in a cluster, for all webhook replicas. A ledger records the charges of one namespace."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,18 +10,19 @@ from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, RetryLa
 from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
 
 CLOSING_ATTEMPTS = 5
-"""Attempts of a stopping webhook replica to write each ledger. Writes fail if another process writes first."""
+"""The number of times that a stopping webhook replica tries to write each ledger. A write fails if another process has
+written the ledger first."""
 
 
 @dataclass(eq=False)
 class ClusterLedgers(Shared):
     """Keeps one `NamespaceLedger` for each namespace in use. Implements the protocol `Ledgers` of `ledgers.py`."""
 
-    _ledgers: "ByNamespace[NamespaceLedger]" = field(init=False)
+    _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
 
     def __post_init__(self) -> None:
-        # The cache may drop a `NamespaceLedger` that is still writing, and make a second one for the same namespace. No
-        # charge is lost: if both objects write, the compare-and-swap of one of them fails.
+        # This cache may drop a `NamespaceLedger` that is still writing, and make a second one for the same namespace.
+        # No charge is lost, because the writes are compare-and-swap: if both objects write, one of the writes fails.
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
@@ -45,14 +46,15 @@ class ClusterLedgers(Shared):
     async def flush(self) -> None:
         """Write to each ledger the charges that were admitted from a reservation, and the next reservation.
 
-        If the write of a ledger fails, it is repeated at the next flush of this ledger.
+        A write that fails is repeated at the next flush.
         """
         await asyncio.gather(*(each.flush() for each in self._ledgers.values()))
 
     async def close(self) -> None:
         """Write the charges that were admitted from reservations, and release the reservations of this replica.
 
-        If every write of a ledger fails, the leader later removes the reservation, and counts the pods by a LIST.
+        If every write of a ledger fails, the leading controller later counts the pods by a LIST, and removes the
+        reservation from the ledger.
         """
         self.leaving = True
         for _ in range(CLOSING_ATTEMPTS):

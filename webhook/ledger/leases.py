@@ -17,40 +17,43 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fit
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
-"""Seconds over which a replica measures the demand for quota. After this time without demand, it releases its
-reservation. The time is this long, because a replica may get only about one charge per second of a namespace."""
+"""The time in seconds over which a replica measures the demand for quota. After this time without demand, the replica
+releases its reservation. A shorter time would be too short for a replica that gets only one charge per second."""
 
 TARGET_SECONDS = 5.0
-"""A replica reserves quota for the demand of this many seconds. The longest time between two writes is shorter."""
+"""A replica reserves quota for the demand of this many seconds. This is longer than the longest time between two ledger
+writes of the replica."""
 
 LEAST_SPAN_SECONDS = 0.1
 """The shortest time in seconds over which a replica measures demand. Without this minimum, a few charges at once would
 look like a high rate, and the replica would reserve too much quota."""
 
 LEAST_GRANTS = 4
-"""The smallest reservation, in charges. A replica reserves nothing if it admitted fewer charges within `RATE_SECONDS`,
-and the ledger has fewer pending charges. Pending charges count because they show the demand at the other replicas.
-Otherwise each replica would have to make four writes before it reserves."""
+"""The size of the smallest reservation, as a number of charges. A replica reserves nothing if it admitted fewer charges
+within `RATE_SECONDS`, and the ledger has fewer pending charges. Pending charges count too, because they show the demand
+at the other replicas. Otherwise each replica would have to make four writes before its first reservation."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two ledger writes of a replica with a reservation. A write
-records the charges that were admitted from the reservation. It also shows whether another replica waits for room. So
-the longest time applies only while much quota is free. It is less than half of a lease, so that a failed write can be
-repeated before the lease ends."""
+records the charges that were admitted from the reservation. By a write, the replica also notices whether another
+replica waits for free quota. So the longest time applies only while much quota is free. The longest time is less than
+half of a lease, so that a failed write can be repeated before the lease ends."""
 
 PART_OF_TIME = 8
 """A replica with a reservation writes the ledger again after an eighth of the time in which the free quota would be
-used up. It assumes that every replica has the same demand. `WRITE_SECONDS` and `MOST_WRITE_SECONDS` bound this time."""
+used up, if every replica had the same demand. `WRITE_SECONDS` and `MOST_WRITE_SECONDS` bound the time until the
+write."""
 
 SPENT_PART = 4
-"""A replica writes its ledger and reserves quota again as soon as only a quarter of its reservation is left."""
+"""A replica writes the ledger, and reserves quota again, when only a quarter of its reservation is left."""
 
 MOST_GRANTED = 128
-"""A replica writes its ledger at once when it has admitted this many charges from its reservation. The write makes them
-pending, and a ledger may have only some hundreds of pending charges."""
+"""A replica writes the ledger at once when it has admitted this many charges from its reservation. The write stores
+them as pending charges, and a ledger may have only some hundreds of these."""
 
 LEAST_ROOM = 20
-"""A replica reserves nothing if the free quota has room for fewer charges. So near a limit it writes each charge."""
+"""A replica reserves nothing if the free quota is too small for this many charges. So near a limit of the quota, the
+replica writes each charge before it admits the pod."""
 
 PART_OF_ROOM, PART_OF_REPLICA = 4, 10
 """All replicas together reserve at most a quarter of the free quota, and one replica at most a tenth. If a replica
@@ -61,11 +64,12 @@ CREATED_SECONDS = LEASE_SECONDS
 answered the write of the reservation. The API server sets both times. While clocks run, the lease ends earlier."""
 
 GIVE_WAY_SECONDS = 2.0
-"""Seconds for which a replica reserves nothing after another replica without room has set a new `waiting` mark."""
+"""Seconds for which a replica reserves nothing after another replica has set a new `waiting` mark in the ledger. The
+mark means that a charge does not fit because of reservations."""
 
 
 class Terms(NamedTuple):
-    """The quota by which a charge is decided, and the versions of this quota."""
+    """The quota of a namespace by which a charge is decided, with the versions of this quota."""
 
     quota: NamespaceQuota
     counted_since: str
@@ -89,14 +93,14 @@ class Demand:
         self.recent = self._charges.sums
 
     def add(self, uid: str, model: str, charge: Charge) -> None:
-        """Add an admitted charge to the demand. If a conflict makes it be decided again, it is counted only once."""
+        """Add an admitted charge. If a charge is decided again after a conflict, it is counted only once."""
         if not self.recent():
             self._since = self._clock()
         self._charges.add(uid, model, charge)
 
     @property
     def seconds(self) -> float:
-        """The seconds over which the demand is measured: `RATE_SECONDS`, or fewer if the demand began later."""
+        """The seconds over which the demand is measured: `RATE_SECONDS`, or fewer if the demand began more recently."""
         return min(max(self._clock() - self._since, LEAST_SPAN_SECONDS), RATE_SECONDS)
 
 
@@ -135,7 +139,8 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
     """Return how many charges of the size of ``charge`` fit within the limit in addition to ``used``."""
     if limit.cores is None:
-        # A limit of memory alone also bounds the number of charges: a charge takes at least 1/100 MiB before rounding.
+        # A limit of memory alone also bounds the number of charges, because a charge has at least 1/100 MiB before it
+        # is rounded.
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
@@ -154,9 +159,9 @@ class _Sent(msgspec.Struct, frozen=True):
     uids: frozenset[str]
     """The uids of the granted charges that the write makes pending."""
     at: float
-    """When the write was first sent, by the clock that also counts suspension."""
+    """When the write was first sent, by the clock that also runs while the machine is suspended."""
     terms: object
-    """The quota by which the size of the reservation was computed."""
+    """The quota (`Terms`) by which the size of the reservation was computed."""
     next_seconds: float
     """Seconds from this write until the next write of the replica is due."""
 
@@ -170,7 +175,8 @@ class ReservationLease:
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
-        # A restarted replica gets a new id, because it does not know which charges its predecessor has admitted.
+        # This id is new after each restart, because a restarted replica has no list of the charges that it admitted
+        # from its earlier reservation.
         self.holder = secrets.token_urlsafe(9)
         self.granted: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
@@ -178,19 +184,20 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # Maps each model to the room that is left in the reservation, whether or not the last write is stored.
+        # Maps each GPU model to the rest of the reservation that is certainly left, whether or not the last write is
+        # stored.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
 
     @property
     def active(self) -> bool:
-        """Whether the ledger must be written again, for the reservation itself or to store granted charges."""
+        """Whether the ledger must be written again, to renew or release the reservation or to store granted charges."""
         return bool(self._reserved or self.granted or self._sent)
 
     @property
     def is_due(self) -> bool:
-        """Whether the replica must write now, to store granted charges and to see if another replica waits for room."""
+        """Whether the replica must write now, to store granted charges and to see if another replica needs quota."""
         if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
@@ -198,16 +205,17 @@ class ReservationLease:
 
     @property
     def gives_way(self) -> bool:
-        """Whether this replica must reserve nothing at present, because another replica waits for room."""
+        """Whether this replica must reserve nothing at present, because another replica waits for free quota."""
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return True if the reservation was sized by ``terms``, and also the next one if it is being written."""
-        # A reservation that was sized by a larger limit could admit a charge beyond the present limit.
+        """Return True if ``terms`` determined the size of the reservation, and also of a reservation being written."""
+        # If the size of a reservation depends on an earlier, larger limit, the replica could admit a charge beyond the
+        # present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        """Admit a charge from the reservation and return True. Return False if the ledger must be written first.
+        """Admit a charge from the reservation and return True. Return False if the charge must be written first.
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
@@ -224,20 +232,21 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update this object from a ledger that was read: the reservation, and the mark `waiting` of another replica.
+        """Update this lease from a newly read ledger. The ledger has the reservation, and marks of waiting replicas.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
         own, sent = ledger.reserved.get(self.holder), self._sent
         if sent and own and own.counter == sent.reservation.counter:
-            # The last write was stored at an unknown time. So a new lease begins with the next confirmed write.
+            # The last write was stored, but at an unknown time. So the time of a new lease begins with the next write
+            # that the API server confirms.
             self._confirm(sent)
             self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leader has removed this reservation after counting all stored pods. So this replica forgets the
-            # charges that it admitted from the reservation.
+            # The leading controller has counted all stored pods, and then has removed this reservation. So this replica
+            # forgets the charges that it admitted from the reservation.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
@@ -249,7 +258,7 @@ class ReservationLease:
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation. Its granted charges become pending charges."""
+        """Return the ledger without this replica's reservation, and with the granted charges as pending charges."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
@@ -260,15 +269,16 @@ class ReservationLease:
     ) -> Ledger:
         """Return the ledger with a reservation of ``charges``, and record that the write of this ledger begins.
 
-        ``ledger``: a result of `flushed`. ``terms``: the quota by which the charges were sized. ``next_seconds``:
-        seconds until the next write is due.
+        ``ledger``: a result of `flushed`. ``terms``: the quota that determined the size of ``charges``.
+        ``next_seconds``: seconds until the next write is due.
         """
         if not (charges or self.active):
             return ledger
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # The write may or may not be stored. So the room is the smaller of the present room and the new reservation.
+        # The write may or may not be stored. So only the smaller of two amounts is certainly left: the rest of the old
+        # reservation, and the new reservation.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)
@@ -277,7 +287,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
 
     def confirmed(self, answered: float) -> None:
-        """Record that the write of `send` was stored. ``answered``: the API server's time then, in Unix seconds."""
+        """Record that the write of `send` was stored. ``answered``: when the API server answered, in Unix seconds."""
         if sent := self._sent:
             self._confirm(sent)
             self._created_until = answered + CREATED_SECONDS

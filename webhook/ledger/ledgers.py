@@ -1,7 +1,7 @@
-"""The interface of the ledgers, which record the GPU charges of namespaces, and ledgers in the memory of a process.
+"""The interface of the ledgers, which record the GPU charges of namespaces. Also ledgers in the memory of a process.
 
-This module also has two classes for reviews: the deadline of an admission review, and the GPU models that /mutate has
-chosen recently.
+This module also has two classes for reviews. `ReviewDeadline` is the deadline of an admission review. `RecentChoices`
+has the GPU models that /mutate has chosen recently.
 """
 
 import math
@@ -41,15 +41,15 @@ class ReviewDeadline:
         self._abandoned = True
 
     def keep(self) -> None:
-        """Record that the charge of this review may be written now. After this call, `check` never raises."""
+        """Record that the charge of this review may be written from now on. After this call, `check` never raises."""
         self.charging = True
 
     def check(self) -> None:
-        """Raise Dropped if the deadline has passed or the caller has disconnected; never while a charge is written.
+        """Raise Dropped if the deadline has passed or the caller has disconnected. Never raise after `keep`.
 
         Code that works for long on a review must call this method again and again.
         """
-        # For a large pod, this method is called tens of thousands of times. So it tests the usual case first.
+        # A review of a large pod calls this method tens of thousands of times. So the usual case is tested first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -58,16 +58,17 @@ class ReviewDeadline:
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """The decision about a charge that cannot be decided now. The caller must retry."""
+    """A decision: the charge cannot be decided now, so the caller must retry."""
 
     reason: str
-    """Why the charge cannot be decided now, as a sentence without a full stop. The caller gets this text."""
+    """Why the charge cannot be decided now, as a sentence without a full stop. The creator of the pod gets this
+    text."""
     soon: bool = False
     """True if a retry within 2 s is expected to succeed."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The decision that a charge does not fit the ledger at present, but may fit later. So the caller must retry."""
+    """A decision: the charge does not fit the ledger at present, but may fit later. So the caller must retry."""
 
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""
@@ -94,17 +95,17 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     deadline: float
     """When the decision must be made at the latest, in seconds of the monotonic clock."""
     counted_since: str = ""
-    """The version of the namespace's quota. A ledger that was counted before this version may lack pods: those that
-    were stored while the namespace had no limit."""
+    """The version of the namespace's quota. A ledger that was counted before this version may lack the pods that were
+    stored while the namespace had no limit."""
     dry_run: bool = False
     created: float = math.inf
-    """The creationTimestamp of the pod or claim, in Unix seconds. If it is unknown, this is infinity, and the charge is
-    never admitted from a reservation."""
+    """The creationTimestamp of the pod or claim, in Unix seconds; infinity if the timestamp is unknown. A charge with
+    an unknown timestamp is never admitted from a reservation."""
     grace: int = 0
-    """The grace period of the pod in seconds if it is so long that the ledger must record it; otherwise 0."""
+    """The grace period of the pod in seconds; 0 if the period is too short to be recorded in the ledger."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Return the decision about this charge by the given ledger of the namespace. This method writes nothing."""
+        """Return the decision about this charge by the given ledger of its namespace. Nothing is written."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED
@@ -142,10 +143,11 @@ class Ledgers(Protocol):
 
 
 MOST_NAMESPACES = 10_000
-"""The most namespaces of which `ByNamespace` keeps a value. The bound exists because callers may invent namespaces."""
+"""The maximum number of namespaces for which `ByNamespace` keeps a value. Without a maximum, callers with invented
+namespaces could use up the memory."""
 
 IDLE_SECONDS = 600.0
-"""Seconds for which `ByNamespace` keeps the value of an unused namespace. The values are useless much earlier."""
+"""`ByNamespace` drops the value of a namespace that was not used for this many seconds. Such a value is out of date."""
 
 TOO_MANY_NAMESPACES = RetryLater("too many namespaces have a ledger in memory")
 
@@ -153,7 +155,7 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A cache of one value for each namespace. It drops the least recently used values, and makes missing values."""
+    """A cache with one value per namespace. It makes missing values, and drops the least recently used values."""
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
@@ -184,7 +186,7 @@ class MemoryLedgers:
 
     async def charge(self, request: ChargeRequest) -> Decision:
         """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run."""
-        # This method needs no lock, because it awaits nothing between reading the ledger and replacing the ledger.
+        # No lock is needed, because this coroutine awaits nothing between reading the ledger and replacing the ledger.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
@@ -208,8 +210,9 @@ class MemoryLedgers:
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
-    # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. These ledgers have no
-    # controller. If `pending` is full, this function moves the oldest charge, so that further pods can be charged.
+    # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. No controller moves
+    # the charges of ledgers in memory. So if `pending` is full, the oldest charge is moved here to make room for a new
+    # one.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -218,9 +221,9 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# Seconds for which a model that /mutate chose for a pod counts as used. The API server calls /validate within this
-# time, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
-# charged it, or another webhook has refused it.
+# Seconds for which a GPU model that /mutate chose for a pod counts as used. The API server calls /validate within this
+# time, even if other webhooks run in between. If this replica has not charged the pod after this time, another replica
+# has charged the pod, or another webhook has refused the pod.
 CHOICE_SECONDS = 2.0
 
 
@@ -232,7 +235,8 @@ class ChargeWindow:
         self._clock = clock
         # Maps each key to the time, the model and the amount of its charge. The oldest charge comes first.
         self._charges: OrderedDict[object, tuple[float, str, Charge]] = OrderedDict()
-        # Maps each model to the number and sum of its charges. Adding up thousands of charges each time takes too long.
+        # Maps each GPU model to the number and sum of its charges. The sums are stored, because adding up thousands of
+        # charges for each review would take too long.
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:
@@ -244,7 +248,7 @@ class ChargeWindow:
             self._charges[key] = self._clock(), model, charge
 
     def remove_alike(self, model: str, charge: Charge) -> None:
-        """Remove the oldest of the charges that equal ``charge`` and are of this GPU model, if there is any."""
+        """Remove the oldest charge that equals ``charge`` and has this GPU model. Do nothing if there is none."""
         self.sums()
         alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
         if (oldest := next(alike, None)) is not None:
@@ -281,8 +285,8 @@ class RecentChoices:
             self._by_namespace[namespace].add(object(), model, charge)
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Remove the oldest choice with this model and charge, because the chosen pod is about to be charged."""
-        # A choice of /mutate is found by model and amount, because a pod has no uid until /mutate has answered.
+        """Remove the oldest choice with this model and charge. The caller must be about to charge the chosen pod."""
+        # A choice is found by its model and its charge, because a pod has no uid when /mutate chooses its model.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 

@@ -1,4 +1,4 @@
-"""The ledger of one namespace in one webhook replica, which writes waiting charges in groups by compare-and-swap."""
+"""The ledger of one namespace in one webhook replica. Waiting charges are written together, by compare-and-swap."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -35,44 +35,46 @@ from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
 
-# The threads for reads and writes of ledgers. One namespace has one write at a time, so thirty namespaces can be busy.
+# The number of threads for reads and writes of ledgers. So about thirty ledgers can be written at the same time.
 KUBE_THREADS = 32
 
-# The threads for LISTs. Most of them wait for their turn, because `ListTurns` allows few LISTs at the same time.
+# The number of threads for LISTs. Most of the threads wait, because `ListTurns` allows few LISTs at the same time.
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""Seconds for which a ledger in memory may be used to choose a GPU model. No pod is refused because of this ledger."""
+"""Seconds for which /mutate may choose a GPU model by a ledger in memory. No refusal depends on such a ledger."""
 
 GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
 """Replaces `CACHED_USAGE_SECONDS` while this replica has a reservation. The usage in memory then includes the charges
-that this replica admits. It lacks the charges of other replicas until the next write of this replica. That write is
-seconds away only if much quota is free."""
+that this replica admits. Until the next write of this replica, the usage lacks the charges of other replicas. The next
+write is seconds away only if much quota is free."""
 
 REMEMBERED_SECONDS = 1.0
-"""Seconds for which this replica may write without another read, to replace the version that it read or wrote last.
-Later, another process has usually written the ledger. The write would then fail, which costs more than a read."""
+"""Seconds for which this replica may write a ledger without reading it again first. After a longer time, another
+process has usually written the ledger. Then the write would fail, which costs more than a read."""
 
 READ_TIMEOUT_SECONDS = 3.0
-"""Timeout in seconds of a read of the ledger. It is short, so that the callers that wait still get an answer."""
+"""Timeout in seconds of a read of the ledger. The timeout is short, so that waiting reviews still get an answer."""
 
 USAGE_SECONDS = 15.0
 """Timeout in seconds of a read of the usage, which may have to wait for a LIST of the stored pods and claims."""
 
 WRITE_TIMEOUT_SECONDS = 3.0
-"""Timeout in seconds of a ledger write. Its outcome is then unknown, and the replica reads or writes again."""
+"""Timeout in seconds of a ledger write. After a timeout the outcome of the write is unknown, so the replica reads or
+writes the ledger again."""
 
-# Seconds for which a write of the ledger waits for more charges under load. One large write is cheaper than several
-# small ones, and a write costs half as much as a pod's creation. PostgreSQL's commit_delay has the same purpose.
+# Seconds for which a write of the ledger waits for more charges under load, as PostgreSQL's commit_delay does. A write
+# costs half as much as the creation of a pod, and one large write costs less than several small writes.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
 """Seconds between two checks whether this replica must write the charges that it admitted from its reservation."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""Seconds between two `waiting` marks in the ledger. When other replicas read a mark, they release reservations."""
+"""The least seconds between two `waiting` marks of this replica in a ledger. When other replicas read a new mark, they
+release their reservations."""
 
-# The longest random delay before the retry of a write. Without it, two replicas would conflict at every retry.
+# The maximum random delay before a write is repeated. Without a delay, two replicas would conflict at every retry.
 MAX_JITTER_SECONDS = 0.02
 
 TOO_MANY = RetryLater("too many charges of this namespace are being written at once", soon=True)
@@ -96,26 +98,20 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    # The client of the API server blocks its thread. So its calls run in these threads, whose number bounds the calls.
-    # A thread adds 50 µs to a call. This is little, because a write takes milliseconds.
+    # Each call of the API server blocks a thread. So the number of these threads bounds the number of concurrent calls.
+    # A thread adds 50 µs to a call, which is little compared with the milliseconds of a write.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
-
-
-class _Unanswered(NamedTuple):
-    """A ledger write whose outcome is unknown, and the version of the ledger that the write replaces."""
-
-    ledger: Ledger
-    replaced: Stored
 
 
 class NamespaceLedger:
     """The ledger of one namespace in this webhook replica.
 
     The replica decides the waiting charges in order by one version of the ledger, and replaces that version by one PUT.
-    If another process wrote first, the replica reads and decides again, until the callers' deadlines. It remembers the
-    written version for the next group. Only the committer's task, and the flush between its batches, may use this
-    version. Under load the replica admits charges from a reservation. The flush writes these charges later.
+    If another process wrote first, the replica reads and decides again, until the callers' deadlines. The replica keeps
+    the written version in memory for the next charges. Only the task that decides the waiting charges, and `flush`
+    between two batches, may use this version. Under load the replica admits charges from a reservation. `flush` writes
+    these charges later.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:
@@ -123,7 +119,8 @@ class NamespaceLedger:
         self._shared = shared
         self._remembered: Stored | None = None
         self._remembered_at = -math.inf
-        self._unanswered: _Unanswered | None = None
+        # The ledger of a write whose outcome is unknown, and the stored ledger that this write replaces.
+        self._unanswered: tuple[Ledger, Stored] | None = None
         self._noted = Ledger()
         self._usages: Mapping[str, Usage] = {}
         self._usages_read_at = -math.inf
@@ -135,11 +132,11 @@ class NamespaceLedger:
         # The quota by which this replica sizes its next reservation.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # The times at which this replica set its last `waiting` mark, and the first mark of an unbroken series.
+        # When this replica set its last `waiting` mark, and when it set the first mark of the present series of marks.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge: admit it from the reservation, or decide and write it with the other waiting charges."""
+        """Admit a charge from the reservation. If this is impossible, decide and write it with all waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -150,24 +147,22 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Decide a charge that does not fit the ledger. Refuse it only if the stored objects leave no room either."""
+        """Decide a charge that does not fit the ledger. Refuse the charge only if the stored objects leave no room."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused
         if shortage.rests_on_reserved:
-            # The charge lacks room only because of reservations. Running replicas release their reservations soon after
-            # a `waiting` mark. The reservation of a dead replica stays until the leader removes it.
+            # Without reservations, the charge would fit. Running replicas release their reservations soon after a
+            # `waiting` mark. The reservation of a dead replica stays until the leading controller removes it.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
         judged = await self._recount.judge(shortage, request.deadline)
         if isinstance(judged, Refused) or not judged.counted:
             return judged
-        # Decide this charge again, because the ledger may have been settled (recounted) during the LIST.
+        # The controller may have settled (recounted) the ledger during the LIST. So decide the charge again.
         decision: Decision = await self._committer.serve(request, request.deadline)
-        return (
-            msgspec.structs.replace(judged, shortages=(decision.shortage,))
-            if isinstance(decision, Refused)
-            else decision
-        )
+        if isinstance(decision, Refused):
+            return msgspec.structs.replace(judged, shortages=(decision.shortage,))
+        return decision
 
     async def stored_usage(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
         return await self._recount.usages(charged, deadline)
@@ -179,15 +174,15 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # During this sleep, more charges may join the batch. If the last batch had a single charge, none are expected.
+        # More charges join the batch during this sleep. After a batch of one charge, no other charges are expected.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
-        """Admit a charge from the reservation, to be written later. Return None if it must be written at once."""
+        """Admit a charge from the reservation, to be written later. Return None if it must be written before."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        # A charge from the reservation may be released before a pod with a long grace period has ended. So the charge
-        # of such a pod is written now, with its grace period: possibly no watch will see the pod's deletion.
+        # If no watch reports the deletion of a pod with a long grace period, the charge could be released before the
+        # pod has ended. So the charge of such a pod is written at once, together with the grace period.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -201,7 +196,7 @@ class NamespaceLedger:
         return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
-        """Call `flush` whenever it is due. End when this replica has no reservation and no unwritten charge."""
+        """Call `flush` whenever a write is due. End when this replica has no reservation and no unwritten charge."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
             if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
@@ -210,34 +205,35 @@ class NamespaceLedger:
     async def flush(self) -> None:
         """Write to the ledger the charges that were admitted from the reservation, and the next reservation."""
         async with self._committer.busy:
-            # A failed write is repeated. Until then, the reservation in the ledger covers the admitted charges.
+            # A failed write is repeated later. Until then, the reservation in the ledger includes the admitted charges.
             with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        """Return the usage by GPU model, from memory if the last read of the ledger is new enough."""
+        """Return the usage by GPU model. It comes from memory if the ledger was read or written recently."""
         good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
         return await self.usage()
 
     async def usage(self) -> Mapping[str, Usage]:
-        """Read the ledger, and return its usage without reservations. After a timeout, return the last known usage."""
+        """Read the ledger, and return its usage without reservations. After a timeout, return the usage in memory."""
         with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
-            # This version must not decide charges, because the committer may be writing a later version of the ledger.
+            # No charge may be decided by this ledger, because the committer may be writing a newer version of it.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # For the choice of a model, reserved room counts as free, because replicas release it when a charge needs it.
+        # When /mutate chooses a model, reserved quota counts as free, because replicas release reservations when a
+        # charge needs the quota.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
-        """Decide all waiting calls, and write the ledger. Raises Unavailable if certainly nothing was written."""
+        """Decide the given calls, and write the ledger. Raises Unavailable only if certainly nothing was written."""
         self._shared.metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
@@ -255,7 +251,8 @@ class NamespaceLedger:
             else:
                 return
             for call in open_:
-                # A conflict proves that a write was not stored. After conflicts only, the batch is not in the ledger.
+                # A conflict proves that the write was not stored. But after a write without an answer, the charges may
+                # be in the ledger.
                 call.late = UNSURE if unsure else TOO_MANY
             await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # only a delay
 
@@ -265,7 +262,8 @@ class NamespaceLedger:
         Raises Conflict if another process wrote first, WriteUnanswered if the outcome of the write is unknown,
         Unavailable if the ledger could not be read, and LedgerLost if the ledger was lost with its charges.
         """
-        # 1. Read: use the version of the ledger in memory, or else the stored one. If it lacks stored pods, count them.
+        # 1. Read: use the ledger in memory if it is recent, otherwise read the stored ledger. If this ledger may lack
+        # stored pods, count them.
         await self._send_again()
         remembered = self._take_remembered()
         stored = remembered or await self._read_own(calls)
@@ -278,8 +276,8 @@ class NamespaceLedger:
             ledger = self._ask_for_room(ledger)
         changed = (ledger, counted) != (flushed, stored.ledger)
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # Only a compare-and-swap proves that the remembered version of the ledger is current. So a refusal, or an
-            # admission that writes nothing, is decided again by a newly read version.
+            # Only a compare-and-swap proves that the ledger in memory is the stored one. So a refusal, or an admission
+            # that writes nothing, is decided again by a newly read ledger.
             await self._attempt(calls)
             return
         # 3. Write the ledger, if it has changed, and answer the calls.
@@ -288,7 +286,7 @@ class NamespaceLedger:
         if changed or self._lease.granted or gives_back:
             self._note_demand(calls, decisions)
             for call in calls:
-                call.late = UNSURE  # if the deadline passes during the write, the answer is UNSURE
+                call.late = UNSURE  # the result for a call whose deadline passes during the write
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
@@ -301,14 +299,14 @@ class NamespaceLedger:
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
-        """Add the admitted charges to the demand. The caller must do so before a write, which reserves by demand."""
+        """Add the admitted charges to the demand. The caller must do this before `_reserving` uses the demand."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:
                 self._demand.add(asked.uid, asked.model, asked.charge)
 
     def _reserving(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        """Return the ledger with the next reservation. Its size depends on the demand and the free quota."""
+        """Return the ledger with the next reservation, whose size depends on the demand and on the free quota."""
         if calls:
             self._terms = _terms(calls[-1].item, self._shared.store)
         terms = self._terms
@@ -331,30 +329,31 @@ class NamespaceLedger:
             stored = await self._in_thread(self._shared.store.write, ledger, replaced, WRITE_TIMEOUT_SECONDS)
         except Unavailable as error:
             if self._lease.active:
-                self._unanswered = _Unanswered(ledger, replaced)
+                self._unanswered = ledger, replaced
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # Record the time of a `waiting` mark only after its write is confirmed. So a mark that is lost is set again.
+        # The time of a `waiting` mark is recorded only after the mark is certainly stored. So a lost mark is set again.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
-        """Repeat a write whose outcome is unknown. No read could prove that it failed: it may be stored later."""
-        # The repeated write may contain the charge of a waiting call. The call will then find its charge in the ledger.
+        """Repeat a write whose outcome is unknown. A read could not prove a failure: the write may be stored later."""
+        # The repeated write may include the charge of a call that still waits. When this call is decided, its charge is
+        # already in the ledger, and is not added a second time.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The ledger has a newer version. So the repeated write was stored before, or it will never be stored.
+                # The stored ledger has another version. So the unanswered write has been stored, or never will be.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:
         self._remembered, self._remembered_at = stored, self._shared.clock()
 
     def _take_remembered(self) -> Stored | None:
-        """Return and forget the ledger that this replica read or wrote last; None if it is probably outdated."""
+        """Return the ledger in memory, and remove it from memory; None if that ledger is probably out of date."""
         remembered, self._remembered = self._remembered, None
         return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
 
@@ -372,23 +371,24 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # A ledger that was counted before the last edit of the quota may use old values of units. It may also lack
-        # pods: no pods are counted while their namespace has no limit.
+        # If the quota was edited after the last count of the stored objects, the ledger may use old values of units.
+        # The ledger may also lack pods that were stored while the namespace had no limit.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
-        # If the ledger was counted before the API server served ResourceClaims, it lacks the claims.
+        # If the API server did not serve ResourceClaims at the last count, the ledger lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # A count that is older than the ledger must not replace it, and without a new count the ledger may lack
-            # pods. So the caller must retry until this replica's watch has delivered the newer quota ConfigMap.
+            # A count by an older quota ConfigMap must not replace the ledger, and without a new count the ledger may
+            # lack pods. So the caller must retry until this replica's watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
             return settle(ledger, observed, counted_since=observed.resource_version)
         return ledger
 
     async def _in_thread(self, call: Callable[..., T], *args: object) -> T:
-        # If the awaiting task is cancelled, the thread continues. So a write may be stored although no task awaits it.
+        # If the awaiting task is cancelled, the thread still finishes the call. So a write may be stored although no
+        # task waits for its answer.
         return await asyncio.get_running_loop().run_in_executor(self._shared.threads, call, self._namespace, *args)
 
     def _in_time(self, calls: Sequence[Charging]) -> Sequence[Charging]:
@@ -404,7 +404,7 @@ def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    """Decide the calls in order. Each decision counts the charges of the calls that were admitted before."""
+    """Decide the calls in order. Each decision also counts the charges of the previously admitted calls."""
     decisions = []
     for call in calls:
         decision = call.item.decide(ledger)

@@ -18,20 +18,22 @@ MIN_INTERVAL_SECONDS = 0.5
 """The minimum of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
-"""Seconds that a namespace is not listed after a LIST, per second of the LIST. So large ones are listed less often."""
+"""After a LIST of t seconds, a namespace is not listed for this factor times t. So large namespaces are listed less
+often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""Seconds after which a webhook replica itself settles a ledger, that is, sets it to the count of the stored objects. A
-running controller settles the ledger earlier. If the ledger records longer grace periods of pods, the replica waits for
-the longest of these periods."""
+"""Seconds after which a webhook replica itself settles a ledger (sets it to the count of the stored objects). A running
+controller settles the ledger earlier. If pods in the ledger have longer grace periods, the replica waits for the
+longest of these periods."""
 
 SOON_SECONDS = 2.0
-"""A running controller settles a ledger within these seconds. If quota is missing for longer, no retry is advised."""
+"""A running controller settles a ledger within this many seconds. If quota is missing for longer, the answer to a pod
+does not advise an immediate retry."""
 
 
 @dataclass(eq=False)
 class Recount:
-    """Counts the stored pods and claims of one namespace by LISTs. Callers that wait at the same time share a LIST."""
+    """Counts the stored pods and claims of one namespace by LISTs. Callers that wait together share one LIST."""
 
     count: Callable[[], Awaitable[ObservedPods]]
     """Makes a consistent LIST of the pods and claims of the namespace, and returns their charges."""
@@ -40,11 +42,11 @@ class Recount:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The oldest count (LIST) that is newer than the ledger. Since this count, no process has settled the ledger.
+    # The result of the oldest LIST that is newer than the ledger. After this LIST, no process has settled the ledger.
     _first: ObservedPods | None = None
-    # The time of `_first`.
+    # When the LIST of `_first` was made.
     _since: float = -math.inf
-    # The time of this replica's newest LIST.
+    # When this replica made its newest LIST.
     _listed: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -58,23 +60,23 @@ class Recount:
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # The LIST lacks the pods that were deleted before it. The terminating charges belong to such pods, so these
-        # charges are added. Pods that were deleted after the LIST are still part of it.
+        # The LIST lacks pods that were deleted before the LIST but may still run. The terminating charges in the ledger
+        # belong to such pods, so these charges are added. The LIST still contains pods that were deleted later.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # The shortage is short if a running controller settles the ledger. The pending charge of a pod that is never
-        # stored makes it longer.
+        # A running controller soon ends the shortage by settling the ledger. But the pending charge of a pod that is
+        # never stored is released much later.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
     def _note(self, observed: ObservedPods) -> None:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
-        # If etcd was restored from a backup, the older counts are invalid. A restore shows in two ways:
-        # resourceVersions are lower, or the ledger is lost. While the ledger is lost, nothing is decided, so this
-        # replica makes no LIST for more than twice `SETTLE_SECONDS`.
+        # If etcd was restored from a backup, the older counts are invalid. There are two signs of a restore: lower
+        # resourceVersions, or a lost ledger. While a ledger is lost, no charge is decided, so this replica makes no
+        # LIST for more than twice `SETTLE_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
@@ -82,8 +84,7 @@ class Recount:
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
         """Return the usage by GPU model, counted by a LIST that begins after this call.
 
-        The terminating charges are taken from ``charged``, because a LIST does not show deleted pods.
-
+        ``charged``: the usage in the ledger. Its terminating charges are added, because a LIST lacks deleted pods.
         Return None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
@@ -92,28 +93,30 @@ class Recount:
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
     def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger. If no controller can be running, return it settled by the LIST of this replica.
+        """Return the ledger, settled (recounted) by a LIST of this replica if no controller can be running.
 
         No controller can be running if the ledger is still older than a LIST that is `SETTLE_SECONDS` old.
         """
         first, now = self._first, self.clock()
-        # A recent LIST is required, because it proves that etcd has not been restored since the older count.
+        # Another, recent LIST is required as proof that etcd has not been restored from a backup since the older LIST.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # No watch of this replica shows why a pod is missing from the count. So settling makes its charge terminating,
-        # as it does for a new leader.
+        # No watch of this replica shows why a pod is missing from the count. So the charge of the pod becomes a
+        # terminating charge, as after the start of a new leading controller.
         counted = settle(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # More time has passed since the count than the missing pods may run. So their terminating charges have ended.
+        # The missing pods cannot run any more, because their grace periods have passed since the count. So their
+        # terminating charges are removed.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)
-        # If the ledger was counted by a newer quota ConfigMap, this replica does not know the current values of units.
+        # If the ledger was counted by a newer quota ConfigMap, this replica has not read the current values of units
+        # yet.
         if observed and is_older(observed.config_version, self.known().config_version):
             return None
         return observed
@@ -125,7 +128,7 @@ class Recount:
     async def _list(self) -> ObservedPods | None:
         started = self.clock()
         try:
-            # If the LIST takes too long, each caller gets None and reports the timeout.
+            # If the LIST takes too long, each caller of `result` gets None and reports the timeout.
             with contextlib.suppress(ListOverdue):
                 return await self.count()
             return None
