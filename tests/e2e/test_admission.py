@@ -176,7 +176,7 @@ def test_a_dry_run_shows_the_decision_and_charges_nothing(
     assert json.loads(shown.stdout)["spec"]["affinity"] == held_to("M40")
     assert installation.charged(namespace) == {}
     created = kubectl_create(cluster, card_pod("train", namespace))
-    nearly = f"GPU quota nearly used up: M40 in namespace {namespace}, 1 card of 1 card"
+    nearly = f"the GPU quota is nearly used up: M40 in namespace {namespace}, 1 card of 1 card"
     assert (created.returncode, created.stderr) == (0, f"Warning: {nearly}\n")
     assert installation.charged(namespace) == {"M40": 100}
     assert "exceeded GPU quota" in kubectl_create(cluster, card_pod("another", namespace), options=dry_run).stderr
@@ -231,6 +231,6 @@ def test_kubectl_shows_a_warning_if_the_quota_only_warns(
     created = kubectl_create(cluster, card_pod("train", namespace, 2))
     assert created.stderr == (
         f"Warning: exceeded GPU quota: M40 in namespace {namespace}, requested: 2 cards, used: 0 (0 pending), "
-        "limited: 1, can never fit; admitted, because this quota only warns\n"
+        "limited: 1, can never fit; the object is admitted, because this quota only warns\n"
     )
     assert installation.charged(namespace) == {"M40": 200}

@@ -145,7 +145,8 @@ def test_a_tenant_cannot_choose_another_scheduler_for_a_share_than_that_of_hami(
     manifest["spec"]["schedulerName"] = "nobody"
     answer = tenant(team).try_create(manifest)
     assert answer.status == HTTPStatus.FORBIDDEN
-    assert f"spec.schedulerName must be {NAME} or empty: nobody does not know which cards are free" in answer.message
+    told = f"spec.schedulerName must be {NAME} or empty, because nobody may assign cards that are not free"
+    assert told in answer.message
 
 
 def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(

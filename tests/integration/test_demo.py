@@ -52,7 +52,7 @@ TABLE = {
     "team-b/mig-slice": ("0.42 cards, 20480 MiB admitted A100", "the only possible model"),
     "team-b/claimed-card": ("1 card admitted A100", "the only possible model, 1.08 cards of 2 cards free"),
     "team-b/who-knows": ("refused", "`nvidia.com/gpu.shared: {cards: 1}`"),
-    "team-c/beyond-a-warning": ("2 cards admitted M40", "admitted, because this quota only warns"),
+    "team-c/beyond-a-warning": ("2 cards admitted M40", "the object is admitted, because this quota only warns"),
     "sandbox/free-as-air": ("8 cards not limited", ""),
     "team-a/web-server": ("no GPU", ""),
 }

@@ -143,7 +143,7 @@ def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> Non
         api.hang_up(LEDGER)
         response = in_flight.result(PATIENCE)
         assert response["allowed"]
-        assert response["warnings"][0].startswith("team-a: not compared with the current usage")
+        assert response["warnings"][0].startswith("team-a: the quota was not compared with the current usage")
         assert server.wait() == 0
 
 

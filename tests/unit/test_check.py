@@ -272,7 +272,7 @@ def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 8}}")
     result = check(directory, deployment(12, ONE_CARD), options=("-o", "json"))
     only = "the only possible model"
-    nearly = "GPU quota nearly used up: M40 in namespace team-a, 8 cards of 8 cards"
+    nearly = "the GPU quota is nearly used up: M40 in namespace team-a, 8 cards of 8 cards"
     full = "M40 in namespace team-a, requested: 1 card, used: 8 (8 pending), limited: 8, 1 more needed"
     assert [(row["count"], row["decision"], row["reason"]) for row in rows(result)] == [
         (7, "admitted", f"{only}, 8 cards of 8 cards free"),
@@ -426,5 +426,5 @@ def test_the_system_namespaces_are_those_that_the_manifests_exclude() -> None:
 
 def test_warnings_are_part_of_the_reason(directory: Path) -> None:
     (row,) = rows(check(directory, cards(2, metadata={"namespace": "team-w"}), options=("-o", "json")))
-    assert row["reason"].endswith("limited: 1, can never fit; admitted, because this quota only warns")
+    assert row["reason"].endswith("limited: 1, can never fit; the object is admitted, because this quota only warns")
     assert row["decision"] == "admitted"

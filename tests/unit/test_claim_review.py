@@ -39,6 +39,7 @@ from webhook.review.verdicts import Creation
 QUOTA = NamespaceQuota({"A100": Limit(400), "M40": Limit(200)})
 CONTROLLER = UserInfo("system:serviceaccount:kube-system:resource-claim-controller")
 SCHEDULER = UserInfo("system:kube-scheduler")
+NO_MODEL_SELECTED = "but the requests of this claim select no single model"
 
 
 class Busy(MemoryLedgers):
@@ -161,18 +162,16 @@ def test_a_claim_over_quota_gets_403_without_retry_after() -> None:
 @pytest.mark.parametrize(
     ("manifest", "sentence"),
     [
-        pytest.param(claim(), "that all requests select: none", id="/mutate was not called"),
-        pytest.param(claim(held("M40"), entry()), "that all requests select: none", id="a request added after /mutate"),
-        pytest.param(claim(held("M40"), held("A100")), "that all requests select: none", id="two models"),
+        pytest.param(claim(), NO_MODEL_SELECTED, id="/mutate was not called"),
+        pytest.param(claim(held("M40"), entry()), NO_MODEL_SELECTED, id="a request added after /mutate"),
+        pytest.param(claim(held("M40"), held("A100")), NO_MODEL_SELECTED, id="two models"),
         pytest.param(
             claim(entry(NVIDIA, 'device.driver == "x"')),
-            "that all requests select: none",
+            NO_MODEL_SELECTED,
             id="CEL that we did not write",
         ),
-        pytest.param(claim(held("H100")), "that all requests select: none", id="a product that no node has"),
-        pytest.param(
-            claim(first_of(held("M40"), entry())), "that all requests select: none", id="one of two alternatives"
-        ),
+        pytest.param(claim(held("H100")), NO_MODEL_SELECTED, id="a product that no node has"),
+        pytest.param(claim(first_of(held("M40"), entry())), NO_MODEL_SELECTED, id="one of two alternatives"),
     ],
 )
 def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manifest: Manifest, sentence: str) -> None:
@@ -255,7 +254,7 @@ def test_malformed_claims_are_422_with_the_path_and_never_reach_the_ledger() -> 
     [
         (claim(held("M40")), "charged", ""),
         (claim({**held("M40"), "count": 3}), "over-quota-allowed", "exceeded GPU quota"),
-        (claim(), "unpinned", "that all requests select: none"),
+        (claim(), "unpinned", NO_MODEL_SELECTED),
         (claim(entry("foo")), "unpinned", "malformed GPU request"),
         (template(entry(count=9)), "template", "can never fit"),
     ],
@@ -340,7 +339,7 @@ def claiming(*names: str) -> Manifest:
     ("asked", "used", "allowed", "told"),
     [
         pytest.param(spec(entry(count=4)), 0, True, "", id="fits"),
-        pytest.param(spec(entry(count=4)), 1, True, "its claim must wait until this quota is free", id="not now"),
+        pytest.param(spec(entry(count=4)), 1, True, "must wait until the quota is free", id="not now"),
         pytest.param(spec(entry(count=5)), 0, False, "can never fit", id="never"),
         pytest.param(spec(entry("foo")), 0, False, "no value is configured", id="malformed"),
         pytest.param(spec(entry("compute-domain-daemon.nvidia.com")), 0, True, "", id="no GPU"),
@@ -373,7 +372,7 @@ def test_a_pod_with_both_kinds_of_requests_is_charged_for_its_own_and_warned_of_
     server.create(claim(entry()))
     answer = server.create(both, "pod-1")
     assert answer.outcome == "charged"
-    assert any("its claim must wait" in warning for warning in answer.warnings)
+    assert any("a claim from this template must wait" in warning for warning in answer.warnings)
     assert server.used() == {"A100": Charge(200, 0, 200)}
 
 

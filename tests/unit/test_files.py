@@ -111,13 +111,13 @@ SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name"
         {"kind": "Service"},
         "kind must be one of Node, ResourceSlice, DeviceClass, ResourceClaimTemplate, ResourceClaim, Pod; got Service",
     ),
-    labels_in_a_list=({"kind": "Node", "metadata": {"name": "a", "labels": []}}, "malformed: "),
+    labels_in_a_list=({"kind": "Node", "metadata": {"name": "a", "labels": []}}, "the object is malformed: "),
     no_name=({"kind": "Node"}, "the Node has no name"),
     no_namespace=(claim(), "the ResourceClaim train-gpu has no namespace"),
     a_pod_of_no_namespace=(vcuda_pod(), "the Pod train-0 has no namespace"),
     an_older_version=(STALE, f"apiVersion must be {API_VERSION}; got resource.k8s.io/v1beta1"),
     no_version=({"kind": "DeviceClass"}, f"apiVersion is required; for a DeviceClass it must be {API_VERSION}"),
-    no_quantity=(SLICE, "malformed: "),
+    no_quantity=(SLICE, "the ResourceSlice is malformed: "),
 )
 def test_a_malformed_object_is_reported_with_its_position(manifest: Manifest, message: str, path: Path) -> None:
     path.write_text(yaml.safe_dump_all([{"kind": "Node", "metadata": {"name": "a"}}, manifest]))

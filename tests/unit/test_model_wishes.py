@@ -134,7 +134,7 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
     assert answer.allowed
     [warning] = answer.warnings
     assert "quota.vcuda.io/models" in warning
-    assert warning.endswith("; admitted, because this quota only warns")
+    assert warning.endswith("; the object is admitted, because this quota only warns")
     assert not mutated(make(wish), replace(QUOTA, mode=Mode.AUDIT)).warnings
 
 
@@ -206,7 +206,7 @@ def test_with_one_model_the_rejection_says_how_to_name_a_model(manifest: Manifes
     first = models.split(",", maxsplit=1)[0]
     assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
     assert answer.message == (
-        f"the quota of namespace team-a requires one GPU model, and this object may use {models}; "
+        f"the quota of namespace team-a requires one GPU model, but this object may use {models}; "
         f"set annotation quota.vcuda.io/models: {first}, or nodeSelector {MODEL}: {first}"
     )
 

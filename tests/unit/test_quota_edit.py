@@ -82,7 +82,7 @@ def test_the_warning_for_a_deletion_counts_the_namespaces_that_lose_their_limits
     before = PolicySnapshot(Quota({"team-a": limits, "team-b": limits}, limits), NODES)
     answer = edited("{{{", before, operation="DELETE", object=msgspec.Raw(b"null"))
     [warning] = answer.warnings
-    assert warning.endswith("has a GPU quota; 3 entries lose their effect")
+    assert warning.endswith("has a GPU quota: 3 entries are removed")
 
 
 def test_an_edit_warns_of_removed_limits_and_logs_each_change_once() -> None:
@@ -107,7 +107,7 @@ def test_only_the_first_of_very_many_changes_are_logged() -> None:
 
 
 def test_deletion_is_allowed_with_a_warning() -> None:
-    warning = "without this ConfigMap no namespace has a GPU quota; 0 entries lose their effect"
+    warning = "without this ConfigMap, no namespace has a GPU quota: 0 entries are removed"
     answer = edited("{{{", operation="DELETE", object=msgspec.Raw(b"null"))
     assert answer == AdmissionResponse("quota-deleted", warnings=[warning])
 
@@ -163,9 +163,9 @@ NO_NODE = f"no node has this model in label {MODEL}"
     ("document", "told"),
     [
         ("team-a: {quota: {M40: 8}, pool: [public]}", []),
-        ("team-a: {quota: {M4O: 8}}", [f"team-a.quota.M4O: {NO_NODE} (known: M40, P100)"]),
+        ("team-a: {quota: {M4O: 8}}", [f"team-a.quota.M4O: {NO_NODE} (models of the nodes: M40, P100)"]),
         ("team-a: {quota: {M40: 8}, pool: [lab, publik]}", [f"team-a.pool: no node has pool publik in label {POOL}"]),
-        ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (known: M40, P100)"]),
+        ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (models of the nodes: M40, P100)"]),
         ("{}", []),
     ],
     ids=["known", "a model that no node has", "a pool that no node has", "in the default entry", "an empty document"],
@@ -176,7 +176,7 @@ def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -
 
 def test_a_cluster_without_a_gpu_node_gives_one_warning() -> None:
     told = warnings("team-a: {quota: {M40: 8}}", PolicySnapshot(Quota(), nodes()))
-    assert told == [f"team-a.quota.M40: {NO_NODE} (known: none)"]
+    assert told == [f"team-a.quota.M40: {NO_NODE} (models of the nodes: none)"]
 
 
 TAIL = "new pods are refused until less is in use"
@@ -187,12 +187,22 @@ MEMORY = "M40: {cards: 8, memory: 1Gi}"
     ("limit", "used", "told"),
     [
         pytest.param("M40: 8", Charge(800), [], id="as much as the limit"),
-        pytest.param("M40: 7.5", Charge(800), [f"8 cards in use, limit 7.5 cards; {TAIL}"], id="cards"),
-        pytest.param("M40: 0", Charge(1), [f"0.01 cards in use, limit 0 cards; {TAIL}"], id="blocked"),
-        pytest.param("P100: 1", Charge(100), [f"1 card in use, limit 0 cards; {TAIL}"], id="a model no longer listed"),
+        pytest.param(
+            "M40: 7.5", Charge(800), [f"the limit is 7.5 cards, but the usage is 8 cards; {TAIL}"], id="cards"
+        ),
+        pytest.param("M40: 0", Charge(1), [f"the limit is 0 cards, but the usage is 0.01 cards; {TAIL}"], id="blocked"),
+        pytest.param(
+            "P100: 1",
+            Charge(100),
+            [f"the limit is 0 cards, but the usage is 1 card; {TAIL}"],
+            id="a model no longer listed",
+        ),
         pytest.param(MEMORY, Charge(10, 1024), [], id="as much memory as the limit"),
         pytest.param(
-            MEMORY, Charge(10, 1025), [f"0.1 cards, 1025 MiB in use, limit 8 cards, 1024 MiB; {TAIL}"], id="memory"
+            MEMORY,
+            Charge(10, 1025),
+            [f"the limit is 8 cards, 1024 MiB, but the usage is 0.1 cards, 1025 MiB; {TAIL}"],
+            id="memory",
         ),
     ],
 )
@@ -220,8 +230,8 @@ def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) 
     """
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
     assert told == [
-        f"team-a: not compared with the current usage: {error}",
-        f"team-b.quota.M40: 2 cards in use, limit 1 card; {TAIL}",
+        f"team-a: the quota was not compared with the current usage: {error}",
+        f"team-b.quota.M40: the limit is 1 card, but the usage is 2 cards; {TAIL}",
     ]
 
 
@@ -231,7 +241,7 @@ def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
     Otherwise such a document could not be corrected.
     """
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
-        f"team-a.quota.M40: 2 cards in use, limit 1 card; {TAIL}"
+        f"team-a.quota.M40: the limit is 1 card, but the usage is 2 cards; {TAIL}"
     ]
 
 
@@ -251,10 +261,10 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
-    told = "namespaces not compared with their current usage, because there are too many: 2"
+    told = "too many entries were changed; entries not compared with the current usage: 2"
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
-    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("there are too many: 1")
+    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("not compared with the current usage: 1")
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
@@ -269,7 +279,7 @@ def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
     data = {"gpu_quota": "team-a: {quota: {Tesla: 1, M41: 1}}", "gpu_models": rows}
     object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))
     assert list(edited(None, PolicySnapshot(Quota(), NODES, claims=claims), object=object_).warnings) == [
-        "team-a.quota.M41: no node has this model in label gaia.tencent.com/gpu-model (known: P100, Tesla)",
+        f"team-a.quota.M41: {NO_NODE} (models of the nodes: P100, Tesla)",
         "gpu_models: `cards` of Tesla has no effect while a DeviceClass offers devices as nvidia.com/gpu",
     ]
 
@@ -316,4 +326,4 @@ def test_warnings_end_before_the_api_server_cuts_them_off() -> None:
     models = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
     told = warnings(f"team-a: {{quota: {{{models}}}}}")
     assert len(told) == MOST_WARNINGS + 1
-    assert told[-1] == "and 7 more warnings"
+    assert told[-1] == "7 more warnings are not shown"

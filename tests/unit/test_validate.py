@@ -194,13 +194,15 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
 @pytest.mark.parametrize(
     ("placed", "allows"),
     [
-        pytest.param({"affinity": None}, "any", id="no node selection"),
-        pytest.param({"affinity": {"nodeAffinity": {}}}, "any", id="no required affinity"),
-        pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any", id="only preferred"),
-        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term without the pin"),
-        pytest.param({"affinity": required(term(requirement(MODEL, "Exists")))}, "any", id="any model"),
-        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all models but one"),
-        pytest.param({"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any", id="another label"),
+        pytest.param({"affinity": None}, "any model", id="no node selection"),
+        pytest.param({"affinity": {"nodeAffinity": {}}}, "any model", id="no required affinity"),
+        pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any model", id="only preferred"),
+        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any model", id="one term without the pin"),
+        pytest.param({"affinity": required(term(requirement(MODEL, "Exists")))}, "any model", id="any model"),
+        pytest.param({"affinity": required(term(NO_P100))}, "any model", id="all models but one"),
+        pytest.param(
+            {"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any model", id="another label"
+        ),
         pytest.param({"affinity": required(term(M40), term(P100))}, "M40, P100", id="two terms"),
         pytest.param({"affinity": required(term(EITHER))}, "M40, P100", id="two values"),
         pytest.param({"affinity": held_to("V100")}, "V100", id="not listed"),
@@ -208,15 +210,17 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
         pytest.param({"affinity": required()}, "none", id="no term"),
         pytest.param({"affinity": required({})}, "none", id="an empty term"),
         pytest.param({"nodeSelector": {MODEL: "P100"}}, "none", id="a contradiction"),
-        pytest.param({"affinity": None, "annotations": {"quota.vcuda.io/model": "M40"}}, "any", id="our annotation"),
-        pytest.param({"affinity": None, "labels": {MODEL: "M40"}}, "any", id="the pod's own label"),
+        pytest.param(
+            {"affinity": None, "annotations": {"quota.vcuda.io/model": "M40"}}, "any model", id="our annotation"
+        ),
+        pytest.param({"affinity": None, "labels": {MODEL: "M40"}}, "any model", id="the pod's own label"),
     ],
 )
 def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[str, Any], allows: str) -> None:
     ledgers = MemoryLedgers()
     models = "one GPU model of namespace team-a (M40: 8 cards, A100: 2.5 cards, 1000 MiB)"
-    unpinned = f"a required node affinity or nodeSelector must restrict the pod to {models}; the pod allows {allows}"
-    message = f"{NOT_MUTATED}: {unpinned}"
+    wanted = f"a required node affinity or nodeSelector must restrict the pod to {models}"
+    message = f"{NOT_MUTATED}: {wanted}, but the pod allows {allows}"
     assert refusal(validated(pod_of_cores(100, **placed), ledgers)) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
     assert used(ledgers) == {}
 
@@ -262,7 +266,7 @@ def of_indices(count: int) -> dict[str, str]:
         ({"schedulerName": "default-scheduler"}, "spec.schedulerName is not the scheduler of vcuda pods"),
         (
             {"schedulerName": "volcano"},
-            "must be gpu-scheduler or empty: volcano does not know",
+            "must be gpu-scheduler or empty, because volcano may",
         ),
     ],
     ids=["nodeName", "an annotation", "a label", "20,000 annotations", "the default scheduler", "another scheduler"],
@@ -353,7 +357,7 @@ def test_a_quota_that_is_nearly_used_up_gives_a_warning(
     answer = validated(builders.stored_pod(limits, affinity=held_to(model)), quota=replace(QUOTA, mode=mode))
     assert answer.outcome == "charged"
     told = warning and mode is not Mode.AUDIT
-    assert answer.warnings == ((f"GPU quota nearly used up: {warning}",) if told else ())
+    assert answer.warnings == ((f"the GPU quota is nearly used up: {warning}",) if told else ())
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])

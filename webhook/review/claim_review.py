@@ -30,10 +30,11 @@ from webhook.review import verdicts
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-WAITS = "its claim must wait until this quota is free"
+WAITS = "a claim from this template must wait until the quota is free"
 
 MOST_TEMPLATES = 8
-"""The most claim templates of one pod that are checked. The first check of a large template takes milliseconds."""
+"""The maximum number of claim templates of a pod that are checked. The first check of a large template takes
+milliseconds."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
@@ -48,14 +49,15 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim or template under review. If the object needs neither model nor charge, return the answer."""
+    """Return the claim or template under review. If it needs neither model nor charge, return the answer instead."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # Only the creation of a claim is decided, because Kubernetes forbids changing the requests of a stored claim.
+    # Updates are not decided, because Kubernetes forbids changing the requests of a stored claim.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
-    # For a pod's extended resources, the scheduler creates a claim. The pod itself has been charged and pinned.
+    # A scheduler creates claims for pods that request extended resources. Such a claim is not charged, because its pod
+    # has already been charged and pinned.
     if request.kind.kind == CLAIM and request.user_info.username in (
         policy.scheduler_users | policy.resources.scheduler_users
     ):
@@ -79,8 +81,8 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
     drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
-    # A claim never gets a 429, because clients wait before they repeat a call. A controller would block one of its few
-    # workers meanwhile. The scheduler would withhold devices from other pods.
+    # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
+    # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
     review = ClaimReview(
         request.namespace,
         quota,
@@ -96,7 +98,7 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
 
 
 def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
-    """Return the metadata of a claim or template, the claim's digest and annotations, and the prefix of field paths.
+    """Return the object's metadata, the digest and the annotations of the claim, and the prefix of its field paths.
 
     A digest (`vcuda.claims.digest`) has the parts of a claim's spec that determine the charge of the claim.
     """
@@ -108,12 +110,12 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
 
 
 class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
-    """The GPU models in the quota of a namespace, divided into those that a claim may get and the others."""
+    """The GPU models in the quota of a namespace: the models that a claim may get, and the excluded models."""
 
     charges: Mapping[str, Charge]
-    """The claim's charge on each model that it may get, in the order in which the models are tried."""
+    """The models that the claim may get, each with the claim's charge, in the order in which the models are tried."""
     excluded: Mapping[str, str]
-    """For each other model of the quota, the reason why the claim may not get this model."""
+    """Every other model in the quota, with the reason why the claim may not get it."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order of ``charges``."""
 
@@ -129,7 +131,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         return cls({model: asked.charge(model) for model in models}, excluded, preference.rule)
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        """Return the message for a claim that may get no model of its namespace's quota."""
+        """Return the message for a claim that may get no GPU model in the quota of its namespace."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
@@ -190,7 +192,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # /mutate recorded its choice of a model for this claim. Remove the choice, because the claim is charged next.
+    # The choice of /mutate must not count as used any more, because the charge of this claim is recorded next.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)
@@ -199,8 +201,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 def _not_held(review: ClaimReview, model: str | None) -> str:
     allowed = [f"{each}: {limit}" for each, limit in review.quota.limits.items() if not limit.blocks]
     return (
-        f"each request must select the products of one GPU model of namespace {review.namespace} "
-        f"({', '.join(allowed) or 'none'}); the model that all requests select: {model or 'none'}"
+        f"each request of a claim must select the products of one GPU model of namespace {review.namespace} "
+        f"({', '.join(allowed) or 'none'}), but the requests of this claim select {model or 'no single model'}"
     )
 
 
@@ -213,10 +215,10 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """The result of checking ResourceClaimTemplates, from which Kubernetes makes claims later."""
+    """The result of a check of ResourceClaimTemplates, from which Kubernetes makes claims later."""
 
     outcome: str = ""
-    """The outcome for metrics if the claims can never be admitted; otherwise empty."""
+    """The outcome of the review, as in the metrics, if the claims can never be admitted; otherwise empty."""
     refusal: str = ""
     """The reason why the claims can never be admitted; otherwise empty."""
     warnings: Sequence[str] = ()
@@ -224,7 +226,7 @@ class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sentences(self) -> Sequence[str]:
-        """The warnings for the template or pod if it is admitted."""
+        """The warnings for the creator of the template or pod if the object is admitted."""
         return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
 
 

@@ -19,15 +19,16 @@ SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""A function of a namespace and a name. It returns the digest of this ResourceClaimTemplate; None if unknown."""
+"""A function of a namespace and a name. It returns the digest of the ResourceClaimTemplate with this name, or None if
+there is no such template."""
 
 
 def no_templates(_namespace: str, _name: str) -> None:
-    """Return None. A policy without claim templates uses this function."""
+    """Return None: the default of `PolicySnapshot.templates`, by which no template is found."""
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """The quota, the nodes and the settings by which one review is decided, taken when the decision begins."""
+    """The quota, the nodes and the settings by which one review is decided, as they are when the decision begins."""
 
     quota: model.Quota
     """The limits of each namespace at this moment."""
@@ -36,7 +37,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     hints: patches.Hints = patches.Hints()
     """The node labels of models and pools, and the schedulers for pods with GPUs."""
     storable_seconds: float | None = None
-    """Seconds until the charge of an object that was never stored is released; None if it is never released."""
+    """Seconds after which the charge of an object that was never stored is released; None for never."""
     resources: GpuResources = BUILT_IN
     """The resources that count as GPUs, with their values."""
     runtime_classes: RuntimeClasses = RuntimeClasses()
@@ -44,13 +45,13 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     claims: charges.ClaimPolicy | None = None
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
     templates: ClaimTemplates = no_templates
-    """Finds a ResourceClaimTemplate."""
+    """Finds the digest of a ResourceClaimTemplate by namespace and name."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
     """The users that create claims for pods that are charged already."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The field ``claims``. If it is None, return a policy without devices, by which every claim is charged."""
+        """The field ``claims``, or if it is None, a policy without devices, by which every claim is charged."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )
@@ -82,8 +83,8 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     def current(self) -> PolicySnapshot | None:
         """Return the snapshot of this moment, or None until the quota, the nodes and the devices have been read."""
         read = self.quota.in_force()
-        # Before the nodes are read, no GPU model is known, so every pod would be refused. Before the devices are read,
-        # every claim would be refused.
+        # Without the nodes there is no GPU model, so every pod would be refused. Without the devices, every claim would
+        # be refused. So a snapshot needs both.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
         nodes, free = self.nodes.current(), self.cards.current()
@@ -105,7 +106,7 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
         return RuntimeClasses(self.gpu_runtime_classes, self.runtime_classes.handler_of)
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
-        """Return the running watches, each by its name in the metrics."""
+        """Return the running watches, by their names in the metrics."""
         return {**self._always(), **self.dra.running()}
 
     def _always(self) -> Mapping[str, kube.Reflector[Any]]:

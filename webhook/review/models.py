@@ -1,7 +1,8 @@
 """Chooses the GPU model for a pod or ResourceClaim at /mutate.
 
-`check_wish` checks the annotation in which the owner names the wanted models. `pin` chooses a model with room, and
-returns the patch that pins the object to this model. /validate uses neither, because a tenant can write any annotation.
+`check_wish` checks the annotation in which the owner names the wanted models. `pin` chooses a model with enough free
+quota, and returns the patch that pins the object to this model. /validate uses neither of them, because a tenant can
+write any annotation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ class Allowed(NamedTuple):
     """The GPU models that an object may use, and the functions that charge and pin the object."""
 
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
-    """Returns the models in the order in which they are tried, each with its limit and its part of the given usage."""
+    """Returns the models in the order in which they are tried, each with its limit and its part of the usage."""
     rule: Rule
     """The rule that determines the order in which the models are tried."""
     charge_on: Callable[[str], Charge]
@@ -61,7 +62,7 @@ def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionRespon
 
 
 async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> AdmissionResponse:
-    """Return an answer with the patch that pins the object to a model with room, or a refusal.
+    """Return an answer with the patch that pins the object to a model with enough free quota, or a refusal.
 
     Raises Unavailable if the ledger could not be read.
     """
@@ -90,15 +91,15 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
 
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
     """Return the message for an object that may use several models; empty if the object may use only one."""
-    # Include the models that have no room, so that the message does not depend on the current usage.
+    # The message lists models with and without free quota, so that it does not depend on the current usage.
     models = [option.model for option in allowed.options({})]
     if len(models) == 1:
         return ""
-    by_label = f", or nodeSelector {allowed.selector}: {models[0]}" if allowed.selector else ""
-    return (
-        f"the quota of namespace {review.namespace} requires one GPU model, and this object may use "
-        f"{listed(models, MAX_NAMED)}; set annotation {MODELS_ANNOTATION}: {models[0]}{by_label}"
+    message = (
+        f"the quota of namespace {review.namespace} requires one GPU model, but this object may use "
+        f"{listed(models, MAX_NAMED)}; set annotation {MODELS_ANNOTATION}: {models[0]}"
     )
+    return f"{message}, or nodeSelector {allowed.selector}: {models[0]}" if allowed.selector else message
 
 
 async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> Choice | AdmissionResponse:
@@ -107,15 +108,15 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # A refusal must not depend on a cached ledger, or on choices that are not charged. So read the ledger now.
+    # A refusal must not depend on a ledger in memory, or on choices that are not charged yet. So read the ledger.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:
         return choose_regardless(allowed.options(usage), allowed.rule)
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # The ledger may still contain the charges of deleted objects. If the stored objects leave room, pin this object,
-    # and let /validate decide.
+    # The ledger may still contain the charges of deleted objects. If the object fits in addition to the stored objects,
+    # pin it, and let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
         stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
         if stored is None:

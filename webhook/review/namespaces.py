@@ -1,4 +1,4 @@
-"""Rejects charges to namespaces that do not exist. The API server's answers are cached for a short time."""
+"""Rejects charges to namespaces that do not exist. Each answer of the API server is cached for a short time."""
 
 import asyncio
 import math
@@ -12,8 +12,8 @@ from vcuda import errors, kube
 from vcuda.quota import model
 from webhook.ledger import ledgers
 
-# Seconds for which an existing namespace and a missing namespace are cached. A missing namespace is cached only
-# briefly. Otherwise a request before the creation of a namespace could make later requests fail.
+# Seconds for which the cache has the answer that a namespace exists, or that it is missing. The second time is short,
+# because a pod may be created at once after its namespace.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0
@@ -21,10 +21,10 @@ LOOK_UP_THREADS = 4
 
 
 class ExistingNamespaces:
-    """Implements `Ledgers`, and rejects namespaces that do not exist and did not exist within the last minute.
+    """Ledgers that reject charges to a namespace, unless it exists or existed within the last minute.
 
-    This class is used if callers need no client certificate. Then any client that reaches the port can send a review
-    with an invented namespace.
+    This class is used if callers need no client certificate. Without the check, any client that reaches the port could
+    make the webhook create ledgers for invented namespaces.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class ExistingNamespaces:
         return await self._charged.cached_usage(namespace)
 
     async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of each model; empty if the namespace does not exist, because its quota may be set first."""
+        """Return the usage of each model. A missing namespace is no error: its quota may be set before its creation."""
         return await self._charged.usage(namespace)
 
     async def stored_usage(
@@ -61,7 +61,8 @@ class ExistingNamespaces:
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():
-            # All reviews of a namespace share one look-up. Otherwise a burst in one namespace would take all threads.
+            # All reviews of a namespace share one look-up. Otherwise many reviews in one namespace would use all
+            # threads.
             if known.asked is None or known.asked.done():
                 known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:

@@ -1,6 +1,7 @@
 """Decides the creation of a pod. /mutate chooses a GPU model and patches the pod. /validate charges the pod.
 
-/mutate writes to no ledger. /validate recomputes the charge from the pod as it will be stored, and alone admits pods.
+/mutate writes to no ledger. /validate computes the charge again from the pod as it will be stored. Only /validate
+admits pods.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from vcuda.placement import card_types, patches, placement
 from vcuda.placement.choice import Option
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
 from vcuda.quota.model import NOT_MUTATED, Charge, Usage
+from vcuda.quota.values import listed
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
@@ -25,15 +27,15 @@ from webhook.review.claim_review import TemplateCheck, check_templates, requests
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
-# The group of every kubelet. A review's user can be trusted, because the API server has authenticated the user's
-# groups. The pod cannot be trusted, because its creator writes the pod's fields.
+# The group of every kubelet. The groups in a review can be trusted, because the API server has authenticated the user.
+# The fields of the pod cannot be trusted, because the creator of the pod writes them.
 NODES_GROUP = "system:nodes"
 
-# A refusal asks to remove at most this many annotations and labels. A pod may have thousands of them.
+# A refusal lists at most this many annotations and labels to remove, because a pod may have thousands of them.
 MOST_RECORDS = 10
-# A refusal lists at most this many models of the pod's node affinity, which may name a hundred thousand.
+# A refusal lists at most this many models of the pod's node affinity, because an affinity may have a hundred thousand.
 MOST_MODELS = 10
-# A refusal shows at most this many characters of the name of a scheduler.
+# A refusal shows at most this many characters of the pod's schedulerName, which may be very long.
 MOST_OF_SCHEDULER = 63
 
 _PODS = msgspec.json.Decoder(Pod)
@@ -50,7 +52,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     charged: bool = True
 
     def hints(self, model: str | None) -> patches.Hints:
-        """Return the node labels and the scheduler for the pod. ``model``: the pinned model; None without a pin."""
+        """Return the node labels and the scheduler for the pod. ``model``: the pinned GPU model; None without a pin."""
         general = self.policy.hints.of(self.request.schemes)
         if model is None:
             return general
@@ -62,7 +64,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 def review_of(
     request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
 ) -> PodReview | AdmissionResponse:
-    """Return the pod under review. If the review needs neither a model nor a charge, return the answer instead."""
+    """Return the pod under review. If the pod needs neither a model nor a charge, return the answer instead."""
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
     check()
     if isinstance(pod, AdmissionResponse):
@@ -82,7 +84,8 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # HAMi and NVIDIA's device plugin use the same resource for whole cards. So metrics name only the resource.
+    # HAMi and NVIDIA's device plugin use the same resource for whole cards. So the metrics name the resource, and not
+    # one of these two schemes.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -95,7 +98,8 @@ def review_of(
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
-    # A pod gets here if its GPU request is malformed, so that it has no charge. A warning or the log names the faults.
+    # If the GPU request of a pod is malformed, and the quota is not enforced, the pod is admitted without a charge. A
+    # warning or the log has the faults.
     if not review.faults:
         return AdmissionResponse("ignored")
     sentence = verdicts.malformed_sentence(review.faults)
@@ -109,8 +113,8 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
         message = f"this webhook reviews pods, not {named or 'an unnamed kind'}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
-    # Only the creation of a pod is decided. The GPU requests of a stored pod cannot change, and an ephemeral container,
-    # which can be added to a stored pod, cannot request GPUs.
+    # Updates are not decided, because the GPU requests of a stored pod cannot change. An ephemeral container, which can
+    # be added to a stored pod, cannot request GPUs.
     if request.operation != "CREATE" or request.sub_resource:
         return AdmissionResponse("ignored")
     try:
@@ -122,7 +126,7 @@ def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
 
 def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
     """Return True if a kubelet creates the pod as the mirror of a static pod, which already runs on the node."""
-    # Every user can write the annotation of a mirror pod. So the user of the request must also be a kubelet.
+    # Every user may write the annotation of a mirror pod. So the user of the request must be a kubelet too.
     return MIRROR_ANNOTATION in pod.annotations and NODES_GROUP in (request.user_info.groups or ())
 
 
@@ -134,7 +138,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
-        # A pod that requests cards only by claims is not pinned here. The review of each claim pins that claim.
+        # A pod that requests cards only by ResourceClaims is not pinned, because the review of each claim pins the
+        # claim.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
         return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
     asked = review.request
@@ -188,8 +193,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
         return unrecorded or _claiming(review, pinned, warnings)
-    # The pod may lack the patch of /mutate: another webhook may have undone it, or with failurePolicy Ignore the API
-    # server may have skipped /mutate. So /validate computes everything again from the pod that will be stored.
+    # The pod may lack the patch of /mutate. Another webhook may have undone the patch, or the API server may have
+    # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
     hints = review.hints(pinned.model)
     undone = [*_undone(review, pinned, hints)]
     stray = [f"{NOT_MUTATED}: {'; '.join(undone)}"] if undone else []
@@ -198,7 +203,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # /mutate recorded its choice of a model for this pod. Remove the choice, because the pod is charged next.
+    # The choice of /mutate must not count as used any more, because the charge of this pod is recorded next.
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
@@ -206,7 +211,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
-    # A template that the watch has not delivered is not checked. Its claims are charged at their creation.
+    # A template that the watch has not delivered is not checked. This is safe, because its claims are charged when they
+    # are created.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
@@ -248,8 +254,7 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
     if "/spec/nodeName" in removed:
         yield "spec.nodeName is set, which bypasses the scheduler"
     if records:
-        more = f" and {len(records) - MOST_RECORDS} more" if len(records) > MOST_RECORDS else ""
-        yield f"the pod has allocation records: {', '.join(records[:MOST_RECORDS])}{more}"
+        yield f"the pod has allocation records: {listed(records, MOST_RECORDS)}"
     if any(operation["path"] == "/spec/schedulerName" for operation in patch):
         yield "spec.schedulerName is not the scheduler of vcuda pods"
 
@@ -260,8 +265,8 @@ def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     # Two schedulers could give the same free card to two pods. But a pod that requests units may use any scheduler,
     # because Kubernetes counts the units of each node itself.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
-        why = f"{named[:MOST_OF_SCHEDULER]} does not know which cards are free"
-        yield f"spec.schedulerName must be {placing} or empty: {why}"
+        name = named[:MOST_OF_SCHEDULER]
+        yield f"spec.schedulerName must be {placing} or empty, because {name} may assign cards that are not free"
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
@@ -270,15 +275,16 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     if pin.model in quota.limits:
         return _outside_pools(review)
     allowed = [f"{model}: {limit}" for model, limit in quota.limits.items() if not limit.blocks]
-    held = "any" if pin.models is None else ", ".join(sorted(pin.models)[:MOST_MODELS]) or "none"
-    if pin.models is not None and len(pin.models) > MOST_MODELS:
-        held += f" and {len(pin.models) - MOST_MODELS} more"
+    found = "any model" if pin.models is None else listed(sorted(pin.models), MOST_MODELS)
     return (
         "a required node affinity or nodeSelector must restrict the pod to one GPU model of namespace "
-        f"{review.namespace} ({', '.join(allowed) or 'none'}); the pod allows {held}"
+        f"{review.namespace} ({', '.join(allowed) or 'none'}), but the pod allows {found}"
     )
 
 
 def _outside_pools(review: PodReview) -> str:
-    where = f"the pools of namespace {review.namespace}: {', '.join(review.quota.pools)}"
-    return f"a required node affinity or nodeSelector must restrict the pod to {where}"
+    pools = ", ".join(review.quota.pools)
+    return (
+        "a required node affinity or nodeSelector must restrict the pod to the pools of namespace "
+        f"{review.namespace}: {pools}"
+    )

@@ -1,6 +1,6 @@
 """Decides edits of the quota ConfigMap, at the path /quota.
 
-A malformed quota document is refused. A valid document that looks wrong is accepted with warnings.
+An edit to a malformed quota document is refused. An edit to a valid document that looks wrong gets warnings.
 """
 
 import itertools
@@ -31,15 +31,15 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
-# An answer has at most this many warnings. The API server truncates all warnings together to 4 KiB.
+# An answer has at most this many warnings, because the API server truncates all warnings together to 4 KiB.
 MOST_WARNINGS = 20
 
 # An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
 MOST_LOGGED = 50
 
-# The comparison of an edit's changed entries with their ledgers ends after this many seconds. Reading a ledger takes
-# milliseconds, and an edit may change thousands of entries. Without this bound, such an edit would exceed the API
-# server's timeout at every attempt.
+# The changed entries of an edit are compared with the current usage for at most this many seconds. Each comparison
+# reads a ledger, which takes milliseconds, and an edit may change thousands of entries. Without this bound, such an
+# edit would exceed the API server's timeout at every attempt.
 COMPARING_SECONDS = 1.0
 
 NamespaceNames = Callable[[], Collection[str]]
@@ -59,14 +59,14 @@ async def check_edit(
 ) -> AdmissionResponse:
     """Return the answer to an edit of the quota ConfigMap. A refusal has the path of every fault.
 
-    ``policy``: the present quota and nodes; None if these are unknown. ``namespaces``: None without an API server.
-    ``check``: called between the parts of the work; it raises Dropped if the work must end.
+    ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: None without an API
+    server. ``check``: a function that is called between the parts of the work. It raises Dropped if the work must end.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
     if request.operation == "DELETE":
         lost = len(policy.quota.entries) if policy else 0
-        warning = f"without this ConfigMap no namespace has a GPU quota; {lost} entries lose their effect"
+        warning = f"without this ConfigMap, no namespace has a GPU quota: {lost} entries are removed"
         return AdmissionResponse("quota-deleted", warnings=[warning])
     try:
         data = _CONFIG_MAP.decode(request.object).data or {}
@@ -88,7 +88,7 @@ async def check_edit(
     absent = _absent(old, quota, namespaces)
     warnings = [*compared, *absent, *document_warnings(old, quota, read.resources, policy)]
     if len(warnings) > MOST_WARNINGS:
-        warnings[MOST_WARNINGS:] = [f"and {len(warnings) - MOST_WARNINGS} more warnings"]
+        warnings[MOST_WARNINGS:] = [f"{len(warnings) - MOST_WARNINGS} more warnings are not shown"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
 
 
@@ -115,7 +115,7 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
 
 
 def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
-    # kubectl prints each fault with its path. A fault of the whole document gets the path of the document.
+    # kubectl prints each fault with a path. So a fault without a path gets the path of the whole quota document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
@@ -134,7 +134,7 @@ def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterat
         yield f"the webhook could not check whether the namespaces of the new entries exist: {error}"
         return
     for number, namespace in enumerate(name for name in added if name not in existing):
-        # Only the shown warnings suggest a name, because it takes milliseconds to compare ten thousand names.
+        # Only warnings that are shown suggest a similar name, because comparing ten thousand names takes milliseconds.
         near = suggestion(namespace, existing) if number < MOST_WARNINGS else ""
         yield f"{namespace}: namespace not found" + (f"; {near}" if near else "")
 
@@ -170,26 +170,29 @@ async def _compared(
     deadline: float,
     check: k8s_types.Check,
 ) -> list[str]:
-    # The last of many warnings are not shown. So the warning about namespaces that were not compared comes first.
+    # If there are many warnings, the last ones are not shown. So the warning that some namespaces were not compared is
+    # the first.
     before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []
     for done, (namespace, entry) in enumerate(changed):
         if time.monotonic() >= deadline:
             left = len(changed) - done
-            return [f"namespaces not compared with their current usage, because there are too many: {left}", *found]
+            text = f"too many entries were changed; entries not compared with the current usage: {left}"
+            return [text, *found]
         check()
         found += await _below_use(namespace, entry.at(quota.moment), charged)
     return found
 
 
 def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.PolicySnapshot) -> Iterator[str]:
-    # A model or pool without nodes gets a warning and no refusal, because its nodes may join the cluster later.
+    # A model or pool without nodes causes a warning and not a refusal, because such nodes may join the cluster later.
     nodes = policy.nodes
     for model in entry.limits:
         if model not in nodes.models:
             known = ", ".join(sorted(nodes.models)) or "none"
-            yield f"{namespace}.quota.{model}: no node has this model in label {nodes.keys.model} (known: {known})"
+            label = nodes.keys.model
+            yield f"{namespace}.quota.{model}: no node has this model in label {label} (models of the nodes: {known})"
     pools = {node.get(nodes.keys.pool) for node in nodes.labels.values()}
     for pool in entry.pools:
         if pool not in pools:
@@ -200,13 +203,13 @@ async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Led
     try:
         usages = await charged.usage(namespace)
     except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
-        return [f"{namespace}: not compared with the current usage: {error}"]
+        return [f"{namespace}: the quota was not compared with the current usage: {error}"]
     found = []
     for model, usage in usages.items():
         limit, used = entry.limits.get(model, NO_LIMIT), usage.in_use
         if not fits(limit, Charge(), used):
             in_use = "" if limit.memory is None else mebibytes(used.memory_under(limit))
             in_use = in_use if limit.cores is None else ", ".join(filter(None, (cards(used.cores), in_use)))
-            figures = f"{in_use} in use, limit {limit}"
-            found.append(f"{namespace}.quota.{model}: {figures}; new pods are refused until less is in use")
+            text = f"the limit is {limit}, but the usage is {in_use}; new pods are refused until less is in use"
+            found.append(f"{namespace}.quota.{model}: {text}")
     return found

@@ -19,7 +19,7 @@ from vcuda.quota.terms import MALFORMED, is_namespace_name
 from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
 from webhook.review.context import PolicySnapshot
 
-ADMITTED_ALL_THE_SAME = "admitted, because this quota only warns"
+ADMITTED_ALL_THE_SAME = "the object is admitted, because this quota only warns"
 
 RETRY_AFTER_SECONDS = 1
 
@@ -43,13 +43,14 @@ class Review(msgspec.Struct, frozen=True, gc=False):
     quota: NamespaceQuota
     policy: PolicySnapshot
     faults: tuple[Fault, ...] = ()
-    """The faults of the object's GPU request."""
+    """The faults in the GPU request of the object, each with the path of its field."""
     notes: tuple[str, ...] = ()
     """Warnings for the owner if the object is admitted."""
     scheme: str = ""
-    """The names of the schemes by which the object requests GPUs, for example hami; for metrics and logs."""
+    """The schemes (vendors' ways to request GPUs) of the object, for example hami. For metrics and logs."""
     may_wait: bool = True
-    """True if the answer may be a 429, after which the creator waits. If False, the answer is a 403 instead."""
+    """True if the answer may have status 429, after which clients wait and retry. If False, its status is 403
+    instead."""
 
     @property
     def enforced(self) -> bool:
@@ -57,7 +58,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return all warnings for the owner (faults, notes and ``sentences``); none if the quota only audits."""
+        """Return all warnings for the owner: faults, notes and ``sentences``. Return none in the quota's mode audit."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
@@ -68,14 +69,14 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
     """Return a refusal if no namespace can have this name; None if the name is valid."""
     if is_namespace_name(namespace):
         return None
-    # The message has only the beginning of the namespace's name. A forged name may be as long as the request.
+    # A forged namespace name may be as long as the request. So the message contains only the first part of the name.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
 
 def admitted_unread(malformed: AdmissionResponse, quota: NamespaceQuota) -> AdmissionResponse:
     """Return the answer to an object that cannot be decoded. The object is refused only if the quota is enforced."""
-    # An object that cannot be decoded is not charged, even if it is admitted. The controller counts the stored object.
+    # An admitted object that cannot be decoded is not charged now. The controller charges it after it has been stored.
     if quota.mode is Mode.ENFORCE:
         return malformed
     warnings = [f"{malformed.message}; {ADMITTED_ALL_THE_SAME}"] if quota.mode is Mode.WARN else []
@@ -93,12 +94,13 @@ def malformed(faults: Sequence[Fault], scheme: str = "") -> AdmissionResponse:
 
 
 def refused(review: Review, outcome: str, message: str, model: str = "") -> AdmissionResponse:
-    # Status 403 is also the answer of Kubernetes' ResourceQuota. A controller retries after a 403, with back-off.
+    # Kubernetes' ResourceQuota also answers with status 403. After a 403, a workload's controller retries with
+    # back-off.
     return AdmissionResponse(outcome, False, HTTPStatus.FORBIDDEN, message, model=model, scheme=review.scheme)
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of an object for which no model has room. ``shortages``: one for each model."""
+    """Return the refusal of an object for which no model has enough free quota. ``shortages``: one for each model."""
     moment = review.policy.quota.moment
     grants = (grant_words.coming(review.quota, shortage.model, moment) for shortage in shortages)
     message = "; ".join([exceeded(review.namespace, *shortages), *filter(None, grants)])
@@ -106,34 +108,26 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
-    """Return the answer to an object without room in the ledger. It may have room if only stored objects count."""
+    """Return the answer to an object that does not fit the ledger at present, but may fit later."""
     shortages = decision.shortages
-    message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    if not decision.counted:
+        outcome, text = "over-quota-uncounted", "the stored pods could not be counted in time"
+    elif any(shortage.rests_on_reserved for shortage in shortages):
+        outcome, text = "over-quota-reserved", "reserved quota is being released; retry soon"
+    elif any(shortage.rests_on_pending for shortage in shortages):
+        outcome, text = "over-quota-pending", "admitted pods that were never created release their quota"
+        if seconds := review.policy.storable_seconds:
+            text = f"{text} within {seconds:g} s"
+    else:
+        outcome, text = "over-quota-unsettled", "the quota of deleted pods is being released; retry in a few seconds"
     # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a controller would
     # block a worker. The controller of this project makes the workload retry when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
-    if not decision.counted:
-        message += "; the stored pods could not be counted in time"
-        return put_off(review, "over-quota-uncounted", message, wait, model)
-    if any(shortage.rests_on_reserved for shortage in shortages):
-        return put_off(
-            review, "over-quota-reserved", f"{message}; reserved quota is being released; retry soon", wait, model
-        )
-    if any(shortage.rests_on_pending for shortage in shortages):
-        within = f" within {review.policy.storable_seconds:g} s" if review.policy.storable_seconds else ""
-        message += f"; admitted pods that were never created release their quota{within}"
-        return put_off(review, "over-quota-pending", message, wait, model)
-    return put_off(
-        review,
-        "over-quota-unsettled",
-        f"{message}; the quota of deleted pods is being released; retry in a few seconds",
-        wait,
-        model,
-    )
+    return put_off(review, outcome, f"{exceeded(review.namespace, *shortages)}; {text}", wait, shortages[0].model)
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to an object that may fit later. ``wait``: seconds until the retry; None if it may be long."""
+    """Return the answer to an object that may fit later. ``wait``: seconds until the retry; None for a long time."""
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
@@ -151,10 +145,10 @@ class Asked(NamedTuple):
 async def charge(create: Creation, review: Review, asked: Asked, *, stray: Sequence[str] = ()) -> AdmissionResponse:
     """Charge the object, and return the answer. Raises Unavailable if the ledger could not be read or written.
 
-    ``stray``: more warnings, for the answer if the object is admitted.
+    ``stray``: further warnings for the owner if the object is admitted.
     """
     if not asked.metadata.uid:
-        # The API server sets the uid before /validate, but after /mutate. Without a uid, the object cannot be charged.
+        # The ledger identifies a charge by the uid. The API server sets the uid after it has called mutating webhooks.
         message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     return _answer(review, asked.model, await _charge(create, review, asked), stray)
@@ -173,7 +167,7 @@ async def record_grace(create: Creation, review: Review, asked: Asked) -> Admiss
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return True if this grace period is longer than a charge stays pending, so that the ledger must record it."""
+    """Return True if the ledger must record this grace period, because it is longer than a charge stays pending."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 
@@ -181,8 +175,8 @@ def needs_record(review: Review, grace: int) -> bool:
 async def _charge(create: Creation, review: Review, asked: Asked) -> Decision:
     request, deadline = create.request, create.deadline
     created = math.inf
-    # In a CREATE, the API server has just set the creationTimestamp, whatever the creator of the object wrote. An
-    # UPDATE may follow long after the creation, so its creationTimestamp is not used.
+    # In a CREATE, the API server has just set the creationTimestamp, whatever value the client sent. An UPDATE may
+    # follow long after the creation, so the creationTimestamp is not used for it.
     if request.operation == "CREATE" and asked.metadata.creation_timestamp:
         with contextlib.suppress(ValueError):
             created = datetime.fromisoformat(asked.metadata.creation_timestamp).timestamp()
@@ -211,17 +205,17 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case PutOff():
             return over_quota_for_now(review, decision)
         case RetryLater(reason, soon):
-            # kubectl and most controllers use client-go, which repeats a request after a 429 with retryAfterSeconds.
+            # After a 429 with retryAfterSeconds, client-go (kubectl and most controllers) repeats the request itself.
             wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
             message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
             return put_off(review, "busy", message, wait, model)
 
 
 def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
-    """Return at most one warning about the quota after an admission.
+    """Return at most one warning about the quota of an admitted object.
 
-    There are three warnings: the quota is exceeded, but only warns; a grant (a dated addition to the limit) that this
-    charge needs will end; or the quota is nearly used up.
+    It is the first that applies: the object exceeds a quota that only warns; the charge needs a grant (a dated
+    addition to the limit) that will end; the quota is nearly used up.
     """
     namespace = review.namespace
     if granted.shortage:
@@ -232,5 +226,5 @@ def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
         used, limit = granted.usage.in_use, granted.limit
         amounts = [] if limit.cores is None else [f"{cards(used.cores)} of {cards(limit.cores)}"]
         amounts += [] if limit.memory is None else [f"{used.memory_under(limit)} of {limit.memory} MiB"]
-        return [f"GPU quota nearly used up: {model} in namespace {namespace}, {', '.join(amounts)}"]
+        return [f"the GPU quota is nearly used up: {model} in namespace {namespace}, {', '.join(amounts)}"]
     return []
