@@ -69,7 +69,9 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
     """
     names = _chosen_names(**named)
     if (present := tls.present_files(directory)) and not force:
-        raise click.UsageError(f"{directory} already holds {', '.join(present)}: --force replaces them.")
+        raise click.UsageError(
+            f"{directory} already contains {', '.join(present)}. Use --force to replace these files."
+        )
     now = datetime.now(UTC)
     authority = x509.make_authority(now)
     leaf = x509.make_leaf(authority, names, now, timedelta(days=days))
@@ -85,7 +87,7 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
 def _chosen_names(
     dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
-    """Return the names in the options, those of the Service first. Return DEVELOPMENT if the options have none."""
+    """Return the names of the Service and the names in --dns and --ip. Without any name, return DEVELOPMENT."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace must be given together.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()
@@ -97,12 +99,11 @@ def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) 
     for file in files:
         end = f"{file.expires:%Y-%m-%d %H:%M UTC}" if file.expires else "-"
         rows.append((str(directory / file.name), file.holds, f"{file.mode:04o}", end))
-    return "\n".join([*cli.aligned(rows), "", f"Valid for {names}"])
+    return "\n".join([*cli.aligned(rows), "", f"The certificate is valid for {names}"])
 
 
 def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
-    # Return the list of files as JSON. The field `expires` is in RFC 3339 and UTC for a certificate, and null for a
-    # key.
+    # In the JSON, the field `expires` is the time in RFC 3339 and UTC for a certificate, and null for a key.
     document = {
         "directory": str(directory),
         "dns": names.dns,

@@ -164,7 +164,8 @@ def _write(directory: Path, documents: Mapping[str, str], store: ClientStore) ->
 def _store(where: Mapping[str, Any], *, retried: bool = False) -> ClientStore:
     if where["ca_secret"] == where["secret"]:
         raise click.UsageError(
-            "--ca-secret and --secret must be different: --secret is copied to machines, and the CA's key must not be."
+            "--ca-secret and --secret must be different, because the key of the CA must not be copied to the machines "
+            "of the API servers."
         )
     refs = parsing.ObjectRefs(where["namespace"], "", where["ca_secret"], where["secret"])
     kube = options.connect(where["kubeconfig"], retried=retried)

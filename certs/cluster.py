@@ -20,7 +20,7 @@ KINDS = {
     "ValidatingWebhookConfiguration": "validatingwebhookconfigurations",
 }
 
-# A request may take this long, because the API server may be slow, and no user waits for a rotation.
+# The timeout of a request to the API server. It is long, because no user waits for the rotation of certificates.
 REQUEST_TIMEOUT_SECONDS = 30.0
 
 DIALLED_AT_ONCE = 16
@@ -39,7 +39,7 @@ def dial(address: str, server_name: str, *, ready: bool = True) -> state.Dialled
     try:
         return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
     except errors.Unavailable as error:
-        return state.DialledEndpoint(address, ready, None, f"cannot be dialled: {error}")
+        return state.DialledEndpoint(address, ready, None, f"the endpoint cannot be dialled: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class ClusterStore:
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Read all objects of the rotation, dial each endpoint, and return their state. Raises VcudaError."""
-        # The CA Secret is read last. If another run adds a CA to the CA Secret and the caBundles during these reads,
-        # the CA is known to this run too. If another run changes the serving Secret during these reads, a later write
-        # to it raises Conflict.
+        # The CA Secret is read last. If another run adds a CA to the CA Secret and to the caBundles during these reads,
+        # this run reads the new CA too. If another run changes the serving Secret during these reads, a later write of
+        # this run to the Secret raises Conflict.
         serving = self._read("secrets", self.refs.serving_secret)
         listed = {kind: self._list(resource) for kind, resource in KINDS.items()}
         tool = parsing.other_tool(serving) if serving else ""
@@ -127,10 +127,10 @@ class ClusterStore:
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
         """Return the webhook configurations to manage, messages about the others, and the problems that were found.
 
-        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs does. It is a problem if one tool
-        manages the serving Secret, and another tool the caBundles.
+        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs manages the Secret. A problem is
+        reported if one tool manages the serving Secret, and another tool manages the caBundles.
         """
-        # A configuration without the label is examined too, because a change of the CA would break its calls.
+        # A configuration without the label of vcuda-certs is read too, because a new CA could break its calls.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []
@@ -149,7 +149,8 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Return the configuration with the webhooks that its annotation declares, and how registered webhooks differ.
+        # Return the configuration with the webhooks that its annotation declares, and with their difference from the
+        # registered webhooks.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -157,8 +158,11 @@ class ClusterStore:
                 return configuration
             wanted = self._defaulted(configuration, declared)
         except registration.UnusableDeclaration as error:
-            text = f"{configuration}: annotation {registration.ANNOTATION}: {error}"
-            return replace(configuration, read_only=state.Problem(f"{text}; apply the manifests again", show))
+            text = (
+                f"annotation {registration.ANNOTATION} of {configuration} is unusable: {error}; "
+                "apply the manifests again"
+            )
+            return replace(configuration, read_only=state.Problem(text, show))
         except errors.Forbidden as error:
             text = f"{configuration} may not be written: {error.request}: {error}"
             return replace(configuration, read_only=state.Problem(text, steps.Commands().allow))
@@ -168,7 +172,8 @@ class ClusterStore:
     def _defaulted(
         self, configuration: state.Configuration, declared: state.Declared
     ) -> Sequence[registration.Webhook]:
-        # Return the declared webhooks with all defaults of the API server, which answers a dry-run request with them.
+        # Return the declared webhooks with all default values. The API server adds these values to its answer to a dry
+        # run.
         path, patch = _path_of(configuration), _patch_of(configuration, declared.webhooks)
         try:
             answer = self._patch(path, patch, JSON_PATCH, {"dryRun": "All"})
@@ -179,7 +184,8 @@ class ClusterStore:
         return registration.registered(_decoded(answer))
 
     def _unlabelled(self, configuration: state.Configuration) -> state.Configuration:
-        # A configuration that calls the Service without the label may belong to another owner. So it becomes read-only.
+        # A configuration that calls the Service but lacks the label may belong to another owner. So vcuda-certs must
+        # not write this configuration.
         kind, name = configuration.kind.lower(), configuration.name
         label = " ".join(f"{key}={value}" for key, value in self.labels.items())
         text = f"{configuration} calls the Service but lacks the label {label}, so its caBundles are not updated"
@@ -205,9 +211,7 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret if ``version`` is empty; otherwise change it. The value None removes a key of
-        the Secret.
-        """
+        """Create the Secret if ``version`` is empty; otherwise change it. None as a value removes a key."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
         form = {"kind": "Secret", "type": secret_type}
         self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
@@ -246,7 +250,8 @@ class ClusterStore:
         try:
             return self.kube.patch(path, encoded, content_type, params, timeout=REQUEST_TIMEOUT_SECONDS)
         except errors.NotFound as error:
-            # Another process has deleted the object meanwhile. After a Conflict, the caller reads the state again.
+            # Another process has deleted the object after this run read it. The Conflict makes the caller read the
+            # state again.
             raise errors.Conflict(error.status, error.message, request=error.request) from error
 
     def _path(self, resource: str, *name: str) -> str:
@@ -257,28 +262,28 @@ class ClusterStore:
 class ClientStore(ClusterStore):
     """Reads and writes the client certificate that API servers present, and the ConfigMap with the CAs for the webhook.
 
-    ``config_map``: the name of the ConfigMap. The webhook's --client-ca reads its CAs.
+    ``config_map``: the name of this ConfigMap. The webhook reads the CAs by its flag --client-ca.
     """
 
     config_map: str = "vcuda-client-ca"
 
     def read(self, now: Callable[[], datetime]) -> state.State:
         """Read the client certificate's Secrets and the ConfigMap, and return their state. Raises VcudaError."""
-        # The CA Secret is read last. `ClusterStore.read` has a comment with the reason.
+        # The CA Secret is read last, for the same reason as in `ClusterStore.read`.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # This program cannot see which certificates API servers present. It uses the certificate in the Secret instead.
+        # This program cannot see which certificates API servers present. So it assumes the certificate in the Secret.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),
             serving=found,
             configurations=(parsing.read_client_cas(published, self.config_map, self.refs.namespace),),
             endpoints=(state.DialledEndpoint(pair, True, found.leaf.certificate if found.leaf else None, found.fault),),
-            # The manifests contain this Secret without data, so that vcuda-certs needs no right to create Secrets. Its
-            # type is not checked, because the API server rejects an empty Secret of type kubernetes.io/tls.
+            # The type of the Secrets is not checked. The manifests contain them without data, so that vcuda-certs needs
+            # no right to create Secrets, and the API server rejects an empty Secret of type kubernetes.io/tls.
             problems=(*self._secret_problems(serving, authorities, None), *_clock_problem(date, now())),
         )
 
@@ -323,16 +328,22 @@ def _decoded(body: bytes) -> dict[str, Any]:
 
 
 def _clock_problem(date: datetime | None, now: datetime) -> tuple[state.Problem, ...]:
-    # With a wrong clock, this machine would take valid certificates for expired, or issue certificates for the future.
+    # On a machine with a wrong clock, valid certificates would seem expired, and new certificates would be issued for
+    # the future.
     if date is None or abs(date - now) < x509.BACKDATE:
         return ()
-    text = f"this machine's clock is {now:%Y-%m-%d %H:%M:%S} UTC, the API server's {date:%Y-%m-%d %H:%M:%S} UTC"
-    return (state.Problem(f"{text}; set the wrong clock and run again", "timedatectl set-ntp true"),)
+    text = (
+        f"this machine's clock shows {now:%Y-%m-%d %H:%M:%S} UTC, but the API server's clock shows "
+        f"{date:%Y-%m-%d %H:%M:%S} UTC; correct the wrong clock and run the command again"
+    )
+    return (state.Problem(text, "timedatectl set-ntp true"),)
 
 
 def _mixed(configuration: state.Configuration, tool: str, secrets_tool: str) -> state.Problem:
-    both = f"{tool or parsing.OURS}, and the serving Secret by {secrets_tool or parsing.OURS}"
-    text = f"the caBundles of {configuration} are managed by {both}; let one tool manage the caBundles and the Secret"
+    text = (
+        f"{tool or parsing.OURS} manages the caBundles of {configuration}, but {secrets_tool or parsing.OURS} manages "
+        "the serving Secret; let one tool manage both"
+    )
     return state.Problem(text, f"kubectl get {configuration} -o yaml")
 
 

@@ -19,7 +19,8 @@ T = TypeVar("T")
 Command = Callable[..., Any]
 
 SHORTEST_LIFE = timedelta(minutes=1)
-# A date plus LONGEST is before the year 10000, which is the limit of Python's dates and of certificates.
+# The longest duration of an option. Today plus this duration is before the year 10000, which is the limit of Python's
+# dates and of certificates.
 LONGEST = timedelta(days=36500)
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -29,7 +30,7 @@ _SPAN = re.compile(r"(\d+)([smhd])")
 
 def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Return a parser for click that calls ``parse``. A ValueError becomes a usage error with the same message."""
-    # If a parser raises a ValueError, click shows only the value that the user wrote, and not the error's message.
+    # If a parser raises a ValueError, click itself shows the value that the user wrote, but not the error's message.
 
     def convert(text: str) -> T:
         try:
@@ -211,7 +212,8 @@ def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.Clus
     Raises click.UsageError if options are wrong, or BadInput if the kubeconfig is wrong.
     """
     if where["ca_secret"] == where["serving_secret"]:
-        # The webhook mounts the serving Secret. If it were the CA Secret too, the webhook could read the CA's key.
+        # The webhook mounts the serving Secret. If this Secret also had the CA, the webhook could read the key of the
+        # CA.
         raise click.UsageError(
             "--ca-secret and --serving-secret must be different, because the webhook mounts only --serving-secret."
         )
@@ -258,7 +260,7 @@ def _commands(where: Mapping[str, Any]) -> steps.Commands:
 
 
 def policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:
-    """Return the rotation policy that the options describe. Durations that the options do not set have defaults."""
+    """Return the rotation policy that the options describe. Missing options have default values."""
     namespace, service = where["namespace"], where["service"]
     secrets = f"{where['ca_secret']} {where['serving_secret']}"
     commands = replace(_commands(where), replace=f"kubectl -n {namespace} delete secret {secrets}")

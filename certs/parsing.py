@@ -28,10 +28,10 @@ TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
-"""The ConfigMap's key that holds the client CAs as PEM. The webhook's --client-ca reads this key."""
+"""The key of the ConfigMap for the client CAs in PEM, which the webhook reads by its flag --client-ca."""
 
-# An annotation with one of these prefixes shows that another tool manages the object. vcuda-certs must not write such
-# an object. For example, cert-manager's cainjector would overwrite its caBundles.
+# If an object has an annotation with one of these prefixes, another tool manages the object. vcuda-certs must not write
+# such an object. For example, cert-manager's cainjector would overwrite the caBundles in it.
 _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "OpenShift's service CA"}
 
 
@@ -52,7 +52,8 @@ class UnusablePair(ValueError):
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
     """Return the distinct certificates in a PEM text, and whether the text contains only certificates."""
-    # An unreadable PEM block is skipped, because the API server also skips it in a caBundle (Go's AppendCertsFromPEM).
+    # An unreadable PEM block is skipped, as in the API server, which skips such a block of a caBundle (Go's
+    # AppendCertsFromPEM).
     found: dict[x509.Certificate, None] = {}
     whole = not _BLOCK.sub(b"", text).strip()
     for block in _BLOCK.findall(text):
@@ -73,7 +74,7 @@ def write_certificates(certificates: state.Certificates) -> bytes:
 def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return the first certificate with its ECDSA key. Raises UnusablePair.
 
-    ``name``: the file name without suffix, for messages. For example ``tls`` stands for tls.crt and tls.key.
+    ``name``: the common name of both files in messages, for example ``tls`` for tls.crt and tls.key.
     """
     pair = _read_pair(certificate, key, name)
     # If any certificate after the first one is malformed, OpenSSL rejects the file, and so does the webhook.
@@ -100,10 +101,10 @@ def is_authority(certificate: x509.Certificate) -> bool:
 def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     if not certificate or not key:
         missing = [file for file, text in ((f"{name}.crt", certificate), (f"{name}.key", key)) if not text]
-        raise UnusablePair(f"{' and '.join(missing)} missing")
+        raise UnusablePair(f"the Secret does not contain {' and '.join(missing)}")
     found, _ = read_certificates(certificate)
     if not found:
-        raise UnusablePair(f"{name}.crt holds no certificate")
+        raise UnusablePair(f"{name}.crt contains no certificate")
     private = _read_key(key, name)
     if _public(found[0].public_key()) != _public(private.public_key()):
         raise UnusablePair(f"{name}.key is not the key of {name}.crt")
@@ -111,7 +112,7 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def _readable(text: bytes) -> bool:
-    # Return True if each PEM block that begins as a certificate can be read as one. Any other text is ignored.
+    # Return True if every PEM block with the label CERTIFICATE is a readable certificate. Other text is ignored.
     try:
         return bool(x509.load_pem_x509_certificates(text)) and _BEGIN not in _BLOCK.sub(b"", text)
     except _UNREADABLE:
@@ -122,10 +123,10 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(text, password=None)
     except _UNREADABLE as error:
-        # This error must not contain the library's message, which might contain a part of the key.
-        raise UnusablePair(f"{name}.key holds no private key") from error
+        # The message of the library is left out, because it might contain a part of the key.
+        raise UnusablePair(f"{name}.key contains no private key") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UnusablePair(f"{name}.key is no ECDSA key")
+        raise UnusablePair(f"{name}.key is not an ECDSA key")
     return key
 
 
@@ -158,7 +159,8 @@ def secret_problem(secret: Json, refs: ObjectRefs, wanted_type: str | None) -> s
         text = f"Secret {name} was not created by vcuda-certs; label it to let vcuda-certs write it"
         return state.Problem(text, f"kubectl label {target} {name} {MANAGED_BY}={OURS} --overwrite")
     if secret.get("immutable"):
-        return state.Problem(f"Secret {name} is immutable", f"kubectl delete {target} {name}")
+        text = f"Secret {name} is immutable, so vcuda-certs cannot write it"
+        return state.Problem(text, f"kubectl delete {target} {name}")
     if wanted_type and secret.get("type") != wanted_type:
         text = f"Secret {name} has type {secret.get('type')}, which cannot be changed to {wanted_type}"
         return state.Problem(text, f"kubectl delete {target} {name}")
@@ -170,8 +172,8 @@ def read_authorities(secret: Json) -> state.Authorities:
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
-    # A CA without its key counts as retired, because endpoints may still serve leaves that the CA signed. The current
-    # CA and the next CA have their keys, and do not count as retired.
+    # A CA whose key is missing counts as a retired CA, because endpoints may still serve leaves (certificates) of this
+    # CA. The current CA and the next CA have keys, so they are not retired.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
@@ -200,7 +202,7 @@ def read_serving(secret: Json) -> state.Serving:
 
 
 def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
-    """Return the webhook configuration with the webhooks that call our Service. Return a message for each other one."""
+    """Return the configuration with the webhooks that call our Service, and a message for each other webhook."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
@@ -222,9 +224,8 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
     if not text or is_labelled(there, {MANAGED_BY: OURS}):
         return found
     command = f"kubectl label -n {namespace} configmap {name} {MANAGED_BY}={OURS} --overwrite"
-    return replace(
-        found, read_only=state.Problem(f"{found} was not created by vcuda-certs; label it to hand it over", command)
-    )
+    text = f"{found} was not created by vcuda-certs; label it to let vcuda-certs write it"
+    return replace(found, read_only=state.Problem(text, command))
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
@@ -283,7 +284,7 @@ def _bundle(text: object) -> tuple[state.Certificates, bool]:
 
 
 def _data(secret: Json) -> dict[str, bytes]:
-    # b64decode() cannot fail here: the API server stores only valid base64 in the data of a Secret.
+    # b64decode() cannot fail, because the API server stores only valid base64 in the data of a Secret.
     return {name: base64.b64decode(text or "") for name, text in _part(secret, "data").items()}
 
 

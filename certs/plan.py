@@ -9,17 +9,16 @@ from certs.steps import Decision, RotationPolicy, SeenFor
 from vcuda.x509 import Signed, common_name
 
 
-def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy) -> str:
-    """Return the reason why the certificate must be replaced; empty if it may stay."""
+def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy, name: str = "the leaf") -> str:
+    """Return why the certificate must be replaced; empty if it may stay. ``name``: its name in the message."""
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not states.is_valid(certificate, now):
-        return (
-            f"is valid only from {shown(certificate.not_valid_before_utc)} to {shown(certificate.not_valid_after_utc)}"
-        )
+        return f"{name} is valid only from {shown(start)} to {shown(end)}"
     # `issued_before` is ignored while it is in the future. Otherwise every new certificate would be replaced at once.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
-        return f"was issued before {shown(policy.issued_before)}"
+        return f"{name} was issued before {shown(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
-        return f"expires at {shown(certificate.not_valid_after_utc)}, and less than a third of its life is left"
+        return f"{name} expires at {shown(end)}, and less than a third of its life is left"
     return ""
 
 
@@ -29,7 +28,7 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
     if leaf is None:
         return state.serving.fault
     if not states.is_valid(leaf.certificate, now):
-        return f"the leaf {outdated(leaf.certificate, now, policy)}"
+        return outdated(leaf.certificate, now, policy)
     if missing := states.names_of(policy.names) - states.names_of(leaf.certificate):
         return f"the leaf does not have the names {', '.join(sorted(missing))}"
     if policy.client and common_name(leaf.certificate) != policy.client:
@@ -48,8 +47,8 @@ def published(state: states.State, authority: Signed | None) -> bool:
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
     """Return True if a leaf (certificate) of CA ``authority`` would break calls by a read-only configuration."""
-    # A call would break if its caBundle does not contain `authority`, and trusts a leaf that is served now or soon. If
-    # an endpoint cannot be dialled, assume that the caBundle trusts the endpoint's leaf.
+    # A webhook call works now if its caBundle trusts a leaf that is served now or soon. Such a call would break if the
+    # caBundle does not contain `authority`. If an endpoint cannot be dialled, assume that the call works now.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -68,7 +67,7 @@ def served_everywhere(state: states.State, now: datetime) -> bool:
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """Return the endpoints that serve no leaf of the current CA. Unready endpoints that did not answer are left out."""
+    """Return the endpoints that serve no leaf of the current CA, without unready endpoints that did not answer."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -97,8 +96,8 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
     """
     there = state.authorities
     seen, authority = (there.served, there.current) if served else (there.trusted, there.next_ca)
-    # The CA Secret records one CA and one time. If it records another CA, an earlier rotation wrote the record. If the
-    # time is in the future, a wrong clock wrote the record. Both records are ignored.
+    # A record has a CA and a time. If the record has another CA, it is from an earlier rotation. If its time is in the
+    # future, it was written by a wrong clock. Both kinds of records are ignored.
     if (
         seen is None
         or authority is None
@@ -124,7 +123,7 @@ _UNREGISTERED = (
 
 def plan(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision:
     """Return the next step of the certificate rotation, or the decision to wait, to stop or to end."""
-    # These problems stop a rotation before its first write, because a person must solve them.
+    # A person must solve the problems in the observed state before the rotation writes anything.
     if state.problems:
         return steps.StepRefused(state.problems)
     if state.tool or policy.registers_only:
@@ -147,20 +146,24 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
     next_ca, current = state.authorities.next_ca, state.authorities.current
     if next_ca is None and current is None:
         return steps.MakeAuthority("; ".join(state.authorities.faults) or "there is no CA")
-    newest, which = (next_ca, "the next CA") if next_ca else (current, "the CA")
-    reason = outdated(newest.certificate, now, policy) if newest else ""
-    return steps.MakeAuthority(f"{which} {reason}") if reason else None
+    newest, name = (next_ca, "the next CA") if next_ca else (current, "the CA")
+    reason = outdated(newest.certificate, now, policy, name) if newest else ""
+    return steps.MakeAuthority(reason) if reason else None
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # Step (b) of a rotation: add every CA whose leaves may be served to every writable caBundle. Step (e): remove a
-    # retired CA when no endpoint has served its leaves for the retention time. Until then, do not add the retired CA
-    # again, or else two runs, of which only one has waited long enough, would undo each other's changes.
+    # retired CA when no endpoint has served its leaves for the retention time. During that time, a retired CA is not
+    # added again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
     wanted = tuple(one for one in states.known(state) if states.is_valid(one, now) and (needed or one not in retired))
-    reason = "the retired CA is no longer needed" if unwanted else "it must contain every CA whose leaves may be served"
+    reason = (
+        "the caBundle no longer needs the retired CA"
+        if unwanted
+        else "the caBundle must contain every CA whose leaves may be served"
+    )
     for configuration in (one for one in state.configurations if not one.read_only):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
         if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
@@ -171,14 +174,15 @@ def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: S
 def _bundle(
     present: states.Certificates, wanted: states.Certificates, unwanted: frozenset[x509.Certificate]
 ) -> states.Certificates:
-    # Return the certificates of a caBundle without those in `unwanted`, and with those in `wanted`. Other certificates
-    # stay.
+    # Return the certificates of a caBundle after the removal of `unwanted` certificates and the addition of `wanted`
+    # certificates. Further certificates in the caBundle stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
 
 def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Repair an unusable serving Secret at once. The current CA signs the leaf, because the caBundles trust this CA.
+    # An unusable serving Secret is repaired at once. The current CA signs the new leaf, because the caBundles contain
+    # the current CA.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
@@ -188,10 +192,10 @@ def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _registration(state: states.State, now: datetime) -> Decision | None:
-    # Register the declared webhooks after a replica has answered, because without a replica they would block every pod.
-    # Register them again if the registered webhooks differ. Mutating webhooks are registered first, because the
-    # validating webhook rejects pods that no mutating webhook has changed. The caBundles also get the CAs in the
-    # serving Secret, because only the serving Secret has the CA of another tool.
+    # The declared webhooks are registered only after a replica has answered, because without a replica they would block
+    # every GPU pod. They are registered again if the registered webhooks differ from the declared webhooks. Mutating
+    # webhooks come first, because the validating webhook rejects pods that no mutating webhook has changed. The
+    # caBundles also get the CAs in the serving Secret, because the CA of another tool is only there.
     every = dict.fromkeys((*states.known(state), *state.serving.authorities))
     trusted = tuple(one for one in every if states.is_valid(one, now))
     if not any(states.trusts(trusted, endpoint.leaf, now) for endpoint in state.ready()):
@@ -217,7 +221,7 @@ def _end_of_registration(state: states.State) -> steps.End:
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (c) of a rotation: make the next CA the current CA. While this step must wait, renew a leaf that is due.
+    # Step (c) of a rotation: make the next CA the current CA. While this step must wait, a leaf that is due is renewed.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -231,15 +235,17 @@ def _promotion(state: states.State, now: datetime, policy: RotationPolicy, seen:
     if would_break(state, state.authorities.next_ca, now):
         return steps.StepRefused(state.read_only())
     if reason := broken(state, now, policy):
-        return _settling(state, now, policy, seen.next_ca) or steps.Promote(f"waiting would not help: {reason}")
+        return _settling(state, now, policy, seen.next_ca) or steps.Promote(
+            f"the serving Secret is unusable, so a wait would not help: {reason}"
+        )
     if problem := _untrusting(state, policy):
         return steps.StepRefused((problem,))
     since = noted_since(state, now, served=False)
     if since is None:
         return steps.NoteTrusted("every caBundle contains the next CA")
-    reason = f"the {policy.readers} are given time to trust the next CA"
+    reason = f"the {policy.readers} are given time to trust the next CA (--overlap)"
     return _lasting(since + policy.overlap, policy.settle(policy.overlap) - seen.next_ca, now, reason) or steps.Promote(
-        "every caBundle has contained the next CA for the overlap"
+        "every caBundle has contained the next CA for the time of --overlap"
     )
 
 
@@ -254,16 +260,15 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # If the leaf is due, the current CA signs a new leaf, which must expire later and must be trusted by clients.
+    # If the leaf is due for renewal, the current CA signs a new leaf. The new leaf must expire later than the old leaf,
+    # and clients must trust the new leaf.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
     trusted = states.signed_by(leaf.certificate, current.certificate) or not would_break(state, current, now)
     if not current_signs(state, now) or not trusted or current.expires <= leaf.expires:
         return None
-    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(
-        f"the leaf {outdated(leaf.certificate, now, policy)}"
-    )
+    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(outdated(leaf.certificate, now, policy))
 
 
 def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
@@ -272,10 +277,10 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
     if leaf is None or current is None:
         return None
     of_another = not states.signed_by(leaf.certificate, current.certificate)
-    reason = "was signed by the previous CA" if of_another else outdated(leaf.certificate, now, policy)
+    reason = "the leaf was signed by the previous CA" if of_another else outdated(leaf.certificate, now, policy)
     if not reason:
         return None
-    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(f"the leaf {reason}")
+    return _settling(state, now, policy, seen.current) or steps.IssueLeaf(reason)
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
@@ -286,7 +291,7 @@ def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> 
 
 
 def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (e) of a rotation: delete the retired CAs from the CA Secret, after `_bundles` removed them from caBundles.
+    # Step (e) of a rotation: delete the retired CAs from the CA Secret, when no caBundle contains them any more.
     retired = state.authorities.retired
     if not retired and not states.unknown_cas(state):
         return None
@@ -297,8 +302,8 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Return the step that must come before the removal of a retired CA. Return None if every endpoint serves a leaf of
-    # the current CA, and the CA Secret records since when.
+    # A retired CA may be removed only if every endpoint serves a leaf of the current CA, and the CA Secret records
+    # since when. Return the next decision until then; None if both conditions are true.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("the serving Secret has no leaf of the current CA yet")
@@ -310,7 +315,7 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
     noted = noted_since(state, now, served=True)
     if policy.client and (until := _presented_until(state, now, policy, noted=noted is not None)):
         return steps.Wait(
-            "an API server that has not been given the new pair may present a certificate of the retired CA", until
+            "an API server that lacks the new certificate may present a certificate of the retired CA", until
         )
     if noted is None:
         return steps.NoteServed("every endpoint serves a leaf of the current CA")
@@ -321,7 +326,7 @@ def _presented_until(state: states.State, now: datetime, policy: RotationPolicy,
     # Return until when an API server may present a client certificate of a retired CA; None if no API server can. This
     # program cannot see the certificate that an API server presents. So a retired CA stays until it expires, or until
     # the user states by --installed that all API servers present the new certificate. `noted`: the CA Secret records
-    # that one of these has happened. The record may not include a CA that only the ConfigMap contains.
+    # that one of these two conditions is true. The record may not include a CA that only the ConfigMap contains.
     if policy.installed:
         return None
     possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
@@ -331,22 +336,23 @@ def _presented_until(state: states.State, now: datetime, policy: RotationPolicy,
 def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> steps.Wait | None:
     since = noted_since(state, now, served=True) or now
     left = policy.settle(policy.retention) - seen.served
-    return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for the retention time")
+    return _lasting(since + policy.retention, left, now, "the retired CA stays trusted for the time of --retention")
 
 
 def _lag(lagging: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait until the endpoints serve the new leaf. After PROPAGATION, report the endpoints that still do not serve it.
+    # Wait until the endpoints serve the new leaf. After the time PROPAGATION, report the endpoints that do not serve
+    # it.
     if not lagging or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
     if now - made < steps.PROPAGATION:
         return steps.Wait(f"not every endpoint serves the new leaf yet ({'; '.join(lagging)})")
-    text = f"not every endpoint serves the leaf of {shown(made)} ({'; '.join(lagging)})"
+    text = f"not every endpoint serves the leaf that was issued at {shown(made)} ({'; '.join(lagging)})"
     return steps.StepRefused((states.Problem(text, policy.commands.restart),))
 
 
 def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
-    # If a caBundle may have been changed a moment ago, wait until the API servers have read the new caBundle.
+    # If a caBundle may have changed a moment ago, wait until the API servers have certainly read the new caBundle.
     left = policy.settle(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
@@ -356,7 +362,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until both times have come: `due`, and the end of the time `left` for which the run must go on observing.
+    # Wait until the later of two times: `due`, and the end of the time `left` for which this run must still observe.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

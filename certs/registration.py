@@ -1,7 +1,7 @@
-"""Parses the webhooks that a webhook configuration declares in an annotation. Compares them with the registered ones.
+"""Parses the webhooks that a webhook configuration declares in an annotation, and compares them with its webhooks.
 
 The manifests contain configurations without webhooks, so an image that never starts blocks no pod. A run of vcuda-certs
-registers the declared webhooks after a replica has answered. It registers them again after the annotation has changed.
+registers the declared webhooks after a replica has answered. If the annotation changes, a run registers them again.
 """
 
 import base64
@@ -20,7 +20,7 @@ Webhook = dict[str, Any]
 
 
 class UnusableDeclaration(ValueError):
-    """The annotation is not a usable list of webhooks."""
+    """Raised if the annotation of a webhook configuration is not a usable list of webhooks."""
 
 
 def declared(item: parsing.Json, kind: str, refs: parsing.ObjectRefs) -> state.Declared | None:
@@ -69,15 +69,16 @@ def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
 
 
 def _webhooks(text: object) -> list[Webhook]:
-    # Any user with rights may have edited the annotation, so check the fields that this module uses. The API server
-    # checks all other fields when the webhooks are registered.
+    # Users may have edited the annotation. So the fields that this module uses are checked here. The API server checks
+    # all other fields when the webhooks are registered.
     try:
-        # YAML has values that JSON lacks, such as dates. json.dumps() raises TypeError for these values.
+        # A webhook is sent as JSON. json.dumps() raises TypeError for values that YAML has and JSON lacks, such as
+        # dates.
         found = json.loads(json.dumps(yaml.safe_load(str(text))))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise UnusableDeclaration(f"not YAML: {str(error).splitlines()[0]}") from error
+        raise UnusableDeclaration(f"the value is not YAML: {str(error).splitlines()[0]}") from error
     if not isinstance(found, list) or not found:
-        raise UnusableDeclaration("must be a list of webhooks")
+        raise UnusableDeclaration("the value must be a list of webhooks")
     for webhook in found:
         if not isinstance(webhook, Mapping) or not isinstance(webhook.get("name"), str):
             raise UnusableDeclaration("each webhook must have a name")

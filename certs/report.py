@@ -14,8 +14,8 @@ from vcuda.cli import aligned
 
 _UNTRUSTED = "the caBundle does not trust the leaf that is served"
 _PERHAPS = "an intermediate CA may be between the caBundle and the leaf that is served"
-# A rotation acts on a condition only after observing it for some time. A report reads the state once, so it assumes
-# that this time has passed. Otherwise every report would say that the next step is to wait.
+# A rotation takes a step only after it has observed the necessary condition for some time. A report reads the state
+# only once, so it assumes that this time has passed. Otherwise each report would say that the next step is to wait.
 _FOREVER = steps.SeenFor(*[timedelta(days=36500)] * 3)
 
 
@@ -64,7 +64,8 @@ def report_on(
         problems = decision.problems
     elif isinstance(decision, steps.Done | steps.Wait):
         command = f"kubectl -n {refs.namespace} describe secret {refs.serving_secret}"
-        # The rotation has nothing to do, so it cannot repair the calls that fail now. Report them as problems.
+        # No step of the rotation is due, so the rotation cannot repair the webhook calls that fail now. So these calls
+        # are reported as problems.
         texts = sorted({f"{call.webhook}: {call.endpoint}: {call.fault}" for call in failing})
         problems = tuple(observed.Problem(text, command if state.tool else policy.commands.restart) for text in texts)
     else:
@@ -79,7 +80,7 @@ def report_on(
 
 
 def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
-    # Return a problem for each fault that the last rotation should have repaired.
+    # The last rotation should have repaired all these faults. Return a problem for each fault.
     texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
     return tuple(
         observed.Problem(f"the last rotation did not run or did not finish: {text}", command) for text in texts
@@ -108,7 +109,7 @@ def document(report: Report) -> str:
 def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
     secret = f"secret/{refs.authority_secret}"
     there = state.authorities
-    signing = ((there.current, "signs the leaves"), (there.next_ca, "is next"))
+    signing = ((there.current, "signs the leaves"), (there.next_ca, "will sign the next leaves"))
     for pair, note in signing:
         yield from _row([pair.certificate] if pair else [], secret, now, note)
     yield from _row(there.retired, secret, now, "retired")
@@ -132,7 +133,7 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    # Return the certificate's subject and the start of its fingerprint, which together identify it in a report.
+    # The subject and the start of the fingerprint identify a certificate in a report.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:
@@ -156,8 +157,8 @@ def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) ->
 
 
 def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
-    # Return a fault that shows that no hourly rotation runs: the leaf is unusable, or a certificate has less than a
-    # quarter of its life left. A rotation would have renewed the certificate when a third was left.
+    # Return a fault that an hourly rotation would have prevented; empty if there is none. The leaf is unusable, or less
+    # than a quarter of a certificate's life is left. A rotation renews a certificate when a third is left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)
@@ -179,10 +180,10 @@ def _notes(state: observed.State, policy: steps.RotationPolicy) -> Iterator[str]
 def _next_step(decision: steps.Decision) -> str:
     match decision:
         case steps.Done():
-            return f"nothing until {shown(decision.until)}" if decision.until else "nothing is due here"
+            return f"no step is due until {shown(decision.until)}" if decision.until else "no step is due"
         case steps.Wait():
             return decision.reason
         case steps.StepRefused():
-            return "nothing until a person has solved the problems"
+            return "no step is possible until a person has solved the problems"
         case _:
             return f"{type(decision).__name__}: {decision.reason}"

@@ -1,4 +1,4 @@
-"""Runs a certificate rotation. It reads the state and takes the next step of the plan, until no step is due."""
+"""Runs a certificate rotation: reads the state and takes the next step of the plan, again until no step is due."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +13,17 @@ from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
 
-# A run fails after this many steps. No rotation needs nearly as many, so another program must be undoing them.
+# A run of the rotation fails after this many steps. No rotation needs nearly as many steps, so another program must be
+# undoing them.
 MAX_STEPS = 100
 
-# A run of the rotation fails after this many consecutive Conflict or Unavailable errors. All retries together take
-# longer than an API server needs to load its roles after a start (see AuthorizerGrace).
+# A run of the rotation fails after this many consecutive Conflict or Unavailable errors. All its retries take longer
+# than a starting API server needs to load its RBAC roles (see AuthorizerGrace).
 MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):
-    """An interface that reads and writes the state of a rotation: a cluster, or the copy of a dry run."""
+    """Reads and writes the state of a rotation. Either a cluster, or a copy of its state for a dry run."""
 
     def read(self, now: Callable[[], datetime]) -> State: ...
 
@@ -52,7 +53,7 @@ class SystemClock:
 
 
 class DryRunStore:
-    """The store and the clock of a dry run: a copy of the state, and a clock that jumps ahead instead of waiting."""
+    """The store and the clock of a dry run: a copy of the state, and a clock that jumps ahead instead of a wait."""
 
     def __init__(self, state: State, now: datetime) -> None:
         self._state = state
@@ -77,8 +78,8 @@ class DryRunStore:
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
-        # In a cluster, kubelet updates the mounted Secret, and the endpoints serve the new leaf some time later. An
-        # endpoint that is not ready stays so.
+        # In a cluster, kubelet updates the mounted Secret, and some time later the endpoints serve the new leaf. A wait
+        # makes no endpoint ready.
         if leaf is not None:
             followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
             self._state = replace(self._state, endpoints=tuple(followed))
@@ -91,18 +92,19 @@ class Observations:
     ``forbidden``: the problem to report, by the name of the webhook configuration.
     """
 
-    # Maps each condition to the monotonic time since which every read of this run has found it true. The CA Secret
-    # records wall-clock times for all runs. The plan acts when enough time has passed by both clocks.
+    # Maps each condition to the monotonic time since which every read of this run has found the condition true. The CA
+    # Secret also records such times of all runs, by the wall clock. The plan takes a step when enough time has passed
+    # by both clocks.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
     def with_read_only(self, state: State) -> State:
-        """Return ``state`` with each configuration marked as read-only that this run was forbidden to write."""
+        """Return ``state``, in which the configurations that this run was forbidden to write are read-only."""
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
     def observe(self, state: State, now: datetime, monotonic: float) -> steps.SeenFor:
-        """Record which conditions ``state`` fulfils. Return how long each was fulfilled without a break."""
+        """Record which conditions are true in ``state``. Return how long each condition was true without a break."""
         signing = {"next": state.authorities.next_ca, "current": state.authorities.current}
         names = {slot: fingerprint(one.certificate) for slot, one in signing.items() if one}
         holding = {name for slot, name in names.items() if published(state, signing[slot])}
@@ -161,7 +163,7 @@ class Rotation:
                 faults += 1
                 if faults >= MAX_ATTEMPTS:
                     raise
-                # After a conflict, a pause keeps two simultaneous runs from conflicting in every write.
+                # Without a pause after a conflict, two simultaneous runs could conflict in every write.
                 self.clock.sleep(min(faults * 0.2, 2.0))
         text = f"more steps are due after {MAX_STEPS} steps, so another program must be undoing them"
         return steps.StepRefused((Problem(text, self.policy.commands.dry_run),))
@@ -173,7 +175,8 @@ class Rotation:
         return plan(state, now, self.policy, seen), state
 
     def _take(self, step: steps.Step, state: State, observations: Observations) -> None:
-        # If the API server forbids writing a configuration, record this problem and go on with the others.
+        # If the API server forbids the write of a configuration, the problem is recorded, and the run continues with
+        # the other configurations.
         self.announce(step)
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
@@ -193,7 +196,8 @@ class Rotation:
 
 
 def _ended(decision: steps.End, state: State) -> steps.End:
-    # Report each read-only configuration at the end of the run, because a person must repair it.
+    # Each configuration that vcuda-certs must not write is a problem at the end of the run, because a person must solve
+    # it.
     if not state.read_only():
         return decision
     others = decision.problems if isinstance(decision, steps.StepRefused) else ()

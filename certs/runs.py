@@ -91,13 +91,16 @@ def _finish(outcome: End, log: StepLog, output: str) -> int:
 def _ending(outcome: End) -> str:
     match outcome:
         case Done():
-            until = outcome.until and plan.shown(outcome.until)
-            return f"Done: nothing is due until {until}" if until else f"Done: {outcome.reason}"
+            return (
+                f"Done: no step is due until {plan.shown(outcome.until)}"
+                if outcome.until
+                else f"Done: {outcome.reason}"
+            )
         case StepRefused():
             return "\n".join(f"Needs a person: {problem}" for problem in outcome.problems)
         case Wait():
             due = f"The next step is due at {plan.shown(outcome.until)}. " if outcome.until else ""
-            return f"Not finished: {outcome.reason}. {due}Run the command again then, or leave it to the CronJob."
+            return f"Not finished: {outcome.reason}. {due}Run the command again later, or leave it to the CronJob."
 
 
 def _described(decision: Step | End) -> dict[str, str]:

@@ -32,8 +32,8 @@ class Authorities:
     ``current``: the authority that signs new leaves; None if it is missing or unusable.
     ``next_ca``: the authority that will replace ``current``. The caBundles get this authority first.
     ``retired``: former authorities. They sign no new leaf, but endpoints may still serve their leaves.
-    ``trusted``: the time since which every writable caBundle contains ``next_ca``.
-    ``served``: the time since which every endpoint serves a leaf of ``current``.
+    ``trusted``: the time since which every writable caBundle contains ``next_ca``; None if no time is recorded.
+    ``served``: the time since which every endpoint serves a leaf of ``current``; None if no time is recorded.
     ``faults``: a message for each unusable part of the Secret.
     """
 
@@ -58,12 +58,12 @@ class Serving:
     version: str = ""
     leaf: Signed | None = None
     authorities: Certificates = ()
-    fault: str = "there is no Secret"
+    fault: str = "the serving Secret does not exist"
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One entry in the list of webhooks of a webhook configuration. The entry calls our Service.
+    """One webhook in the list of a webhook configuration. The webhook calls our Service.
 
     ``index``: the webhook's position in the configuration's list.
     ``bundle``: the certificates in the webhook's caBundle.
@@ -182,10 +182,9 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs in caBundles that have our name and are not in the CA Secret. A restored Secret may
-    lack such CAs.
-    """
-    # An unknown CA is removed like a retired CA. No caBundle gets such a CA, because anyone can choose our name.
+    """Return the CAs in caBundles that have our name, but are not in the CA Secret, for example after its restore."""
+    # An unknown CA is removed like a retired CA. It is never added to a caBundle, because anyone can make a CA with our
+    # name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
     return tuple(one for one in found if one not in known(state))
 
@@ -206,7 +205,7 @@ def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
     """Return True if the certificate is due for renewal, because less than a third of its life is left."""
-    # If renewal fails at first, a third of the life is enough time for retries. cert-manager renews at a third too.
+    # A third of the life is enough time for retries if the renewal fails at first. cert-manager renews at a third too.
     life = certificate.not_valid_after_utc - issued(certificate)
     return certificate.not_valid_after_utc - now < life / 3
 
@@ -229,14 +228,14 @@ def trusts(bundle: Iterable[x509.Certificate], leaf: x509.Certificate | None, no
 
 def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: datetime) -> bool:
     """Return True if a client that trusts ``bundle`` may accept ``leaf`` through an intermediate CA."""
-    # An endpoint may also serve intermediate CAs, but this program reads only the endpoint's leaf. A CA of vcuda-certs
-    # cannot have intermediate CAs (path length 0).
+    # An endpoint may serve its leaf together with intermediate CAs, but this program reads only the leaf. A CA of
+    # vcuda-certs has no intermediate CAs (path length 0).
     if is_signed_by_ours(leaf) or not is_valid(leaf, now):
         return False
     roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]
     try:
         return leaf.issuer != leaf.subject and any(authority.subject != leaf.issuer for authority in roots)
-    except ValueError:  # a malformed name
+    except ValueError:  # raised for a malformed name in a certificate
         return False
 
 

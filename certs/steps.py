@@ -9,17 +9,17 @@ from vcuda.x509 import AUTHORITY_LIFE, LEAF_LIFE, Names, Signed, is_ours, make_a
 OVERLAP = timedelta(hours=1)
 RETENTION = timedelta(days=1)
 
-# A run of the rotation acts on a condition only after it has observed the condition for this long. An example is a
-# changed caBundle, which API servers use within about a second. The run measures this time with its monotonic clock,
-# so a jump of the wall clock cannot shorten it.
+# A run of the rotation must observe a condition for this long before it takes a step because of the condition. For
+# example, API servers use a changed caBundle within about a second. The run measures this time with its monotonic
+# clock, so a jump of the wall clock cannot shorten the time.
 SETTLE = timedelta(seconds=10)
 
-# Like `SETTLE`, for client certificates. A webhook reads the client CA from a mounted ConfigMap, and kubelet updates
-# the mount within about 100 s.
+# This time replaces `SETTLE` in a rotation of client certificates. A webhook reads the client CAs from a mounted
+# ConfigMap, and kubelet updates the mount within about 100 s.
 CLIENT_SETTLE = timedelta(minutes=2)
 
-# If an endpoint does not serve a new leaf after this time, a problem is reported. kubelet updates a mounted Secret
-# within about 100 s: at its next sync (60 s plus jitter), and from a cache that may be out of date.
+# If an endpoint does not serve a new leaf after this time, the rotation reports a problem. kubelet updates a mounted
+# Secret within about 100 s, at its next sync (60 s plus jitter) and from a cache that may be out of date.
 PROPAGATION = timedelta(minutes=10)
 
 
@@ -69,7 +69,7 @@ class RotationPolicy:
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """Return how long one run must observe a condition that must have been true for ``span`` over several runs."""
+        """Return how long one run must observe a condition that must be true for ``span``, over several runs."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
@@ -165,7 +165,7 @@ class Done:
 
 
 End = Wait | StepRefused | Done
-"""The end of a run. A run ends with Wait if the next step is due only after the time limit of the run."""
+"""The possible ends of a run. A run ends with Wait if the next step is due after the time limit of the run."""
 
 Decision = Step | End
 
@@ -215,7 +215,7 @@ Write = WriteAuthorities | WriteServing | WriteBundles | WriteWebhooks
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
-    """Return the write for ``step``. If the step issues a certificate, this generates its key."""
+    """Return the write for ``step``. If the step issues a certificate, its key is generated."""
     match step:
         case SetBundles():
             target = _target(step, state)
@@ -251,8 +251,8 @@ def after(state: observed.State, write: Write) -> observed.State:
 
 def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) -> observed.Authorities:
     there = state.authorities
-    # If the CA Secret was lost, the caBundles and the serving Secret may still contain its CAs. These CAs count as
-    # retired, because endpoints serve leaves of these CAs for some time.
+    # If the CA Secret was lost, the caBundles and the serving Secret may still contain the lost CAs. These CAs count as
+    # retired, because endpoints serve leaves of the lost CAs for some time.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
     next_ca = make_authority(now, policy.authority_life, client=bool(policy.client))

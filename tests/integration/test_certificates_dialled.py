@@ -56,7 +56,7 @@ def test_the_leaf_of_any_issuer_is_read(tmp_path: Path) -> None:
 def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
     found = dial(address.format(port=free_ports(1)[0]), "x", ready=False)
     assert (found.leaf, found.ready) == (None, False)
-    assert found.fault.startswith("cannot be dialled: ")
+    assert found.fault.startswith("the endpoint cannot be dialled: ")
 
 
 def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

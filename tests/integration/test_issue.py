@@ -191,7 +191,7 @@ def test_the_table_and_the_json_show_the_files_and_their_expiry(directory: Path)
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
     assert rows[str(directory / "tls.crt")].endswith(f"{end:%Y-%m-%d %H:%M UTC}")
     assert rows[str(directory / "tls.key")].split()[-2:] == ["0600", "-"]
-    assert result.stdout.endswith("Valid for localhost, 127.0.0.1, ::1\n")
+    assert result.stdout.endswith("The certificate is valid for localhost, 127.0.0.1, ::1\n")
     document = json.loads(run("--dir", directory, "--force", "-o", "json").stdout)
     expires = {Path(file["path"]).name: file["expires"] for file in document["files"]}
     end = leaf_of(directory).not_valid_after_utc
@@ -205,7 +205,7 @@ def test_an_existing_file_is_overwritten_only_with_force(directory: Path, presen
     (directory / present).write_text("precious")
     result = run("--dir", directory)
     assert (result.exit_code, contents(directory), listing(directory)) == (2, {present: b"precious"}, [present])
-    assert f"{present}: --force replaces them" in result.stderr
+    assert f"{present}. Use --force to replace these files" in result.stderr
 
 
 @pytest.mark.parametrize("earlier", ["a set of this command", "plain files"])

@@ -86,7 +86,7 @@ def test_a_request_that_is_not_a_review_gets_an_error_message(
 def test_a_body_with_another_content_type_than_json_is_415(server: WebhookProcess, content_type: str) -> None:
     reply = server.send("POST", "/mutate", encoded({}), {"Content-Type": content_type})
     assert reply.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE
-    assert fault_of(reply) == "the body must be application/json"
+    assert fault_of(reply) == "the Content-Type must be application/json"
 
 
 def test_parameters_of_the_content_type_are_accepted(server: WebhookProcess) -> None:

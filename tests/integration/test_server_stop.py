@@ -67,7 +67,7 @@ def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
     still answers.
     """
     server.process.send_signal(signal.SIGTERM)
-    while (reply := exchange(connection, "GET", "/readyz")).body != b"stopping\n":
+    while (reply := exchange(connection, "GET", "/readyz")).body != b"this replica is stopping\n":
         pass
     assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
 

@@ -94,7 +94,7 @@ def replaced(policy: steps.RotationPolicy = NEW) -> ClientWorld:
 def test_a_retired_ca_stays_trusted_until_no_leaf_of_it_can_be_valid() -> None:
     world = replaced()
     [old] = world.state.authorities.retired
-    reason = "an API server that has not been given the new pair may present a certificate of the retired CA"
+    reason = "an API server that lacks the new certificate may present a certificate of the retired CA"
     assert world.decide(NEW) == steps.Wait(reason, old.not_valid_after_utc)
     assert world.works()
 

@@ -39,12 +39,12 @@ def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str
 
 NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 FAULTS = {
-    "nothing": (b"", b"", "ca.crt and ca.key missing"),
-    "no key": (CA.certificate_pem(), b"", "ca.key missing"),
-    "garbage": (b"garbage", b"garbage", "ca.crt holds no certificate"),
-    "key is garbage": (CA.certificate_pem(), b"garbage", "ca.key holds no private key"),
+    "nothing": (b"", b"", "the Secret does not contain ca.crt and ca.key"),
+    "no key": (CA.certificate_pem(), b"", "the Secret does not contain ca.key"),
+    "garbage": (b"garbage", b"garbage", "ca.crt contains no certificate"),
+    "key is garbage": (CA.certificate_pem(), b"garbage", "ca.key contains no private key"),
     "key of another": (CA.certificate_pem(), NEXT.key_pem(), "ca.key is not the key of ca.crt"),
-    "an RSA key": (CA.certificate_pem(), RSA_KEY, "ca.key is no ECDSA key"),
+    "an RSA key": (CA.certificate_pem(), RSA_KEY, "ca.key is not an ECDSA key"),
     "a leaf": (LEAF.certificate_pem(), LEAF.key_pem(), "ca.crt is not the certificate of a CA"),
 }
 
@@ -87,7 +87,7 @@ def test_the_ca_secret_is_read_as_it_was_written() -> None:
 def test_a_certificate_whose_key_is_lost_stays_trusted_as_a_retired_one() -> None:
     found = read_authorities(secret(ca_crt=CA.certificate_pem(), ca_key=b"garbage"))
     assert (found.current, found.retired) == (None, (CA.certificate,))
-    assert found.faults == ("ca.key holds no private key",)
+    assert found.faults == ("ca.key contains no private key",)
 
 
 def test_a_leaf_with_a_wrong_key_is_dropped_but_its_authorities_are_read() -> None:

@@ -161,7 +161,7 @@ def test_a_broken_secret_waits_a_moment_while_its_pods_still_serve() -> None:
 
 BROKEN = {
     "no Secret": lambda _: Serving(),
-    "garbage": lambda _: Serving("s", fault="tls.crt holds no certificate"),
+    "garbage": lambda _: Serving("s", fault="tls.crt contains no certificate"),
     "another name": lambda authority: Serving("s", make_leaf(authority, Names(("elsewhere",)), START), (), ""),
     "an unknown CA": lambda _: Serving("s", make_leaf(make_authority(START), NAMES, START), (), ""),
 }
@@ -258,7 +258,7 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
     assert isinstance(world.take(policy), IssueLeaf)
     assert signed_by(world.leaf.certificate, world.current.certificate)
-    reason = "the API servers are given time to trust the next CA"
+    reason = "the API servers are given time to trust the next CA (--overlap)"
     assert world.decide(policy) == Wait(reason, START + 30 * DAY + MINUTE)
 
 

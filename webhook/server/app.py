@@ -33,14 +33,16 @@ MAX_TIMEOUT_SECONDS = 30.0
 MARGIN_SECONDS = 0.5
 """Seconds that are subtracted from the API server's timeout, so that the answer arrives before this timeout."""
 
-# Seconds within which the rest of a large body must arrive, because other large reviews wait until then.
+# Seconds within which the rest of a large body must arrive. The bound is short, because other large reviews wait for
+# the place of this review in the queue.
 LARGE_BODY_SECONDS = 3.0
 
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
-"""The keys of two extensions in the ASGI scope: the monotonic time at which the request arrived, and the request's
-`ReviewDeadline`."""
+"""The keys of two extensions in the ASGI scope of a request: the monotonic time at which the request arrived, and the
+`ReviewDeadline` of the request."""
 
-# The threads for Flask, which serves only probes and metrics. There are seldom more than two of these requests at once.
+# The number of threads for Flask, which serves only probes and metrics. Seldom more than two of these requests arrive
+# at the same time.
 PAGE_THREADS = 4
 
 JSON = b"application/json"
@@ -51,7 +53,7 @@ def error_object(message: str, status: int) -> bytes:
 
 
 class Callers(NamedTuple):
-    """The callers whose requests are answered. The health checks are answered for every caller."""
+    """The callers whose requests are answered. Every caller may request the health checks."""
 
     client_ca: Path | None = None
     """The file of the CAs that sign client certificates; None if no client certificate is required."""
@@ -95,11 +97,12 @@ class Application:
             body = await self._answer(scope, receive)
         except ConnectionAbortedError:
             return
-        except Exception as error:  # noqa: BLE001  # every error gets an answer, and a trace in the log
+        except Exception as error:  # noqa: BLE001  # the caller gets an answer for each error, and the log has the trace
             status, message = self._fault(scope["path"], error)
             body = error_object(message, status)
             if status is HTTPStatus.SERVICE_UNAVAILABLE:
-                # These headers make the API server repeat the call on a new connection, perhaps to another replica.
+                # These headers make the API server repeat the call on a new connection, perhaps to another webhook
+                # replica.
                 headers += [(b"retry-after", b"1"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -108,7 +111,7 @@ class Application:
     async def _answer(self, scope: asgi_typing.HTTPScope, receive: asgi_typing.Receive) -> bytes:
         headers = dict(scope["headers"])
         if headers.get(b"content-type", b"").partition(b";")[0] != JSON:
-            raise BadReview(f"the body must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+            raise BadReview(f"the Content-Type must be {JSON.decode()}", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         length, chunks = int(headers.get(b"content-length", 0)), list[bytes]()
         try:
             return await self._answer_body(scope["path"], length, receive, chunks, deadline_of(scope))
@@ -148,7 +151,7 @@ class Application:
                 await read_body(receive, chunks)
         except TimeoutError:
             self._service.metrics.drop(path, DropReason.SLOW)
-            raise BadReview("the body did not arrive in time", HTTPStatus.REQUEST_TIMEOUT) from None
+            raise BadReview("the request body did not arrive in time", HTTPStatus.REQUEST_TIMEOUT) from None
 
     def _fault(self, path: str, error: Exception) -> tuple[HTTPStatus, str]:
         match error:
@@ -166,9 +169,9 @@ class Application:
 
 
 def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
-    """Return the deadline of a request, and store it in the ASGI scope.
+    """Return the deadline of a request, and store the deadline in the ASGI scope.
 
-    The deadline is the arrival of the request plus the API server's timeout, less a margin. Raises BadReview if the
+    The deadline is the arrival of the request plus the API server's timeout, minus a margin. Raises BadReview if the
     timeout is malformed.
     """
     timeout, extensions = timeout_of(scope["query_string"]), cast("dict[str, Any]", scope.setdefault("extensions", {}))
@@ -206,7 +209,7 @@ def make_pages(service: admission.Service) -> flask.Flask:
     def readiness() -> flask.Response:
         if service.ready:
             return _text("ok")
-        reason = "stopping" if service.gate.leaving else "the quota has not been read yet"
+        reason = "this replica is stopping" if service.gate.leaving else "the quota has not been read yet"
         return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def failed(error: Exception) -> flask.Response:
@@ -224,7 +227,7 @@ def make_pages(service: admission.Service) -> flask.Flask:
         METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
     for path in REVIEWS:
-        # Flask gets no POST, because `Application` answers it. But Flask needs the rule to answer a GET with 405.
+        # `Application` answers each POST itself. Flask needs this rule to answer other methods, such as GET, with 405.
         app.add_url_rule(path, path, methods=["POST"])
     app.register_error_handler(Exception, failed)
     return app

@@ -1,4 +1,4 @@
-"""Writes gunicorn's own log lines like all other log lines of the webhook, as one JSON object per line."""
+"""Writes the log lines of gunicorn as JSON objects, like all other log lines of the webhook."""
 
 import logging
 

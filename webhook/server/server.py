@@ -32,17 +32,15 @@ from webhook.server.gunicorn_log import StructuredLogger
 from webhook.server.worker import KEEP_ALIVE_SECONDS, WebhookWorker
 
 MAX_CONNECTIONS = 2048
-"""The most open connections of clients. An API server opens some hundreds at most. At the maximum, the server closes an
-older connection for each new one. A connection takes 50 KiB, mostly for TLS."""
+"""The maximum number of open client connections. An API server opens some hundreds at most. At the maximum, the server
+closes an older connection for each new connection. A connection takes 50 KiB of memory, mostly for TLS."""
 
 OTHER_FILES = 512
-"""The number of open files that are kept for other uses than clients, mainly for connections to the API server."""
-
+"""The number of open files that are not used for clients, mainly for connections to the API server."""
 
 LIST_NAMESPACES_SECONDS = 2.0
-"""Timeout in seconds of the LIST of all namespaces, which is made when the quota is edited. The API server waits ten
-seconds for the answer to the edit."""
-
+"""Timeout in seconds of the LIST of all namespaces that an edit of the quota causes. The timeout is short, because the
+API server waits only ten seconds for the answer to the edit."""
 
 MakeService = Callable[[ServingCertificate], admission.Service]
 
@@ -61,26 +59,27 @@ class Cluster(msgspec.Struct, frozen=True):
     ledger_namespace: str = LEDGER_NAMESPACE
     """The namespace of the ConfigMaps in which the ledgers are stored."""
     node_namespace: str = NODE_NAMESPACE
-    """The namespace of the node agents, which the entry `*` does not limit."""
+    """The namespace of the node agents. The quota's default entry `*` does not limit this namespace."""
     callers_known: bool = False
-    """True if only the API server can send reviews. Then the namespace of every review exists."""
+    """True if only the API server can send reviews. The namespace of each review then certainly exists."""
     end: Callable[[str], None] = k8s.end_process
-    """A function that prints an error and ends the webhook, if Kubernetes is too old."""
+    """A function that prints an error and ends the webhook. It is called if Kubernetes is too old."""
     storable_seconds: float = STORABLE_SECONDS
-    """Seconds after /validate within which the API server can still store the object."""
+    """The seconds after a call of /validate within which the API server can still store the object."""
     gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
     """The patterns of the names of runtime classes that give GPUs."""
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
     """The users that create claims for pods that are charged already."""
 
     def check(self) -> None:
-        """Read the credentials, so that a fault is found before the server starts. Raises BadInput for a fault."""
+        """Read the credentials of the API server. Raises BadInput if they are unusable, before the server starts."""
         k8s.Kube.connect(self.kubeconfig).close()
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Start the watches of the quota and the nodes, and return a service with ledgers in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # Each thread of the ledgers has a connection of its own, and never waits for one. All other threads share two.
+        # Each thread for ledgers and LISTs has a connection of its own, so that it never waits for another thread. All
+        # other threads share two connections.
         kube = k8s.Kube.connect(
             self.kubeconfig,
             pool_size=namespace_ledger.KUBE_THREADS + namespace_ledger.LIST_THREADS + 2,
@@ -135,7 +134,7 @@ class Standalone(msgspec.Struct, frozen=True):
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Return a service that decides by the files alone."""
         metrics, policy = _metrics(certificate), self.cluster.policy
-        metrics.watch("vcuda_quota_config_valid", "Always 1 without a cluster.", lambda: 1)
+        metrics.watch("vcuda_quota_config_valid", "Always 1, because the quota file was valid at the start.", lambda: 1)
         ledgers, clock = self.cluster.ledgers(), QuotaClock()
 
         def current() -> context.PolicySnapshot:
@@ -173,9 +172,9 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Failure:
-    """Lets the worker process end the whole server. If only the worker ended, gunicorn would start another worker.
+    """Ends the whole server from its worker process. If only the worker ended, gunicorn would start another worker.
 
-    The server must create this object before it forks the worker, because both processes share a byte of memory.
+    The caller must create this object before the worker is forked, because both processes share a byte of memory.
     """
 
     def __init__(self) -> None:
@@ -191,20 +190,21 @@ class Failure:
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
-        os._exit(0)  # gunicorn logs any exit status but 0 as a fault of the worker
+        os._exit(0)  # gunicorn logs each other exit status as a fault of the worker
 
 
 class WebhookServer(ServedApplication):
     """A gunicorn server with one worker process.
 
-    ``make_service``: called in the worker process, because it starts threads, which would not survive a fork.
-    ``announce``: called with the URL when the worker accepts connections.
+    ``make_service``: a function that makes the service. It is called in the worker process, because it starts threads,
+    which would not survive a fork.
+    ``announce``: a function that is called with the URL of the server when the worker accepts connections.
     """
 
     def __init__(
         self,
         settings: Settings,
-        make_service: Callable[[ServingCertificate], admission.Service],
+        make_service: MakeService,
         announce: Callable[[str], None],
     ) -> None:
         self.settings = settings
@@ -242,15 +242,16 @@ class WebhookServer(ServedApplication):
 
     def load(self) -> Any:
         """Return the application. gunicorn calls this method in each new worker."""
-        # gunicorn's server process never reloads the certificate, so each new worker must read it again.
+        # The certificate files may have changed after the server process read them. So each new worker reads them
+        # again.
         self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
-        gc.freeze()  # all objects that exist now will stay, so the garbage collector need not scan them
+        gc.freeze()  # the garbage collector need not scan the present objects, because they are never freed
         return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:
-        """Announce the URL when the worker accepts connections. gunicorn's ``when_ready`` runs too early."""
+        """Announce the URL when the worker accepts connections. gunicorn's hook ``when_ready`` runs too early."""
         if self.service is not None:
             export_connections(self.service.metrics, worker)
             export_waiting(self.service.metrics, self.service)

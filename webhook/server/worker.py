@@ -31,25 +31,26 @@ KEEP_ALIVE_SECONDS = 120.0
 (IdleConnTimeout in client-go), so it never sends a request into a connection that this server has closed."""
 
 LINGER_SECONDS = 2.0
-"""Seconds for which a connection stays open after its last answer. While the server stops, an idle connection stays
-open for the same time."""
+"""Seconds for which a connection stays open after its last answer, and for which idle connections stay open while the
+server stops."""
 
-# All connections together may hold at most this many bytes of incomplete requests.
+# The maximum size in bytes of the incomplete requests of all connections together.
 MAX_UNFINISHED = 24 * 2**20
 
-# If the webhook answers before the whole body has arrived, it reads and discards at most this many more bytes. Most
-# clients read an answer only after they have sent the whole body.
+# If the webhook answers before the whole body has arrived, it discards at most this many more bytes of the body. It
+# must go on reading, because most clients read an answer only after they have sent the whole body.
 MAX_DISCARDED = 10 * MAX_BODY
 
-# The bytes of each buffer of a connection: for input, for output, and in the kernel, which bounds a single read. With
-# asyncio's default of 256 KiB, a thousand clients would take 250 MiB.
+# The size in bytes of each buffer of a connection: for input, for output, and in the kernel, which bounds a single
+# read. With asyncio's default of 256 KiB, the buffers of a thousand clients would take 250 MiB.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
-# An error message has at most this many characters, because messages of the HTTP parser repeat parts of the request.
+# The maximum number of characters of an error message. The HTTP parser's messages repeat parts of the request, which
+# may be long.
 MAX_MESSAGE = 300
 
-# If a client disconnects while a charge for its review may be written, the review may continue for this many seconds.
-# So the log gets the decision.
+# If a client disconnects while the charge of its review may be written, the review continues for at most this many
+# seconds, so that the log gets the decision.
 DISCONNECT_GRACE_SECONDS = 30.0
 
 # Seconds between the last answer and the end of a connection's output, so that the answer is sent completely.
@@ -60,25 +61,26 @@ ACCEPTED_AT_ONCE = 16
 
 _RESET = struct.pack("ii", 1, 0)
 
-# Linux returns a struct tcp_info (include/uapi/linux/tcp.h): byte 0 has the connection's state, and byte 52 the
-# milliseconds since data last arrived. On other systems, a request counts as arrived when it is read.
+# Linux returns a struct tcp_info (include/uapi/linux/tcp.h). Byte 0 is the connection's state, and bytes 52 to 55 are
+# the milliseconds since data last arrived. On other systems, the time of arrival is the time at which a request is
+# read.
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
 _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """A phase of a connection: what the server waits for the client to do, and for how many seconds at most.
+    """A phase of a connection in which the server waits for the client, and the maximum seconds of the wait.
 
-    A connection is in no phase while its request is being decided.
+    A connection has no phase while its request is being decided.
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # Go clients open some connections before they have a request
+    FIRST = "first", KEEP_ALIVE_SECONDS  # long, because Go clients open some connections before they have a request
     NEXT = "next", KEEP_ALIVE_SECONDS
     REQUEST = "request", 10.0  # 10 s are also the API server's default timeout
     RESPONSE = "response", 10.0
-    CLOSING = "closing", LINGER_SECONDS  # the server waits until the client has closed the connection
+    CLOSING = "closing", LINGER_SECONDS  # the server waits until the client closes the connection
 
 
 IDLE = (Phase.HANDSHAKE, Phase.FIRST, Phase.NEXT)
@@ -126,7 +128,8 @@ class WebhookProtocol(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and cancel its review unless a charge for the review may be written already."""
         self.worker.leave(self)
-        # Take the review's task from gunicorn, whose own timer would keep the TLS buffers for the grace period.
+        # gunicorn would cancel the task of the review by a timer of its own, which keeps the TLS buffers in memory
+        # until then. So this method takes the task away from gunicorn.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -142,14 +145,14 @@ class WebhookProtocol(ASGIProtocol):
         return deadline is not None and not deadline.charging
 
     def notice_departure(self) -> None:
-        """Close the connection if the client has closed it. asyncio does not notice that while reading is paused."""
+        """Close the connection if the client has closed it. While reading is paused, asyncio does not notice this."""
         if self._reading_paused and _tcp_info(self._sock)[0] in _PEER_HAS_LEFT:
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes from the client. After the last answer, count and discard them instead.
+        """Parse bytes from the client. After the last answer, only count and discard the bytes.
 
-        If this server closed the connection before the client has sent everything, the client might lose the answer.
+        If the server closed a connection while the client still sends, the client could lose the answer.
         """
         if not self._closed:
             super().data_received(data)
@@ -178,7 +181,7 @@ class WebhookProtocol(ASGIProtocol):
         """End the connection, because its phase has taken too long. An incomplete request gets a 408."""
         if self.phase is Phase.REQUEST:
             self.worker.overdue += 1
-            self._send_error_response(408, "it did not arrive in time")
+            self._send_error_response(408, "the request did not arrive completely in time")
             self._close_transport()
             if self._task is not None and self._has_review_to_drop():
                 self._task.cancel()
@@ -188,7 +191,7 @@ class WebhookProtocol(ASGIProtocol):
         else:
             self.reset()
 
-    # setup.cfg pins gunicorn's minor version, because the next methods override private methods of gunicorn.
+    # The methods below override private methods of gunicorn. So setup.cfg pins gunicorn's minor version.
 
     def _feed_callback_parser(self, data: bytes) -> bool:
         """Parse the next bytes of a request. The connection is in phase REQUEST until the request is complete."""
@@ -204,7 +207,7 @@ class WebhookProtocol(ASGIProtocol):
         return going_on
 
     def _arm_keepalive_timer(self) -> None:
-        """Wait for another request after an answer, unless a part of that request has arrived already."""
+        """After an answer, wait for another request, unless a part of the other request has already arrived."""
         self._scope = {}
         if self.phase is not Phase.REQUEST and not self._closed:
             self.worker.enter(self, Phase.NEXT)
@@ -213,7 +216,7 @@ class WebhookProtocol(ASGIProtocol):
         """Send the head of an answer, and decide whether the connection ends after this answer.
 
         The connection ends if the request was not read completely, if the worker stops, or if the application sets
-        ``Connection: close``. gunicorn itself would ignore that header of the application.
+        ``Connection: close``. gunicorn itself ignores this header of the application.
         """
         unread = not self._callback_parser.is_complete
         if close or unread or self.worker.stopping or (b"connection", b"close") in headers:
@@ -232,10 +235,10 @@ class WebhookProtocol(ASGIProtocol):
         self._safe_write(head.encode() + body)
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
-        """Return gunicorn's scope with the common name of the verified client certificate, and the time of arrival."""
+        """Return gunicorn's scope of a request, with the client certificate's common name and the time of arrival."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
-        # If this replica was suspended or is overloaded, it reads a request long after the kernel has received the
-        # request. So the kernel's time of arrival is used.
+        # A replica that was suspended or is overloaded reads a request long after the kernel has received the request.
+        # So the time of arrival comes from the kernel.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
         tls = {"client_cert_name": self.client_name}  # as in ASGI's TLS extension
         scope["extensions"] = {"tls": tls, ARRIVED: arrived}
@@ -252,8 +255,8 @@ class WebhookProtocol(ASGIProtocol):
         if self._callback_parser.is_complete:
             self.transport.close()
         else:
-            # Closing the socket while the client still sends would make the kernel send a reset. The client could then
-            # lose the answer.
+            # If the socket were closed while the client still sends, the kernel would send a TCP reset, and the client
+            # could lose the answer.
             self._resume_reading()
             self.worker.loop.call_later(FLUSH_SECONDS, self._end_output)
 
@@ -262,12 +265,12 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # gunicorn waits for this event when a connection ends. Without it, gunicorn would wait for a grace period.
+        # When a connection ends, gunicorn waits for this event, or else for its whole grace period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
-        # End only the output, so that the client's bytes are still read. asyncio's TLS transport has no method for
-        # this, so the call goes to the socket.
+        # Only the output of the connection ends, so that the client's bytes are still read. asyncio's TLS transport has
+        # no method for this, so the output of the socket itself is shut down.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -296,7 +299,7 @@ class WebhookWorker(ASGIWorker):
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
-        """Put a connection into a phase, behind the other connections in this phase, which have earlier deadlines."""
+        """Put a connection into a phase, behind all connections of this phase, because their deadlines are earlier."""
         self.leave(connection)
         connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
@@ -310,7 +313,7 @@ class WebhookWorker(ASGIWorker):
             connection.received = 0
 
     def note_received(self, connection: WebhookProtocol, size: int) -> None:
-        """Count bytes of an incomplete request. If all incomplete requests have too many bytes, end the oldest ones."""
+        """Count bytes of an incomplete request. If all incomplete requests together are too large, end the oldest."""
         connection.received += size
         self._unfinished += size
         while self._unfinished > MAX_UNFINISHED:
@@ -322,8 +325,8 @@ class WebhookWorker(ASGIWorker):
                 sock, peer = listener.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError as error:  # after a network error or a lack of file descriptors, the server goes on
-                self.log.warning("no connection accepted: %s", error)
+            except OSError as error:  # the server must survive a network error and a lack of file descriptors
+                self.log.warning("a connection could not be accepted: %s", error)
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._shed_one()
                 return
@@ -335,13 +338,13 @@ class WebhookWorker(ASGIWorker):
                 self._shed_one()
 
     async def _shake_hands(self, connection: WebhookProtocol, sock: socket.socket, peer: object) -> None:
-        """Make the TLS handshake with the newest certificate. Older connections keep the certificate that they got."""
+        """Make the TLS handshake with the newest certificate. Open connections keep their earlier certificate."""
         try:
             await self.loop.connect_accepted_socket(
                 lambda: connection, sock, ssl=self.app.certificate.current(), ssl_shutdown_timeout=LINGER_SECONDS
             )
         except OSError as error:
-            # A TLS error is logged. A client that connects and disconnects at once, such as a port probe, is not.
+            # Only TLS errors are logged. A client that disconnects during the handshake, such as a port probe, is not.
             if isinstance(error, ssl.SSLError) and error.errno != ssl.SSL_ERROR_EOF:
                 self.log.warning("TLS handshake with %s failed: %s", peer, error)
         finally:
@@ -351,7 +354,7 @@ class WebhookWorker(ASGIWorker):
                 sock.close()
 
     def _shed_one(self) -> None:
-        """Close the oldest connection in the phase with the most connections. So a flood closes its own connections."""
+        """Close the oldest connection of the largest phase. So a flood of connections mostly closes its own ones."""
         crowd = max(self._waiting.values(), key=len)
         if crowd:
             self.shed += 1
@@ -360,7 +363,7 @@ class WebhookWorker(ASGIWorker):
     async def _serve(self) -> None:
         """Serve until the worker must stop or its parent process has ended. Then end the remaining connections."""
         for listener in self.sockets:
-            # Each accepted socket inherits the size of this receive buffer, which bounds the bytes of a single read.
+            # Each accepted socket inherits the size of the receive buffer, which bounds the bytes of a single read.
             listener.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
             self.loop.add_reader(listener.sock, self._accept, listener.sock)
         while self.alive and not self.stopping and self.ppid == os.getppid():
@@ -368,8 +371,8 @@ class WebhookWorker(ASGIWorker):
         for listener in self.sockets:
             self.loop.remove_reader(listener.sock)
             listener.close()
-        # An idle connection stays open for a moment. If a request arrives on it, the worker answers 503, and the API
-        # server repeats the request on another connection.
+        # Idle connections stay open for a moment. If a request arrives on such a connection, the worker answers 503,
+        # and the API server repeats the request on another connection.
         lingering = self.loop.time() + LINGER_SECONDS
         while self.connections and not self._quick_shutdown:
             if self.loop.time() > lingering:
@@ -402,7 +405,7 @@ class WebhookWorker(ASGIWorker):
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        # Do not clear gunicorn's flag ``alive``: gunicorn would close idle connections at once, and lose new requests.
+        # If gunicorn's flag ``alive`` were cleared, gunicorn would close idle connections at once, and lose requests.
         self.stopping = True
 
 

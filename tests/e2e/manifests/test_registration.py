@@ -178,7 +178,7 @@ def test_a_declaration_that_the_api_server_would_reject_is_named_and_changes_not
             declare(admin, lambda _, text=text: text)  # type: ignore[misc]
             done = system.rotate(timeout="0s", endpoint=f"127.0.0.1:{system.balancer.port}")
             assert (done.returncode, words in done.stdout) == (1, True), done.stdout + done.stderr
-            assert f"annotation {WEBHOOKS}: " in done.stdout
+            assert f"annotation {WEBHOOKS} of " in done.stdout
             assert hooks(admin, VALIDATING) == good
 
 
