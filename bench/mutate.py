@@ -5,6 +5,7 @@ Both webhooks have the same settings, and are loaded in turn in the same run.
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from bench.plane import write_certificates
 from vcuda.cli import aligned
 from vcuda.placement.patches import Hints
 from webhook.check.files import read_cluster
-from webhook.server.server import Standalone
+from webhook.server.server import standalone_service
 
 ROUNDS, SECONDS, CONNECTIONS = 7, 2.0, 8
 
@@ -81,7 +82,7 @@ def main() -> None:
         quota, nodes = directory / "quota.yaml", directory / "nodes.yaml"
         quota.write_text(QUOTA)
         nodes.write_text(NODES)
-        make_service = Standalone(read_cluster(quota, nodes, Hints())).make_service
+        make_service = functools.partial(standalone_service, read_cluster(quota, nodes, Hints()))
         with servers.idle(directory) as idle, servers.alone(directory, make_service) as ours:
             rows = [
                 row

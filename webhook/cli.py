@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ from vcuda.workloads import NO_PODS
 from webhook.check import check as offline, files, quota_edit as checked_edit
 from webhook.review import context
 from webhook.server import app
-from webhook.server.server import Cluster, Failure, MakeService, Settings, Standalone, WebhookServer
+from webhook.server.server import Cluster, Failure, MakeService, Settings, WebhookServer, standalone_service
 
 FAILED = 1
 _ANY_CHARACTER = dict.fromkeys(map(ord, WILDCARDS), "x")
@@ -201,7 +202,7 @@ def serve(
             raise click.UsageError("--standalone needs --quota FILE.")
         embedded = _or_exit(lambda: files.read_cluster(quota, nodes, hints, gpu_runtime_classes, scheduler_users))
         with nullcontext(cert_dir) if cert_dir else _self_made() as certificates:
-            _run(Settings(bind, certificates, drain_seconds, callers), Standalone(embedded).make_service)
+            _run(Settings(bind, certificates, drain_seconds, callers), partial(standalone_service, embedded))
         return
     if cert_dir is None:
         raise click.UsageError("--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one.")

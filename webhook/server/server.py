@@ -126,21 +126,16 @@ class Cluster(msgspec.Struct, frozen=True):
         )
 
 
-class Standalone(msgspec.Struct, frozen=True):
-    """The settings of a webhook without a cluster. Its objects come from files, and its ledgers are in memory."""
+def standalone_service(cluster: files.OfflineCluster, certificate: ServingCertificate) -> admission.Service:
+    """Return the service of a webhook without a cluster. Its objects come from files, and its ledgers are in memory."""
+    metrics, policy = _metrics(certificate), cluster.policy
+    metrics.watch("vcuda_quota_config_valid", "Always 1, because the quota file was valid at the start.", lambda: 1)
+    clock = QuotaClock()
 
-    cluster: files.OfflineCluster
+    def current() -> context.PolicySnapshot:
+        return msgspec.structs.replace(policy, quota=clock.now(policy.quota))
 
-    def make_service(self, certificate: ServingCertificate) -> admission.Service:
-        """Return a service that decides by the files alone."""
-        metrics, policy = _metrics(certificate), self.cluster.policy
-        metrics.watch("vcuda_quota_config_valid", "Always 1, because the quota file was valid at the start.", lambda: 1)
-        ledgers, clock = self.cluster.ledgers(), QuotaClock()
-
-        def current() -> context.PolicySnapshot:
-            return msgspec.structs.replace(policy, quota=clock.now(policy.quota))
-
-        return admission.Service(current, ledgers, metrics, admission.Gate(), structlog.get_logger())
+    return admission.Service(current, cluster.ledgers(), metrics, admission.Gate(), structlog.get_logger())
 
 
 def _metrics(certificate: ServingCertificate) -> Metrics:
