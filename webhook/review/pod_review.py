@@ -275,10 +275,10 @@ def _unpinned(review: PodReview, pin: placement.Pin) -> str:
     if pin.model in quota.limits:
         return _outside_pools(review)
     allowed = [f"{model}: {limit}" for model, limit in quota.limits.items() if not limit.blocks]
-    found = "any model" if pin.models is None else listed(sorted(pin.models), MOST_MODELS)
+    found = "any" if pin.models is None else listed(sorted(pin.models), MOST_MODELS)
     return (
         "a required node affinity or nodeSelector must restrict the pod to one GPU model of namespace "
-        f"{review.namespace} ({', '.join(allowed) or 'none'}), but the pod allows {found}"
+        f"{review.namespace} ({', '.join(allowed) or 'none'}), but the pod allows these models: {found}"
     )
 
 

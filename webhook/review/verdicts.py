@@ -110,20 +110,23 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
     """Return the answer to an object that does not fit the ledger at present, but may fit later."""
     shortages = decision.shortages
-    if not decision.counted:
-        outcome, text = "over-quota-uncounted", "the stored pods could not be counted in time"
-    elif any(shortage.rests_on_reserved for shortage in shortages):
-        outcome, text = "over-quota-reserved", "reserved quota is being released; retry soon"
-    elif any(shortage.rests_on_pending for shortage in shortages):
-        outcome, text = "over-quota-pending", "admitted pods that were never created release their quota"
-        if seconds := review.policy.storable_seconds:
-            text = f"{text} within {seconds:g} s"
-    else:
-        outcome, text = "over-quota-unsettled", "the quota of deleted pods is being released; retry in a few seconds"
     # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a controller would
     # block a worker. The controller of this project makes the workload retry when quota is released.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
-    return put_off(review, outcome, f"{exceeded(review.namespace, *shortages)}; {text}", wait, shortages[0].model)
+    message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    if not decision.counted:
+        message = f"{message}; the stored pods could not be counted in time"
+        return put_off(review, "over-quota-uncounted", message, wait, model)
+    if any(shortage.rests_on_reserved for shortage in shortages):
+        message = f"{message}; reserved quota is being released; retry soon"
+        return put_off(review, "over-quota-reserved", message, wait, model)
+    if any(shortage.rests_on_pending for shortage in shortages):
+        message = f"{message}; admitted pods that were never created release their quota"
+        if seconds := review.policy.storable_seconds:
+            message = f"{message} within {seconds:g} s"
+        return put_off(review, "over-quota-pending", message, wait, model)
+    message = f"{message}; the quota of deleted pods is being released; retry in a few seconds"
+    return put_off(review, "over-quota-unsettled", message, wait, model)
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
