@@ -9,7 +9,7 @@ import yaml
 
 from vcuda import errors, pod_templates
 from vcuda.claims.names import API_VERSION, CLAIM, GROUP, TEMPLATE
-from vcuda.quota.terms import MODELS_ANNOTATION, NO_NAMESPACE, is_namespace_name
+from vcuda.quota.terms import MODELS_ANNOTATION, NAMESPACE_RULE, is_namespace_name
 
 Manifest = dict[str, Any]
 
@@ -242,7 +242,7 @@ def _place(where: str, manifest: Manifest, namespace: str) -> tuple[Manifest, st
     metadata = _mapping(where, manifest, "metadata")
     home = str(metadata.get("namespace") or namespace)
     if not is_namespace_name(home):
-        raise errors.BadInput(f"{where}: {home!r} {NO_NAMESPACE}")
+        raise errors.BadInput(f"{where}: {home!r} is not a valid namespace: {NAMESPACE_RULE}")
     return metadata, home
 
 

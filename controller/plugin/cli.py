@@ -21,7 +21,7 @@ from controller.plugin.why_text import why_lines
 from vcuda import __version__, cli, errors, programs
 from vcuda.cli import FAILED
 from vcuda.ledger.report import NamespaceUse
-from vcuda.quota.terms import NO_NAMESPACE, USAGE_KEY, USAGE_LABELS, USAGE_NAME, is_namespace_name
+from vcuda.quota.terms import NAMESPACE_RULE, USAGE_KEY, USAGE_LABELS, USAGE_NAME, is_namespace_name
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
@@ -54,7 +54,7 @@ class Target:
         """
         namespace = named or self.named or self.connect().namespace()
         if not is_namespace_name(namespace):
-            cli.fail(f"{namespace!r} {NO_NAMESPACE}")
+            cli.fail(f"{namespace!r} is not a valid namespace: {NAMESPACE_RULE}")
         return namespace
 
     def connect(self) -> Kubectl:

@@ -163,7 +163,7 @@ def test_the_changes_of_an_edit_are_shown_without_manifests(directory: Path) -> 
     heading, *changes = [line.split() for line in result.stdout.splitlines()]
     assert (result.exit_code, heading) == (0, ["CHANGED", "OLD", "NEW"])
     assert ["team-a.quota.M40", "4", "cards", "8", "cards"] in changes
-    assert "Warning: gone: the entry is removed (M40: 1 card); no limit applies" in result.stderr
+    assert "Warning: gone: the entry (M40: 1 card) is removed. No limit applies any more" in result.stderr
 
 
 def test_the_changes_of_an_edit_are_json_for_scripts(directory: Path) -> None:
@@ -177,7 +177,7 @@ def test_an_edit_beyond_the_cards_of_the_nodes_gives_a_warning(directory: Path) 
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": labels}}))
     told = compare(directory, QUOTA.replace("M40: 8", "M40: 4"), "--nodes", str(nodes)).stderr
-    assert "team-a.quota.M40: raised from 4 cards to 8 cards; the nodes have 4 cards" in told
+    assert "team-a.quota.M40: the limit is raised from 4 cards to 8 cards, but the nodes have 4 cards" in told
 
 
 def test_warnings_about_the_quota_are_printed_with_the_decisions(directory: Path) -> None:

@@ -226,15 +226,15 @@ def test_the_cached_quota_is_the_same_object_until_its_next_change(written: Name
     a_misspelt_key=("{T4: 1, untill: 2026-12-01}", "grants[0].untill: unknown key; did you mean `until`?"),
     a_zone_of_its_own=(
         "{T4: 1, weekly: Sat, time_zone: UTC}",
-        "grants[0].time_zone: unknown key; the keys here are `from`",
+        "grants[0].time_zone: unknown key; supported keys: `from`",
     ),
-    a_field_of_ours=("{T4: 1, start: 2026-12-01}", "grants[0].start: unknown key; the keys here are `from`"),
+    a_field_of_ours=("{T4: 1, start: 2026-12-01}", "grants[0].start: unknown key; supported keys: `from`"),
     an_unknown_key_of_a_model=(
         "{T4: {cards: 1, mem: 1Gi}, weekly: Sat}",
         "grants[0].T4.mem: unknown key; did you mean `memory`?",
     ),
     a_negative_number=("{T4: -1, weekly: Sat}", "grants[0].T4: must be a number of cards between"),
-    no_cards=("{T4: 0, weekly: Sat}", "grants[0].T4: must be above 0; a grant adds cards to the limit"),
+    no_cards=("{T4: 0, weekly: Sat}", "grants[0].T4: must be above 0, because a grant adds cards to the limit"),
     an_impossible_model=("{-T4: 1, weekly: Sat}", "grants[0].-T4: must be a valid value of a node label"),
     no_model=("{weekly: Sat}", "grants[0]: must have a GPU model with a number of cards"),
     no_condition=("{T4: 1}", "grants[0]: must have `from`, `until`, `weekly` or `daily`"),
@@ -309,7 +309,7 @@ TODAY, AFTER = at("2026-11-30T12:00"), at("2026-12-02")
 NODES = nodes(a={MODEL: "A100"})
 ENDS = (
     "GPU quota: a grant ends at 2026-12-02 00:00 Europe/Berlin: the limit of A100 in namespace team-a falls from"
-    " 2 cards to 1 card, 2 cards in use"
+    " 2 cards to 1 card. The namespace uses 2 cards"
 )
 
 
@@ -338,7 +338,7 @@ def test_a_warning_of_memory_has_both_limits() -> None:
         "quota: {A100: {cards: 1, memory: 40Gi}}, grants: [{A100: {cards: 1, memory: 40Gi}, until: 2026-12-01}]"
     )
     [warning] = create(1, TODAY, quota).warnings
-    assert warning.endswith("2 cards in use; its memory from 81920 to 40960 MiB, 40960 MiB in use")
+    assert warning.endswith("The memory limit falls from 81920 to 40960 MiB. The namespace uses 40960 MiB")
 
 
 def test_a_rejection_names_the_grant_that_begins_next() -> None:

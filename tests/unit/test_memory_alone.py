@@ -51,8 +51,8 @@ def test_a_limit_on_memory_alone_has_the_memory_of_one_card() -> None:
 
 
 MISSING = (
-    "must have `cards`, because gpu_models does not state the memory of one A100; or add that memory to "
-    "gpu_models, for example"
+    "must have `cards`, because `gpu_models` does not state the memory of one A100 card. "
+    "Alternatively, add the memory to `gpu_models`, for example"
 )
 
 
@@ -96,7 +96,7 @@ def test_a_grant_adds_memory() -> None:
     assert entry.at(None).limits == {"A100": A100, "T4": Limit(0)}
     ending = grant_words.ending("team-a", entry.at(0.0), "A100", Charge(300, 0, 300))
     assert ending
-    assert ending.endswith("falls from 245760 MiB to 163840 MiB, 245760 MiB in use")
+    assert ending.endswith("falls from 245760 MiB to 163840 MiB. The namespace uses 245760 MiB")
     assert grant_words.ending("team-a", entry.at(0.0), "A100", Charge(200, 0, 200)) is None
 
 
@@ -211,6 +211,6 @@ def test_an_edit_shows_the_memory() -> None:
     old, new = (quota_of(f"team-a: {{quota: {{A100: {limit}}}}}") for limit in ("2", "{memory: 1600Gi}"))
     assert [str(change) for change in changes(old, new)] == ["team-a.quota.A100: 2 cards -> 1638400 MiB"]
     assert list(beyond(old, new, {"A100": 8})) == [
-        "team-a.quota.A100: raised from 2 cards to 20 cards; the nodes have 8 cards",
-        "A100: the limits add up to 20 cards, before 2 cards; the nodes have 8 cards",
+        "team-a.quota.A100: the limit is raised from 2 cards to 20 cards, but the nodes have 8 cards",
+        "A100: the sum of all limits is raised from 2 cards to 20 cards, but the nodes have 8 cards",
     ]

@@ -101,9 +101,9 @@ KNOWN = "A100, B200, H100, L40S, T4"
 
 @cases(
     "wish, sentence",
-    unknown=("A10O", 'names the unknown GPU model "A10O"; did you mean `A100`?'),
-    in_another_case=("h100", 'names the unknown GPU model "h100"; did you mean `H100`?'),
-    like_no_other=("T4, Tahiti", 'names the unknown GPU model "Tahiti"; the models are ' + KNOWN),
+    unknown=("A10O", 'unknown GPU model "A10O"; did you mean `A100`?'),
+    in_another_case=("h100", 'unknown GPU model "h100"; did you mean `H100`?'),
+    like_no_other=("T4, Tahiti", 'unknown GPU model "Tahiti"; supported models: ' + KNOWN),
     empty=("", "must be GPU models separated by commas"),
     an_empty_part=("T4,,A100", "must be GPU models separated by commas"),
     a_star_in_front=("*, T4", "must be GPU models separated by commas"),
@@ -122,8 +122,8 @@ def test_a_known_model_that_the_quota_entry_does_not_list_is_rejected_with_403(m
     answer = mutated(make(wish))
     assert (answer.outcome, answer.status) == ("not-allowed", HTTPStatus.FORBIDDEN)
     assert answer.message == (
-        f"annotation quota.vcuda.io/models names {wish.removeprefix('T4, ')}, which the quota of namespace team-a does "
-        "not list; that quota lists T4, A100, H100"
+        f"annotation quota.vcuda.io/models names {wish.removeprefix('T4, ')}, but the quota of namespace team-a lists "
+        "only T4, A100, H100"
     )
 
 
@@ -244,10 +244,10 @@ def test_the_entry_sets_the_order_the_preference_and_whether_one_model_is_requir
     "entry, fault",
     unknown_model=(
         "{order: [A10O], quota: {A100: 1}}",
-        'a: `order` must list models of `quota` or `grants`; got "A10O"; did you mean `A100`?',
+        'a: `order` must list only models of `quota` or `grants`; got "A10O"; did you mean `A100`?',
     ),
     no_list=("{order: A100, quota: {A100: 1}}", 'a.order: must be a list, for example [A100]; got "A100"'),
-    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: duplicate name; remove it"),
+    twice=("{order: [A100, A100], quota: {A100: 1}}", "a.order[1]: duplicate name; each name must be listed once"),
     both=("{order: [A100], prefer: most-free, quota: {A100: 1}}", "a: `order` and `prefer: most-free` must not both"),
     another_preference=("{prefer: cheapest}", 'a.prefer: must be most-free; got "cheapest"'),
     a_number=("{one_model: 1}", "a.one_model: must be true or false; got 1"),

@@ -284,8 +284,8 @@ def test_the_namespace_is_that_of_the_context_unless_one_is_given(cluster: Clust
 
 
 NO_NAMESPACE = (
-    "is not a valid namespace name: it must have at most 63 lower-case letters, digits and `-`, and must begin and end "
-    "with a letter or digit"
+    "is not a valid namespace: the name of a namespace must have at most 63 lower-case letters, digits and `-`, and "
+    "must begin and end with a letter or digit"
 )
 PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64, "team-a\n", "5?x=y"]
 

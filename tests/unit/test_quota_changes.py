@@ -81,15 +81,15 @@ def test_a_changed_grant_is_named_with_its_times() -> None:
     [
         (
             "team-b: {mode: warn, quota: {A100: 2}}",
-            ["team-a: the entry is removed (A100: 8 cards, T4: 4 cards, 65536 MiB); no limit applies"],
+            ["team-a: the entry (A100: 8 cards, T4: 4 cards, 65536 MiB) is removed. No limit applies any more"],
         ),
         (
             "team-a: {quota: {}}\n'*': {quota: {}}",
-            ['team-b: the entry is removed (warn, A100: 2 cards); the entry "*" applies'],
+            ['team-b: the entry (warn, A100: 2 cards) is removed. The entry "*" applies instead'],
         ),
         (
             "team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}",
-            ["team-a.mode: changes from enforce to audit"],
+            ["team-a.mode: the mode changes from enforce to audit"],
         ),
         ("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
     ],
@@ -105,13 +105,13 @@ def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) ->
         (
             "team-a: {quota: {A100: 800}}",
             [
-                "team-a.quota.A100: raised from 8 cards to 800 cards; the nodes have 16 cards",
-                "A100: the limits add up to 800 cards, before 10 cards; the nodes have 16 cards",
+                "team-a.quota.A100: the limit is raised from 8 cards to 800 cards, but the nodes have 16 cards",
+                "A100: the sum of all limits is raised from 10 cards to 800 cards, but the nodes have 16 cards",
             ],
         ),
         (
             "team-a: {quota: {A100: 9}}\nteam-b: {quota: {A100: 8}}",
-            ["A100: the limits add up to 17 cards, before 10 cards; the nodes have 16 cards"],
+            ["A100: the sum of all limits is raised from 10 cards to 17 cards, but the nodes have 16 cards"],
         ),
         ("team-a: {quota: {A100: 16}}", []),
         ("team-a: {quota: {T4: 100000}}", []),
@@ -126,11 +126,11 @@ def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]
     "text, told",
     grants_of_one_entry=(
         "team-a: {quota: {A100: 10}, grants: [{A100: 4, weekly: Sat}, {A100: 4, from: 2100-01-01}]}",
-        "team-a.quota.A100: raised from 8 cards to 18 cards with all grants; the nodes have 16 cards",
+        "team-a.quota.A100: the limit with all grants is raised from 8 cards to 18 cards, but the nodes have 16 cards",
     ),
     a_grant_of_another_model=(
         "team-a: {quota: {A100: 17}, grants: [{T4: 4, weekly: Sat}]}",
-        "team-a.quota.A100: raised from 8 cards to 17 cards; the nodes have 16 cards",
+        "team-a.quota.A100: the limit is raised from 8 cards to 17 cards, but the nodes have 16 cards",
     ),
     a_grant_that_is_over=("team-a: {quota: {A100: 10}, grants: [{A100: 8, until: 2000-01-01}]}", ""),
     a_model_that_is_blocked=("team-a: {quota: {A100: 0}, grants: [{A100: 18, weekly: Sat}]}", ""),

@@ -147,8 +147,8 @@ NO_LABEL = (
     "with a letter or digit at both ends; got "
 )
 NO_NAMESPACE = (
-    "is not a valid namespace name: it must have at most 63 lower-case letters, digits and `-`, and must begin and end "
-    "with a letter or digit; the key `*` stands for every namespace without its own entry"
+    "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
+    "letter or digit. The entry `*` applies to every namespace without its own entry"
 )
 NOT_A_COUNT = "must be a number of cards, for example 8 or 2.5; got "
 NO_MEMORY = "must be an amount of memory, for example 160Gi; got "
@@ -191,14 +191,14 @@ def test_every_absurd_json_number_is_rejected(written: str) -> None:
 @pytest.mark.parametrize(
     ("written", "sentence"),
     [
-        ("160", "must be at least 1Mi, for example 160Gi, because a number without a unit is in bytes; got 160"),
-        ('"160"', 'must be at least 1Mi, for example 160Gi, because a number without a unit is in bytes; got "160"'),
+        ("160", "must have a unit, for example 160Gi, because a number without a unit is in bytes; got 160"),
+        ('"160"', 'must have a unit, for example 160Gi, because a number without a unit is in bytes; got "160"'),
         (
             "1048575",
-            "must be at least 1Mi, for example 1048575Gi, because a number without a unit is in bytes; got 1048575",
+            "must have a unit, for example 1048575Gi, because a number without a unit is in bytes; got 1048575",
         ),
         ("100Ki", 'must be at least 1Mi, for example 160Gi; got "100Ki"'),
-        ("0", "must not be 0; leave `memory` out for no limit, or write 0 cards to block the model"),
+        ("0", "must not be 0. For no limit, omit `memory`. To block the model, write `cards: 0`"),
         ("-1Gi", 'must be an amount of memory between 1Mi and 102400000Gi; got "-1Gi"'),
         ("100001Ti", 'must be an amount of memory between 1Mi and 102400000Gi; got "100001Ti"'),
         *((text, f'{NO_MEMORY}"{text}"') for text in NOT_MEMORY),
@@ -246,8 +246,8 @@ NOT_A_QUOTA = "must be a mapping from models to cards, for example {A100: 8, T4:
 MODES = "supported values: enforce, warn, audit"
 NO_LIMIT = "must have `cards`, `memory`, or both, for example {cards: 4, memory: 160Gi}"
 NAMESPACE_KEYS = (
-    "unknown key; the keys here are `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
-    "`time_zone`, `grants`; models belong under `quota`"
+    "unknown key; supported keys: `quota`, `pool`, `mode`, `allow`, `order`, `prefer`, `one_model`, "
+    "`time_zone`, `grants`. GPU models must be listed in `quota`"
 )
 
 
@@ -267,14 +267,14 @@ NAMESPACE_KEYS = (
         ('{"a": {"<<": {}}}', [f"a[<<]: {NAMESPACE_KEYS}"]),
         ("a: {quota: {V100: {}}}", [f"a.quota.V100: {NO_LIMIT}"]),
         ("a: {quota: {V100: {cards: 1, mem: 1}}}", ["a.quota.V100.mem: unknown key; did you mean `memory`?"]),
-        ("a: {quota: {M: {cards: 1, x: 1}}}", ["a.quota.M.x: unknown key; the keys here are `cards`, `memory`"]),
+        ("a: {quota: {M: {cards: 1, x: 1}}}", ["a.quota.M.x: unknown key; supported keys: `cards`, `memory`"]),
         ("a: {pool: public}", ['a.pool: must be a list, for example [public]; got "public"']),
         ("a: {pool: {}}", ["a.pool: must be a list, for example [public]; got a mapping"]),
-        ("a: {pool: [7]}", ["a.pool[0]: must be a string; got 7; write the name in quotes"]),
+        ("a: {pool: [7]}", ["a.pool[0]: must be a string, so the name must be in quotes; got 7"]),
         ("a: {pool: [b, c, b, 7, b]}", [
-            "a.pool[2]: duplicate name; remove it",
-            "a.pool[3]: must be a string; got 7; write the name in quotes",
-            "a.pool[4]: duplicate name; remove it",
+            "a.pool[2]: duplicate name; each name must be listed once",
+            "a.pool[3]: must be a string, so the name must be in quotes; got 7",
+            "a.pool[4]: duplicate name; each name must be listed once",
         ]),
         ("a: {mode: enforced}", ['a.mode: unsupported value: "enforced"; did you mean `enforce`?']),
         ("a: {mode: off}", [f'a.mode: unsupported value: "off"; {MODES}']),
@@ -286,7 +286,7 @@ NAMESPACE_KEYS = (
         ("a: {<<: 3}", ["a[<<]: must be an alias of a mapping, for example <<: *name"]),
         ("a: {<<: [{}, [{}]]}", ["a[<<]: must be an alias of a mapping, for example <<: *name"]),
         ("a: {<<: [3, 4]}", ["a[<<]: must be an alias of a mapping, for example <<: *name"]),
-        ("a: {<<: {}, <<: {}}", ["a[<<]: duplicate key; write one key with a list, for example <<: [*a, *b]"]),
+        ("a: {<<: {}, <<: {}}", ["a[<<]: duplicate key; write one key `<<` with a list, for example <<: [*a, *b]"]),
     ],
 )  # fmt: skip
 def test_a_wrong_shape_is_a_fault_at_its_path(text: str, found: list[str]) -> None:
@@ -294,10 +294,10 @@ def test_a_wrong_shape_is_a_fault_at_its_path(text: str, found: list[str]) -> No
 
 
 REPEATED = [
-    "a: duplicate key; keep only one of them",
-    "b.pool: duplicate key; keep only one of them",
-    "b.quota.M40: duplicate key; keep only one of them",
-    "b.quota.V100.cards: duplicate key; keep only one of them",
+    "a: duplicate key; each key must be written once",
+    "b.pool: duplicate key; each key must be written once",
+    "b.quota.M40: duplicate key; each key must be written once",
+    "b.quota.V100.cards: duplicate key; each key must be written once",
 ]
 
 
@@ -322,7 +322,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
     """
     assert faults(text) == [
         "team-b.pools: unknown key; did you mean `pool`?",
-        "team-b.quota.V100: duplicate key; keep only one of them",
+        "team-b.quota.V100: duplicate key; each key must be written once",
         'team-b.quota.V100: must be a number without quotes, for example 8; got "8"',
         f'team-b.quota[bad key]: {NO_LABEL}"bad key"',
         f"team-b.quota[bad key]: {NOT_A_COUNT}true",

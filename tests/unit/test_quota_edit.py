@@ -89,7 +89,7 @@ def test_an_edit_warns_of_removed_limits_and_logs_each_change_once() -> None:
     before = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(800)})}), NODES)
     with capture_logs() as logged:
         answer = edited("team-b: {quota: {M40: 1}}", before)
-    assert answer.warnings == ["team-a: the entry is removed (M40: 8 cards); no limit applies"]
+    assert answer.warnings == ["team-a: the entry (M40: 8 cards) is removed. No limit applies any more"]
     changed = [(line["path"], line["before"], line["after"]) for line in logged]
     assert changed == [("team-a", "M40: 8 cards", ""), ("team-b", "", "M40: 1 card")]
 

@@ -19,8 +19,11 @@ from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.yaml import read_text
 
-NO_TOKEN = "found character that cannot start any token while scanning for the next token; indent with spaces, not tabs"
-NO_SPACE = "found unexpected ':' while scanning a plain scalar; write a space after the colon"
+NO_TOKEN = (
+    "found character that cannot start any token while scanning for the next token. "
+    "Lines must be indented with spaces, not with tabs"
+)
+NO_SPACE = "found unexpected ':' while scanning a plain scalar. A space must follow the colon"
 TOO_LONG = "found extremely long version number while scanning a %YAML directive"
 
 
@@ -38,13 +41,13 @@ TOO_LONG = "found extremely long version number while scanning a %YAML directive
         ("a: {}\n b: {}", 2, 2, "did not find expected key while parsing a block mapping"),
         ("a:\n  b: c: 1", 2, 7, "mapping values are not allowed in this context"),
         ("a: 'b", 1, 6, "found unexpected end of stream while scanning a quoted scalar"),
-        ("é: {}\nb: \x07", 2, 4, "a character that YAML does not allow"),
-        ("a: !!python/object:os.system {}", 1, 4, "tags (`!`) are not supported; remove them"),
-        ("a: !x {}", 1, 4, "tags (`!`) are not supported; remove them"),
-        ("a: {}\n---\nb: {}", 2, 1, "a second YAML document starts here; write all namespaces in one document"),
+        ("é: {}\nb: \x07", 2, 4, "YAML does not allow this character"),
+        ("a: !!python/object:os.system {}", 1, 4, "tags (`!`) are not supported and must be removed"),
+        ("a: !x {}", 1, 4, "tags (`!`) are not supported and must be removed"),
+        ("a: {}\n---\nb: {}", 2, 1, "a second YAML document starts here. All namespaces must be in one document"),
         ("? [a]\n: {}", 1, 3, "a key must be text, not a list, a mapping or an alias"),
         ("a: &a {}\n*a : {}", 2, 1, "a key must be text, not a list, a mapping or an alias"),
-        ("a: &a {quota: *a}", 1, 15, "this alias (`*`) has no anchor before it, or is inside its own anchor"),
+        ("a: &a {quota: *a}", 1, 15, "an alias must be after its anchor, and not inside the anchored value"),
         ('é: "\\UFFFFFFFF"', 1, 7, "found invalid Unicode character escape code while parsing a quoted scalar"),
         (f"%YAML 1.{'9' * 5000}\n---\n{{}}", 1, 18, TOO_LONG),
     ],
@@ -73,8 +76,8 @@ def bomb(mapping: str) -> str:
 
 CHAIN = "a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: *a{n - 1}}}" for n in range(1, 2000))
 MANY = "{" + ",".join(f'"n{n}": {{}}' for n in range(10_001)) + "}"
-TOO_MANY = "the document has more than 200000 entries, including the entries that aliases repeat"
-TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
+TOO_MANY = "the document must not have more than 200000 entries, including those that aliases repeat"
+TOO_DEEP = "the document must not have more than 16 levels of nesting; a quota needs four levels"
 
 
 @cases(
@@ -85,7 +88,7 @@ TOO_DEEP = "the document is nested more than 16 levels deep; a quota needs four"
     deep_json=('{"a":' * 17 + "1" + "}" * 17, TOO_DEEP),
     deep_yaml=("[" * 17 + "]" * 17, TOO_DEEP),
     namespaces=(MANY, "the document must not have more than 10000 namespaces; got 10001"),
-    length=("#" * 1048577, "the document is 1048577 characters long; a ConfigMap holds at most 1048576 bytes"),
+    length=("#" * 1048577, "the document must not be longer than 1048576 characters; got 1048577"),
 )
 def test_an_oversized_document_is_one_fault(text: str, found: str) -> None:
     assert [str(fault) for fault in quota_faults(text)] == [found]

@@ -118,7 +118,7 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
     no_key=(
         "hami: {x: 1}",
         (
-            ".hami.x: unknown key; the keys here are `resources`, `memory_mib`, `default_cores`, `scheduler`, "
+            ".hami.x: unknown key; supported keys: `resources`, `memory_mib`, `default_cores`, `scheduler`, "
             "`service_accounts`"
         ),
     ),

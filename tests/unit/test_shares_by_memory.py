@@ -117,7 +117,7 @@ def test_a_model_whose_cards_have_less_memory_than_a_container_requests_is_exclu
         "{}",
         "gpu_schemes.gpu-manager.default_cores: is fixed",
     ),
-    no_memory=("{}", "{A100: {memory: 40}}", "gpu_models.A100.memory: must be at least 1Mi, for example 40Gi"),
+    no_memory=("{}", "{A100: {memory: 40}}", "gpu_models.A100.memory: must have a unit, for example 40Gi"),
 )
 def test_a_mistake_in_these_keys_is_a_fault_at_its_place(schemes: str, models: str, fault: str) -> None:
     with pytest.raises(QuotaFault) as refused:

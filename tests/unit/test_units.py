@@ -99,7 +99,7 @@ DOMAINS = "must be the domain of resource names, or a domain with a pattern, for
         ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; remove it"),
         ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; remove it"),
         (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a; this covers claims and pods"),
-        ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; keep only one of them"),
+        ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; each key must be written once"),
         (
             "amd.com/gpu: {cards: 0.125}",
             "[amd.com/gpu].cards: must have at most two decimals, for example 0.12; got 0.125",

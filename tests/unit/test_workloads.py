@@ -138,8 +138,8 @@ def test_unquoted_text_that_yaml_converts_stays_text() -> None:
 
 NO_OBJECT = "not a Kubernetes object: kind is required"
 NO_NAMESPACE = (
-    "is not a valid namespace name: it must have at most 63 lower-case letters, digits and `-`, and must begin and end "
-    "with a letter or digit"
+    "is not a valid namespace: the name of a namespace must have at most 63 lower-case letters, digits and `-`, and "
+    "must begin and end with a letter or digit"
 )
 
 

@@ -4,7 +4,7 @@
     gpu_models:  A100: {memory: 80Gi}                       # a whole card takes 80Gi of the limit
 
 Under such a limit, a request for whole cards is charged the memory of these cards. So the key ``gpu_models`` must state
-the memory of one card. The cards on the nodes are not used for this: they may differ, and they may disappear.
+the memory of one card. The memory of the cards on the nodes is not used, because these cards may differ or disappear.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,25 +17,31 @@ from vcuda.quota.model import Grant, Limit, NamespaceQuota, Quota
 from vcuda.quota.yaml import KeyPath
 
 _MemoryOf = Callable[[str], int]
-"""Returns the memory of one card of a model in MiB; 0 if ``gpu_models`` does not state it."""
+"""A function that returns the memory of one card of a model in MiB; 0 if ``gpu_models`` does not state the memory."""
 
 
 def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
-    """Return the quota with the memory of one card in each limit on memory alone. Raises QuotaFault without a value."""
+    """Return the quota with the memory of one card in each limit that limits only memory.
+
+    Raises QuotaFault if ``gpu_models`` does not state the memory of such a card.
+    """
     alone = [(place, model) for place, model, limit in _limits_of(quota) if limit.cores is None]
     if not alone:
         return quota
-    faults = tuple(Fault(path_of(place), _missing(model)) for place, model in alone if not memory_of(model))
+    faults = [
+        Fault(
+            path_of(place),
+            f"must have `cards`, because `gpu_models` does not state the memory of one {model} card. "
+            f"Alternatively, add the memory to `gpu_models`, for example {model}: {{memory: 80Gi}}",
+        )
+        for place, model in alone
+        if not memory_of(model)
+    ]
     if faults:
-        raise QuotaFault(faults)
+        raise QuotaFault(tuple(faults))
     namespaces = {name: _priced(entry, memory_of) for name, entry in quota.namespaces.items()}
     default = _priced(quota.default, memory_of) if quota.default else None
     return msgspec.structs.replace(quota, namespaces=namespaces, default=default)
-
-
-def _missing(model: str) -> str:
-    example = f"add that memory to gpu_models, for example {model}: {{memory: 80Gi}}"
-    return f"must have `cards`, because gpu_models does not state the memory of one {model}; or {example}"
 
 
 def _limits_of(quota: Quota) -> Iterator[tuple[KeyPath, str, Limit]]:

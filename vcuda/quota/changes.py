@@ -8,19 +8,20 @@ import msgspec
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
 
 DERIVED = ("limits", "own", "granted")
-"""Fields that are not compared as a whole: limits are compared by model, and the other two follow from the grants."""
+"""The fields of a quota entry that are not compared as a whole. The field ``limits`` is compared by model. The fields
+``own`` and ``granted`` are computed from the limits and the grants."""
 
 LONGEST_CHANGE = 200
-"""The most characters of one change in a summary. An entry may list hundreds of models."""
+"""The most characters of one change in a summary. A change is cut, because an entry may list hundreds of models."""
 
 _ROOM_FOR_MORE = 40
-_AND_MORE = "; and {} more changes"
+"""The characters of a summary that are kept free for the number of the changes that are left out."""
 
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
 
 class QuotaChange(NamedTuple):
-    """One value that differs between two quotas, with its path in the document. An empty text stands for no value."""
+    """One value that differs between two quotas. ``before`` or ``after`` is empty if one quota has no such value."""
 
     path: str
     before: str
@@ -54,7 +55,7 @@ def summary(old: Quota, new: Quota, longest: int) -> str:
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
         if len(longer) + _ROOM_FOR_MORE > longest:
-            return text + _AND_MORE.format(1 + sum(1 for _ in different))
+            return f"{text}; and {1 + sum(1 for _ in different)} more changes"
         text = longer
     return text
 
@@ -73,42 +74,47 @@ def _within(namespace: str, was: NamespaceQuota, will: NamespaceQuota) -> Iterat
 
 
 def weakened(old: Quota, new: Quota) -> Iterator[str]:
-    """Yield a warning for each entry that is removed, and for each entry whose mode becomes less strict."""
+    """Yield a warning for each namespace whose quota entry is removed, or whose mode becomes less strict."""
     before, after = old.entries, new.entries
     for namespace, was in before.items():
         will = after.get(namespace)
         if will is None:
-            instead = f'the entry "{DEFAULT}" applies' if new.default and namespace != DEFAULT else "no limit applies"
-            yield f"{namespace}: the entry is removed ({_entry(was)}); {instead}"
+            removed = f"{namespace}: the entry ({_entry(was)}) is removed"
+            if new.default and namespace != DEFAULT:
+                yield f'{removed}. The entry "{DEFAULT}" applies instead'
+            else:
+                yield f"{removed}. No limit applies any more"
         elif _STRICTNESS[will.mode] < _STRICTNESS[was.mode]:
-            yield f"{namespace}.mode: changes from {was.mode} to {will.mode}"
+            yield f"{namespace}.mode: the mode changes from {was.mode} to {will.mode}"
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each limit or sum of limits that is raised above ``cards_of``, the cards of each model."""
+    """Yield a warning for each limit of a model, and each sum of limits, that is raised above the number of cards.
+
+    ``cards_of``: the number of cards on the nodes, by GPU model.
+    """
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():
             was = before.get(namespace, {}).get(model, 0)
             if model in cards_of and limit > max(was, cards_of[model] * CORES_PER_CARD):
-                granted = (
-                    " with all grants" if any(model in each.limits for each in new.entries[namespace].grants) else ""
-                )
-                values = f"raised from {cards(was)} to {cards(limit)}{granted}"
-                yield f"{namespace}.quota.{model}: {values}; {_have(model, cards_of)}"
+                granted = any(model in each.limits for each in new.entries[namespace].grants)
+                subject = f"{namespace}.quota.{model}: the limit{' with all grants' if granted else ''}"
+                yield _beyond(subject, was, limit, cards_of[model])
     for model in sorted(cards_of):
         was_sum, is_sum = (sum(limits.get(model, 0) for limits in each.values()) for each in (before, after))
         if is_sum > max(was_sum, cards_of[model] * CORES_PER_CARD):
-            yield f"{model}: the limits add up to {cards(is_sum)}, before {cards(was_sum)}; {_have(model, cards_of)}"
+            yield _beyond(f"{model}: the sum of all limits", was_sum, is_sum, cards_of[model])
 
 
-def _have(model: str, cards_of: Mapping[str, int]) -> str:
-    return f"the nodes have {cards(cards_of[model] * CORES_PER_CARD)}"
+def _beyond(subject: str, was: int, will: int, present: int) -> str:
+    available = cards(present * CORES_PER_CARD)
+    return f"{subject} is raised from {cards(was)} to {cards(will)}, but the nodes have {available}"
 
 
 def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
     """Return the limit of each model plus all grants that have not ended, in hundredths of a card."""
-    # Grants that never hold at the same time are all added, because finding them would take thousands of comparisons.
+    # All grants are added, even grants that never hold at the same time. To find such grants would take too long.
     most = {model: limit.most_cores for model, limit in entry.at(None).limits.items()}
     for grant in entry.grants:
         if moment is not None and moment < grant.times.end:

@@ -17,7 +17,7 @@ As in gpu-admission, an absent or null ``quota`` allows no model. An absent, nul
 
 Everything that could hide a mistake is a fault: an unknown or repeated key, a number in quotes or out of bounds, a
 model or pool that is not a valid label value, and an invalid name of a namespace. An entry with an invalid name would
-never apply. In the example of gpu-admission, ``A`` and ``B`` are such names.
+never apply. For example, ``A`` and ``B`` in the example of gpu-admission are invalid, because they are upper-case.
 """
 
 import enum
@@ -33,7 +33,7 @@ from vcuda import errors
 from vcuda.quota import grant_entries
 from vcuda.quota.grant_entries import MAX_RECURRING, GrantEntry, read_grants, read_zone
 from vcuda.quota.model import DEFAULT, SYSTEM_NAMESPACES, Allowance, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.terms import NO_NAMESPACE, is_namespace_name
+from vcuda.quota.terms import NAMESPACE_RULE, is_namespace_name
 from vcuda.quota.times import UTC
 from vcuda.quota.values import (
     LimitEntry,
@@ -52,17 +52,17 @@ from vcuda.quota.yaml import KeyPath, PlacedFault, Plain, read_text
 T = TypeVar("T")
 
 MAX_NAMESPACES = 10_000
-"""The most namespaces in one document. Kubernetes itself is tested with as many."""
+"""The most namespaces in one document. Kubernetes itself is tested with 10,000 namespaces."""
 LONGEST_EMPTY = 256
-"""A text with more characters than this, comments excluded, is never treated as empty."""
+"""A document with more characters than this, comments excluded, is never treated as empty."""
 MOST_FREE = "most-free"
 """The only supported value of the key ``prefer``."""
 
 
 def read_namespace_name(name: str) -> str:
-    # An entry for a name that no namespace can have would never apply, and nobody would notice.
+    # If an invalid name were accepted, its entry would never apply to a namespace, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
-        raise WrongValueError(f"{NO_NAMESPACE}; the key `*` stands for every namespace without its own entry")
+        raise WrongValueError(f"{NAMESPACE_RULE}. The entry `*` applies to every namespace without its own entry")
     return name
 
 
@@ -78,7 +78,7 @@ def _member(kind: type[enum.StrEnum]) -> pydantic.PlainValidator:
 
 def _read_prefer(value: object) -> str:
     if value != MOST_FREE:
-        raise WrongValueError(f"must be {MOST_FREE}; got {shown(value)}; use `order` for a fixed order of models")
+        raise WrongValueError(f"must be {MOST_FREE}; got {shown(value)}. For a fixed order of models, use `order`")
     return MOST_FREE
 
 
@@ -89,7 +89,7 @@ def _read_one_model(value: object) -> bool:
 
 
 _REPEATED = object()
-"""Replaces every repeated name in a list, so that pydantic reports the position of the repetition."""
+"""This object replaces each repeated name in a list. So pydantic reports the position of the repeated name."""
 
 
 def _names(example: str) -> pydantic.BeforeValidator:
@@ -99,7 +99,7 @@ def _names(example: str) -> pydantic.BeforeValidator:
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
             raise WrongValueError(f"must be a list, for example {shortest}; got {shown(value)}")
-        # Repeated items are found among strings only. An item of another type is a fault, and may not be hashable.
+        # Only strings are checked for repetition. An item of another type is a fault anyway, and may not be hashable.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
@@ -114,7 +114,7 @@ def _read_allowances(value: object) -> tuple[object, ...]:
 
 def _read_name(value: object) -> str:
     if value is _REPEATED:
-        raise WrongValueError("duplicate name; remove it")
+        raise WrongValueError("duplicate name; each name must be listed once")
     return read_label_value(value)
 
 
@@ -145,7 +145,9 @@ class _NamespaceEntry(StrictModel):
         for model in self.order:
             if model not in models:
                 hint = suggestion(model, models) or f"supported models: {', '.join(models) or 'none'}"
-                raise WrongValueError(f"`order` must list models of `quota` or `grants`; got {shown(model)}; {hint}")
+                raise WrongValueError(
+                    f"`order` must list only models of `quota` or `grants`; got {shown(model)}; {hint}"
+                )
         if self.order and self.prefer:
             raise WrongValueError(f"`order` and `prefer: {self.prefer}` must not both be set; remove one of them")
         return self
@@ -162,7 +164,10 @@ _KEY = "[key]"
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Parse a text and convert it by ``read``. Raises QuotaFault with all faults. ``sentence_of`` words pydantic's."""
+    """Parse a text, convert its content by ``read``, and return the result. Raises QuotaFault with all faults.
+
+    ``sentence_of`` returns the message for a fault that pydantic has found.
+    """
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)
@@ -180,7 +185,7 @@ def _sentence(details: ErrorDetails) -> str:
     otherwise = f"{_SHAPES[min(depth, 3)]}; got {shown(details['input'])}"
     if depth > len(("namespace", "quota", "model")):
         return sentence(details, LimitEntry, otherwise)
-    return sentence(details, _NamespaceEntry, otherwise, "; models belong under `quota`")
+    return sentence(details, _NamespaceEntry, otherwise, "GPU models must be listed in `quota`")
 
 
 _SHAPES = (
@@ -189,11 +194,11 @@ _SHAPES = (
     "must be a mapping from models to cards, for example {A100: 8, T4: 2.5}",
     "must be a mapping with models and times, for example {A100: 4, until: 2026-12-01}",
 )
-"""The messages for a value that must be a mapping: the document, an entry, its quota, and a grant."""
+"""The messages for values that must be mappings: the document, a namespace's entry, the entry's quota, and a grant."""
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
-    # Sort the faults of the YAML parser and pydantic together, because authors correct a document from top to bottom.
+    # The faults of the YAML parser and of pydantic are sorted together, because people correct a document from the top.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
     ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
     return tuple(errors.Fault(path_of(fault.place), fault.message) for fault in ordered)
@@ -211,7 +216,7 @@ _SIMPLE_KEY = re.compile(r"[-_*A-Za-z0-9]+")
 
 def path_of(place: KeyPath) -> str:
     """Return the path of a value as text, for example ``team-a.quota.V100.cards``."""
-    # In a path, brackets enclose a position in a list, or a key with characters such as dots.
+    # In the returned path, brackets enclose a position in a list, or a key with characters such as dots.
     path = ""
     for step in place:
         if isinstance(step, str) and _SIMPLE_KEY.fullmatch(step):
@@ -236,9 +241,9 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
 
 
 def is_empty(text: str) -> bool:
-    """Return whether a text is blank, or has only comments or a null."""
+    """Return whether a YAML text is blank, or has only comments or a null."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    # A long text is not taken for empty and is not parsed here, because the caller parses it anyway.
+    # A long text is never empty. It is not parsed here, because the caller parses the text anyway.
     rest = "\n".join(lines).strip()
     try:
         return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None

@@ -35,15 +35,13 @@ T = TypeVar("T")
 MAX_GRANTS = 100
 """The most grants of one namespace."""
 MAX_RECURRING = 1000
-"""The most weekly or daily times in one document. Whenever a grant begins or ends, all of them are evaluated."""
+"""The most weekly or daily times in one document. Whenever a grant begins or ends, all these times are evaluated."""
 MAX_WHY = 200
-"""The most characters of ``why``."""
-
-_DATE_EXAMPLE = "for example 2026-12-01 or 2026-12-01T18:00"
+"""The most characters of the key ``why``, in which people write the reason for a grant."""
 
 
 class _UnknownKey(str):
-    """The message about an unknown key of a grant. pydantic gets this text as the key's value, and adds the path."""
+    """The message about an unknown key of a grant. It replaces the key's value, and pydantic adds the key's path."""
 
     __slots__ = ()
 
@@ -53,7 +51,7 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
         raise WrongValueError(value)
     limit = read_limit(value, read_long_form)
     if limit.cards == 0:
-        raise WrongValueError("must be above 0; a grant adds cards to the limit")
+        raise WrongValueError("must be above 0, because a grant adds cards to the limit")
     return limit
 
 
@@ -78,19 +76,24 @@ def _read_why(value: object) -> str:
 def read_zone(value: object) -> ZoneInfo:
     zone = times.zone_of(value) if isinstance(value, str) else None
     if zone is None:
-        hint = suggestion(value, times.zone_names()) or "write a name of the IANA database, for example Europe/Berlin"
+        hint = suggestion(value, times.zone_names()) or "use a name of the IANA database, for example Europe/Berlin"
         raise WrongValueError(f"unknown time zone {shown(value)}; {hint}")
     return zone
 
 
 _Time = Annotated[
     LocalTime | None,
-    pydantic.PlainValidator(_text(times.read_local_time, f"must be a day or a time that exists, {_DATE_EXAMPLE}")),
+    pydantic.PlainValidator(
+        _text(
+            times.read_local_time,
+            "must be a day or a time that exists, for example 2026-12-01 or 2026-12-01T18:00",
+        )
+    ),
 ]
 
 
 class GrantEntry(StrictModel):
-    """One grant as written in the quota document. Keys without a field here are models, with the limits to add."""
+    """One grant as written in the quota document. Each key without a field here is a GPU model with a limit to add."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -133,7 +136,7 @@ _KEYS = (*CONDITIONS, "why")
 
 
 def read_grants(value: object) -> tuple[object, ...]:
-    """Return the items of a list of grants for `GrantEntry`. A message replaces the value of each unknown key."""
+    """Return the grants in a list, as `GrantEntry` needs them: a message replaces the value of each unknown key."""
     if not isinstance(value, list):
         raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
     if len(value) > MAX_GRANTS:
@@ -150,7 +153,7 @@ def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
     # In a grant, the value of a model is never a string. So a key with a string may be misspelt, such as `untill`.
-    known = f"the keys here are {quoted(_KEYS)} and the names of models"
+    known = f"supported keys: {quoted(_KEYS)} and the names of GPU models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
     if key in GrantEntry.model_fields or key == "time_zone":
@@ -166,8 +169,8 @@ def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
     """Yield the faults that only a comparison of values can find, each with its path below ``grants``."""
-    # The limits of a model in the entry and its grants are added. If one of them does not limit cards, the sum does not
-    # either. The same is true of memory. So all limits of a model must limit the same amounts.
+    # The limits of a model in the entry and in its grants are added. If one of these limits has no number of cards, the
+    # sum has none. The same is true of memory. So all limits of a model must limit the same amounts.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:
@@ -177,7 +180,7 @@ def faults_of(
             )
         during = grant.times_in(zone)
         if during == Times(zone):
-            yield (at,), "must have `from`, `until`, `weekly` or `daily`; cards for all times belong in `quota`"
+            yield (at,), "must have `from`, `until`, `weekly` or `daily`. Cards for all times must be in `quota`"
         if during.end <= during.start:
             yield (at, "until"), "must not be before `from`"
         for model, added in grant.__pydantic_extra__.items():
@@ -187,7 +190,7 @@ def faults_of(
 def _unlike(place: KeyPath, added: LimitEntry, limited: LimitEntry) -> Iterator[tuple[KeyPath, str]]:
     if limited.memory is not None and added.memory is None:
         example = "{memory: 80Gi}" if limited.cards is None else "{cards: 4, memory: 80Gi}"
-        yield place, f"memory is required, because this model's memory is limited; for example {example}"
+        yield place, f"memory is required, because this model's memory is limited, for example {example}"
     elif limited.memory is None and added.memory is not None:
         yield (*place, "memory"), "must not be set, because this model's memory is not limited"
     if limited.cards is not None and added.cards is None:

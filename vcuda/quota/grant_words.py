@@ -16,18 +16,19 @@ def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> s
     if fits(later, Charge(), used):
         return None
     zone = next(each.grant.times.zone for each in quota.granted if (each.model, each.until) == (model, until))
-    if now.cores is None or later.cores is None:
-        figures = f"from {now} to {later}, {used.memory_under(now)} MiB in use"
-    else:
-        figures = f"from {cards(now.cores)} to {cards(later.cores)}, {cards(used.cores)} in use"
-    if now.cores is not None and now.memory is not None and later.memory is not None:
-        figures += f"; its memory from {now.memory} to {later.memory} MiB, {used.memory_under(now)} MiB in use"
     when = times.shown(until, zone)
-    return f"GPU quota: a grant ends at {when}: the limit of {model} in namespace {namespace} falls {figures}"
+    falls = f"GPU quota: a grant ends at {when}: the limit of {model} in namespace {namespace} falls"
+    memory_in_use = f"The namespace uses {used.memory_under(now)} MiB"
+    if now.cores is None or later.cores is None:
+        return f"{falls} from {now} to {later}. {memory_in_use}"
+    sentence = f"{falls} from {cards(now.cores)} to {cards(later.cores)}. The namespace uses {cards(used.cores)}"
+    if now.memory is None or later.memory is None:
+        return sentence
+    return f"{sentence}. The memory limit falls from {now.memory} to {later.memory} MiB. {memory_in_use}"
 
 
 def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | None:
-    """Return a phrase with the time when the next grant of this model begins; None if no grant begins."""
+    """Return a sentence about the next grant that raises the limit of this model; None if no grant begins."""
     own = (quota.limits if quota.own is None else quota.own).get(model)
     if moment is None or (own is not None and own.blocks):
         return None
@@ -44,7 +45,7 @@ def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
     """Yield a warning for each grant that has ended, and for each granted model that ``quota`` sets to 0."""
     for at, grant in enumerate(quota.grants):
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
-            yield f"grants[{at}]: has ended and can be removed"
+            yield f"grants[{at}]: the grant has ended and can be removed"
         for model in grant.limits:
             if model in quota.limits and quota.limits[model].blocks:
-                yield f"grants[{at}].{model}: has no effect, because `quota` sets {model} to 0"
+                yield f"grants[{at}].{model}: the grant has no effect, because `quota` sets {model} to 0"

@@ -42,22 +42,23 @@ __all__ = [
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 
-# A refused pod in these namespaces could keep the cluster from starting. So the `*` entry never applies to them.
+# The `*` entry never applies to the namespaces of Kubernetes itself. If their pods were refused, the cluster might not
+# start.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
-# If the webhook had to admit its own pods, it could not start again after all its pods were deleted.
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server does not call the webhook, with the names of manifests/base."""
-
+"""The namespaces for whose pods the API server does not call the webhook, with the names of manifests/base. If the
+webhook had to admit its own pods, it could not start again after all its pods were deleted."""
 
 DEFAULT = "*"
 """The key of the entry for namespaces without their own entry."""
 
 
 class Allowance(enum.StrEnum):
-    """Pod settings that can give a pod more GPU than it is charged. The quota entry must list each one in `allow`.
+    """Pod settings that can give a pod more GPU than it is charged. A pod may use only those that `allow` of its quota
+    entry lists.
 
-    A share is a part of a card. A library in the container keeps the container to its share.
+    A share is a part of a card. A library in the container limits the container to its share.
     """
 
     PRIVILEGED = "privileged"
@@ -79,16 +80,16 @@ class Allowance(enum.StrEnum):
     LIMIT_LIBRARY = "limit-library"
     """Environment variables and mounts that replace the library that limits a share, or the files of the library."""
     GPU_FRACTION = "gpu-fraction"
-    """KAI's annotation for a share of a card."""
+    """The annotation by which a pod requests a share of a card from the scheduler KAI."""
     GPU_MEMORY = "gpu-memory"
-    """KAI's annotation for an amount of a card's memory."""
+    """The annotation by which a pod requests an amount of a card's memory from the scheduler KAI."""
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """The limit of one model in one namespace.
+    """The limit of one GPU model in one namespace.
 
-    ``cores`` are hundredths of a card, so 8 cards are 800; 0 blocks the model. ``memory`` is in MiB. None means that
-    the amount is not limited.
+    ``cores`` are hundredths of a card, so 8 cards are 800. 0 cores block the model. ``memory`` is in MiB. None means
+    that the amount is not limited.
     """
 
     cores: int | None
@@ -170,8 +171,8 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     def at(self, moment: float | None) -> "NamespaceQuota":
         """Return the quota with the limits of ``moment``, in Unix seconds. If ``moment`` is None, no grant is added.
 
-        A model may be named by grants alone. While no such grant holds, the model stays in the limits, with a limit of
-        0. So the models that a namespace may use do not change with time.
+        If only grants name a model, the model has a limit of 0 while none of these grants holds. So the models that a
+        namespace may use do not change with time.
         """
         if not self.grants:
             return self
@@ -235,7 +236,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of namespace ``name`` at ``moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace can have its own entry. If its pods bypass the webhook, they are counted and never refused.
+        # A system namespace can have its own entry. Pods that bypass the webhook are then counted, but never refused.
         if own is not None:
             return self._at_moment(own)
         return None if name in self.system or self.default is None else self._at_moment(self.default)
@@ -250,16 +251,16 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # Caches quota entries with the limits of ``moment``, by the id() of the written entry. Each review reads one.
+        # The quota entries with the limits of ``moment``, by the id() of the written entry. Each review reads an entry.
         return {}
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The charge of one object, or of many together, to a namespace's quota of one model.
+    """The part of a namespace's quota of one model that an object (a pod or a claim) or several objects take.
 
     ``cores`` are hundredths of a card. ``memory`` is memory that is requested in MiB. ``card_memory`` is memory that is
     requested as whole cards or as a percentage of a card, in hundredths of a card. `memory_under` converts
-    ``card_memory`` to MiB by the limit in force. So a recorded charge stays right if the limit changes.
+    ``card_memory`` to MiB by the present limit. So a recorded charge stays correct if the limit changes.
     """
 
     cores: int = 0
@@ -273,13 +274,13 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
 
     def peak(self, other: "Charge") -> "Charge":
-        """Return the larger amount of each resource, as Kubernetes does for init containers and containers."""
+        """Return the larger amounts of two charges, as Kubernetes does for init containers and containers."""
         return Charge(
             max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
         )
 
     def minimum(self, other: "Charge") -> "Charge":
-        """Return the smaller amount of each resource."""
+        """Return the smaller amounts of two charges, compared separately for cores, memory and card memory."""
         return Charge(
             min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
         )
@@ -291,7 +292,8 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def memory_under(self, limit: Limit) -> int:
         """Return the charged memory in MiB. It is rounded up, so that many small shares cannot exceed ``limit``.
 
-        The memory of one card is the memory of ``limit`` divided by its cards, or its ``card_memory`` without cards.
+        The memory of one card is the memory of ``limit`` divided by its cards. If ``limit`` has no cards, it is the
+        limit's ``card_memory``.
         """
         memory, cores = (limit.card_memory, CORES_PER_CARD) if limit.cores is None else (limit.memory, limit.cores)
         if not memory or not cores:
@@ -322,16 +324,16 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     terminating: Charge = Charge()
     """The charges of deleted pods whose containers may still run."""
     reserved: Charge = Charge()
-    """Quota that webhook replicas hold in advance, to admit pods within seconds."""
+    """The quota that webhook replicas have reserved, so that they can admit pods without a write to the ledger."""
 
     @property
     def in_use(self) -> Charge:
-        """The usage that is shown to people. Reserved quota is shown separately, because no pod uses it yet."""
+        """The usage that is shown to people. Reserved quota is excluded, because no pod uses this quota yet."""
         return self.used - self.reserved
 
 
 def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
-    """Return whether ``used`` plus ``asked`` is within the limits of cores and memory."""
+    """Return whether the sum of two charges, ``used`` and ``asked``, is within a limit of cores and memory."""
     after = used + asked
     if limit.cores is not None and after.cores > limit.cores:
         return False
@@ -370,7 +372,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return short and (self.asked.cores > (cores or 0) or not hopeless)
 
     def sentence(self, namespace: str) -> str:
-        """Return the refusal that people see in kubectl and in the Events of their ReplicaSet."""
+        """Return the message of the refusal, which people see in kubectl and in the Events of their ReplicaSet."""
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
         used = usage.in_use
@@ -379,7 +381,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
         pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # Requested and reserved memory are differences of sums that are rounded up to MiB, so that all figures add up.
+        # The requested and the reserved memory are computed as differences of rounded sums, so that all figures add up.
         asked = (usage.used + self.asked).memory_under(limit) - total
         parts = used_memory, pending, terminating, total - used_memory
         return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)

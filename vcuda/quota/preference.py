@@ -22,7 +22,7 @@ OTHERS = "*"
 """The last item of an annotation that also allows the other models of the quota entry."""
 
 MAX_CHARACTERS = 2048
-"""The most characters of the annotation. 32 names of the maximal length, 63 characters, fit."""
+"""The most characters of the annotation. So it can have 32 names of the maximal length, 63 characters."""
 
 MAX_NAMED = 10
 """The most models that a message lists."""
@@ -42,7 +42,7 @@ PLACES = {
     Rule.ORDER: "`order` of the namespace's quota",
     Rule.DOCUMENT: "the namespace's quota",
 }
-"""Names, for messages, of the places where people set the order of the models."""
+"""The places where people set the order of the models, as messages name these places."""
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
@@ -56,24 +56,23 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         """Return a message about the first model that is not in ``known``; None if all models are."""
         for model in self.models:
             if model not in known:
-                hint = suggestion(model, known) or f"the models are {listed(sorted(known), MAX_NAMED)}"
-                return f'names the unknown GPU model "{printable(model)}"; {hint}'
+                hint = suggestion(model, known) or f"supported models: {listed(sorted(known), MAX_NAMED)}"
+                return f'unknown GPU model "{printable(model)}"; {hint}'
         return None
 
     def unlisted(self, namespace: str, quota: NamespaceQuota) -> str | None:
         """Return a message about the first model that the quota entry does not list; None if every model is listed."""
         for model in self.models:
             if model not in quota.limits:
-                lists = f"that quota lists {listed(quota.limits, MAX_NAMED)}"
                 return (
-                    f"annotation {MODELS_ANNOTATION} names {printable(model)}, which the quota of namespace "
-                    f"{namespace} does not list; {lists}"
+                    f"annotation {MODELS_ANNOTATION} names {printable(model)}, but the quota of namespace {namespace} "
+                    f"lists only {listed(quota.limits, MAX_NAMED)}"
                 )
         return None
 
 
 def read_wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Return the models that the annotation names; None without an annotation. Raises ValueError if it is malformed."""
+    """Return the models that the annotation names; None without it. Raises ValueError if it is malformed."""
     text = annotations.get(MODELS_ANNOTATION)
     if text is None:
         return None
@@ -85,7 +84,7 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
         named.append(last)
     if not all(named) or OTHERS in named:
         raise ValueError(
-            "must be GPU models separated by commas, the best first, for example `H100, A100`; `*` must be the last"
+            "must be GPU models separated by commas, the best first, for example `H100, A100`. A `*` must be last"
         )
     return Wish(tuple(dict.fromkeys(named)), others)
 

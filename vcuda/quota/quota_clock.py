@@ -1,4 +1,4 @@
-"""Computes the present limits of a quota with grants, by the clock of this process."""
+"""Computes the present limits of a quota by the clock of this process. Grants change limits at certain times."""
 
 import time
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from vcuda.quota.model import Quota
 
 
 class _Known(NamedTuple):
-    """``quota`` has the limits of ``written`` that hold from ``since`` until ``until``, in Unix seconds."""
+    """A cached result: the quota with the limits that hold from ``since`` until ``until``, in Unix seconds."""
 
     written: Quota
     since: float
@@ -28,7 +28,8 @@ class QuotaClock:
         if not written.times:
             return written
         moment, known = self.seconds(), self._known
-        # ``since`` is compared, because the clock may be set back. No lock is needed, as concurrent results are equal.
+        # The clock may be set back, so the present time is also compared with ``since``. No lock is needed, because two
+        # threads would compute equal results.
         if known is None or known.written is not written or not known.since <= moment < known.until:
             known = self._known = _Known(written, moment, written.next_change(moment), written.at(moment))
         return known.quota

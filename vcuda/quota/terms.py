@@ -1,4 +1,4 @@
-"""The names, constants and texts of the quota that `kubectl gpuquota` also needs.
+"""The names, constants and texts that both the quota and the kubectl plugin `kubectl gpuquota` need.
 
 The plugin is shipped without binary packages. So this module imports only the standard library.
 """
@@ -15,7 +15,7 @@ MALFORMED = "malformed GPU request"
 """The first words of every refusal of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
-"""The default namespaces of the ledgers and of the node agents. They have no other content."""
+"""The default namespaces of the ledgers and of the node agents. These namespaces must have no other content."""
 
 STORABLE_SECONDS = 75
 """An admitted pod can no longer be stored after this many seconds. The API server ends a request after a minute, and
@@ -26,7 +26,7 @@ MODELS_ANNOTATION = "quota.vcuda.io/models"
 depends on the model to which the spec is pinned."""
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
-"""The annotation that shows people the model of a pod. No decision depends on it, because users can edit it."""
+"""The annotation that shows people the model of a pod. Users can edit it, so no decision depends on this annotation."""
 
 MODEL_LABEL, POOL_LABEL = "gaia.tencent.com/gpu-model", "gaia.tencent.com/gpu-pool"
 """The default names of the node labels with the GPU model and the pool."""
@@ -48,11 +48,10 @@ class Mode(enum.StrEnum):
 # Kubernetes requires the name of a namespace to be a DNS label (RFC 1123).
 _DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
-NO_NAMESPACE = (
-    "is not a valid namespace name: it must have at most 63 lower-case letters, digits and `-`, and must begin and end "
-    "with a letter or digit"
+NAMESPACE_RULE = (
+    "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
+    "letter or digit"
 )
-"""The message about an invalid name of a namespace. The name comes before the message."""
 
 
 def is_namespace_name(name: object) -> bool:

@@ -1,6 +1,6 @@
-"""The times at which a grant holds. It may have a beginning, an end, days of the week and hours of the day.
+"""The times at which a grant (an addition to a limit) holds: from, until, days of the week and hours of the day.
 
-Only the time decides whether a grant holds. Days and hours are in the local time of a time zone.
+Days and hours are in the local time of a time zone.
 """
 
 import bisect
@@ -17,8 +17,8 @@ import msgspec
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MINUTES_PER_DAY = 24 * 60
 MOST_DAYS = 16
-"""Every weekly or daily grant begins or ends within so many days. Daylight saving time can skip the hours of a grant in
-one week, but not in two weeks in a row."""
+"""The days within which every weekly or daily grant begins or ends. Daylight saving time can skip the hours of a grant
+in one week, but not in two weeks in a row."""
 
 UTC = ZoneInfo("UTC")
 
@@ -34,7 +34,7 @@ LocalTime = datetime.date | datetime.datetime
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times at which a grant holds: all conditions below must be true."""
+    """The times at which a grant holds. A grant holds while all conditions below are true."""
 
     zone: ZoneInfo
     start: float = -math.inf
@@ -108,7 +108,7 @@ def start_of(day: datetime.date, zone: ZoneInfo) -> float:
 
 
 def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
-    """Return the time between ``begin`` and ``after`` when the UTC offset changes; empty if it does not change."""
+    """Return the times between ``begin`` and ``after`` at which the offset from UTC changes: none or one."""
 
     def offset(moment: float) -> datetime.timedelta | None:
         return datetime.datetime.fromtimestamp(moment, zone).utcoffset()
@@ -121,7 +121,7 @@ def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
 
 
 def moment_of(written: LocalTime, zone: ZoneInfo) -> float:
-    """Return a time, or the start of a day, in Unix seconds. If a local time occurs twice, the first one counts."""
+    """Return a time, or the start of a day, in Unix seconds. If a local time occurs twice, the first time counts."""
     if not isinstance(written, datetime.datetime):
         return start_of(written, zone)
     return (written if written.tzinfo else written.replace(tzinfo=zone)).timestamp()

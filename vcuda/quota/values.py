@@ -14,9 +14,9 @@ from vcuda import k8s_types
 from vcuda.quota.yaml import KeyPath
 
 MAX_CARDS = 100_000
-"""The most cards in one limit: 20 cards on each of 5,000 nodes, the most nodes that Kubernetes supports."""
+"""The most cards in one limit. Kubernetes supports at most 5,000 nodes, and a node hardly has more than 20 cards."""
 MAX_MEMORY = MAX_CARDS * 1024 * 1024
-"""The most MiB in one limit: 1 TiB for each of MAX_CARDS."""
+"""The most MiB in one limit, which is 1 TiB for each of `MAX_CARDS`."""
 
 MIB = 1024 * 1024
 _MAX_SHOWN = 63
@@ -38,8 +38,8 @@ def listed(names: Collection[str], most: int) -> str:
 def read_label_value(name: object) -> str:
     """Return ``name``, the name of a model or pool, if it is a valid value of a node label."""
     if not isinstance(name, str):
-        raise WrongValueError(f"must be a string; got {shown(name)}; write the name in quotes")
-    # Kubernetes allows an empty label value. But a node with an empty model label has no model. So reject empty names.
+        raise WrongValueError(f"must be a string, so the name must be in quotes; got {shown(name)}")
+    # Kubernetes allows an empty label value. But a node with an empty model label has no model. So it is rejected here.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or "
@@ -89,13 +89,13 @@ def read_bytes(value: object) -> Decimal:
     if not 0 <= amount <= MAX_MEMORY * MIB:
         raise WrongValueError(f"must be an amount of memory between 1Mi and {MAX_MEMORY // 1024}Gi; got {shown(value)}")
     if amount == 0:
-        hint = "leave `memory` out for no limit, or write 0 cards to block the model"
-        raise WrongValueError(f"must not be 0; {hint}")
+        raise WrongValueError("must not be 0. For no limit, omit `memory`. To block the model, write `cards: 0`")
     if amount < MIB:
-        # Less than 1 MiB is a mistake, for example 160 (bytes) instead of 160Gi.
-        bare = re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value))
-        hint = f"{value}Gi, because a number without a unit is in bytes" if bare else "160Gi"
-        raise WrongValueError(f"must be at least 1Mi, for example {hint}; got {shown(value)}")
+        # An amount below 1 MiB is a mistake. For example, 160 means 160 bytes, and the author meant 160Gi.
+        if re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
+            example = f"{value}Gi, because a number without a unit is in bytes"
+            raise WrongValueError(f"must have a unit, for example {example}; got {shown(value)}")
+        raise WrongValueError(f"must be at least 1Mi, for example 160Gi; got {shown(value)}")
     return amount
 
 
@@ -141,16 +141,17 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
 
 
 def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
-    """Return the message for a fault. For an unknown key, it lists the keys of ``entry``, and ends with ``also``.
+    """Return the message for a fault that pydantic has found.
 
-    A fault of our own validators has its own message. All other faults have the message ``otherwise``.
+    A fault of our own validators has its own message. The message about an unknown key lists the keys of ``entry``, and
+    has ``also`` as a second sentence. All other faults have the message ``otherwise``.
     """
     match details["type"]:
         case "value_error":
             return str(details["ctx"]["error"])
         case "extra_forbidden":
-            hint = suggestion(details["loc"][-1], entry.model_fields)
-            return f"unknown key; {hint or f'the keys here are {quoted(entry.model_fields)}{also}'}"
+            supported = f"supported keys: {quoted(entry.model_fields)}{also and f'. {also}'}"
+            return f"unknown key; {suggestion(details['loc'][-1], entry.model_fields) or supported}"
     return otherwise
 
 
@@ -159,7 +160,7 @@ def quoted(keys: Iterable[str]) -> str:
 
 
 class StrictModel(pydantic.BaseModel):
-    """A mapping in which every unknown key is a fault."""
+    """The base class for mappings in the quota ConfigMap. Every unknown key is a fault."""
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 

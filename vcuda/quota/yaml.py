@@ -16,9 +16,9 @@ from yaml.composer import Composer
 from vcuda.errors import Fault, QuotaFault
 
 MAX_TEXT = 1024 * 1024
-"""The most characters of a text. A ConfigMap holds at most 1 MiB, according to the documentation of Kubernetes."""
+"""The most characters of a document. The data of a ConfigMap cannot exceed 1 MiB, as Kubernetes documents."""
 MAX_ENTRIES = 200_000
-"""The most keys and list items. The content of an alias counts each time that the alias is used."""
+"""The most keys and list items of a document. The content of an alias counts each time that the alias is used."""
 MAX_DEPTH = 16
 """The most levels of nesting. A quota document has four levels, and merge keys may need more."""
 
@@ -27,23 +27,23 @@ KeyPath = tuple[str | int, ...]
 
 
 class PlacedFault(NamedTuple):
-    """The message about a fault, and its path: the keys and list positions that lead to the faulty value."""
+    """A fault in a document. ``place``: the keys and list positions that lead to the faulty value."""
 
     place: KeyPath
     message: str
 
 
 def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
-    """Return the content of a text (None if empty), and its faults. Raises QuotaFault if the text cannot be parsed."""
+    """Return the content of a document (None if empty) and its faults. Raises QuotaFault if it cannot be parsed."""
     if len(text) > MAX_TEXT:
-        _refuse(f"the document is {len(text)} characters long; a ConfigMap holds at most {MAX_TEXT} bytes")
+        _refuse(f"the document must not be longer than {MAX_TEXT} characters; got {len(text)}")
     walk = _Walk()
     try:
         tree = walk.plain(_parse(_encodable(text.removeprefix("\ufeff"))), (), 0)
     except UnreadableError as error:
         _refuse(str(error))
     except RecursionError:
-        _refuse(f"the document is nested more than {MAX_DEPTH} levels deep; a quota needs four")
+        _refuse(f"the document must not have more than {MAX_DEPTH} levels of nesting; a quota needs four levels")
     return tree, tuple(dict.fromkeys(walk.faults))
 
 
@@ -64,7 +64,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _parse(text: str) -> Any:
-    """Return the nodes of a text. If a text begins with a brace, JSON is tried first, because YAML forbids tabs."""
+    """Return the nodes of a document. After a leading brace, JSON is tried first, because YAML forbids tabs."""
     if not text.lstrip().startswith("{"):
         return _parse_yaml(text)
     try:
@@ -73,12 +73,12 @@ def _parse(text: str) -> Any:
         try:
             return _parse_yaml(text)
         except UnreadableError as as_yaml:
-            # Report the later one of the JSON and YAML errors. On the same line, JSON's has the more exact column.
+            # Report the error that is later in the text. On the same line, the JSON error has the more exact column.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
 def _parse_json(text: str) -> Any:
-    # Numbers become Decimals, so that 0.29 cards are exactly 29 hundredths. A number too large for Decimal becomes NaN.
+    # A number becomes a Decimal, so that 0.29 cards are exactly 29 hundredths. If it is too large, it becomes NaN.
     number = functools.partial(Decimal, context=Context(traps=[]))
     try:
         return json.loads(text, object_pairs_hook=_Pairs, parse_int=Decimal, parse_float=number, parse_constant=Decimal)
@@ -92,30 +92,33 @@ def _parse_yaml(text: str) -> yaml.Node | None:
         root = composer.get_node() if composer.check_node() else None
         if composer.check_node():
             second: Any = composer.peek_event()
-            more = "a second YAML document starts here; write all namespaces in one document"
-            raise _unreadable(text, second.start_mark.index, more)
+            message = "a second YAML document starts here. All namespaces must be in one document"
+            raise _unreadable(text, second.start_mark.index, message)
     except yaml.MarkedYAMLError as error:
         at = error.problem_mark.index if error.problem_mark else 0
-        hint = "; indent with spaces, not tabs" if text[at : at + 1] == "\t" else ""
+        message = f"{error.problem} {error.context or ''}".strip()
         # libyaml and kubectl reject `{quota:{A100: 8}}`. A space must follow the colon, unless the key is in quotes.
-        hint = "; write a space after the colon" if re.match(r":\S", text[at:]) else hint
-        raise _unreadable(text, at, f"{error.problem} {error.context or ''}".strip() + hint) from None
+        if re.match(r":\S", text[at:]):
+            message += ". A space must follow the colon"
+        elif text[at : at + 1] == "\t":
+            message += ". Lines must be indented with spaces, not with tabs"
+        raise _unreadable(text, at, message) from None
     except yaml.reader.ReaderError as error:
         at = len(text.encode()[: error.position].decode(errors="ignore"))  # libyaml counts bytes here
-        raise _unreadable(text, at, "a character that YAML does not allow") from None
+        raise _unreadable(text, at, "YAML does not allow this character") from None
     finally:
         composer.dispose()
     return root
 
 
 def _unreadable(text: str, at: int, sentence: str) -> UnreadableError:
-    # The line is computed here, because libyaml reports a line after the last one if the YAML text ends too early.
+    # libyaml's line is not used, because it is after the last line if the YAML text ends too early.
     before = text[:at]
     return UnreadableError(before.count("\n") + 1, len(before) - before.rfind("\n"), sentence)
 
 
 class _BoundedComposer(Composer, yaml.CBaseLoader):
-    """PyYAML's composer, on libyaml's parser. It rejects content that PyYAML could never finish to process.
+    """PyYAML's composer with libyaml's parser. It rejects a document that PyYAML could never finish to process.
 
     All wheels of PyYAML contain libyaml. Without libyaml, one document could block the interpreter for several seconds.
     """
@@ -135,7 +138,8 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # An entry has at most two YAML nodes, so no document of MAX_ENTRIES is rejected here. `_Walk` counts exactly.
+        # A key or list item has at most two YAML nodes. So a document with `MAX_ENTRIES` is not rejected here. `_Walk`
+        # counts the entries exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:
@@ -152,16 +156,16 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
 
     def _fault_of(self, event: Any, *, is_key: bool) -> str | None:
         if getattr(event, "tag", None) is not None:
-            return "tags (`!`) are not supported; remove them"
+            return "tags (`!`) are not supported and must be removed"
         if is_key and not isinstance(event, yaml.ScalarEvent):
             return "a key must be text, not a list, a mapping or an alias"
-        # PyYAML accepts a list or mapping that contains itself, but `_Walk` would never end on it. So reject it here.
+        # PyYAML accepts a list or mapping that contains itself. `_Walk` would never end for such a value.
         if isinstance(event, yaml.AliasEvent) and event.anchor not in self._closed:
-            return "this alias (`*`) has no anchor before it, or is inside its own anchor"
+            return "an alias must be after its anchor, and not inside the anchored value"
         return None
 
 
-_TOO_MANY = f"the document has more than {MAX_ENTRIES} entries, including the entries that aliases repeat"
+_TOO_MANY = f"the document must not have more than {MAX_ENTRIES} entries, including those that aliases repeat"
 
 
 class _Walk:
@@ -182,7 +186,7 @@ class _Walk:
         return [self.plain(item, (*place, at), depth + 1) for at, item in enumerate(children)]
 
     def _count(self, entries: int, depth: int) -> None:
-        # Every use of a YAML alias counts as a full copy. Ten lines with ten aliases each could make 10^10 entries.
+        # Each use of a YAML alias counts as a full copy: ten lines with ten aliases each can make 10^10 entries.
         self._entries += entries
         if self._entries > MAX_ENTRIES:
             _refuse(_TOO_MANY)
@@ -198,18 +202,18 @@ class _Walk:
                 continue
             name = _encodable(key.value if isinstance(key, yaml.ScalarNode) else key)
             if name in own:
-                self.faults.append(PlacedFault((*place, name), "duplicate key; keep only one of them"))
+                self.faults.append(PlacedFault((*place, name), "duplicate key; each key must be written once"))
             else:
                 own[name] = self.plain(node, (*place, name), depth)
         if len(merged) > 1:
-            fault = "duplicate key; write one key with a list, for example <<: [*a, *b]"
+            fault = "duplicate key; write one key `<<` with a list, for example <<: [*a, *b]"
             self.faults.append(PlacedFault((*place, "<<"), fault))
         for node in merged:
             self._merge(own, node, place, depth)
         return own
 
     def _merge(self, own: dict[str, Plain], node: yaml.Node, place: KeyPath, depth: int) -> None:
-        """Add the content of a merge key to ``own``. As in YAML's type ``merge``, existing keys are not replaced."""
+        """Add the content of a merge key (``<<``) to ``own``. As YAML specifies, existing keys are not replaced."""
         self._count(1, depth)
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             inherited = self.plain(source, place, depth)
@@ -230,7 +234,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def _scalar(node: Any) -> Plain:
-    # YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as false, which would hide mistakes. Here they stay strings.
+    # YAML 1.1 reads `010` as 8, `1_000` as 1000 and `no` as false, which would hide mistakes. So they stay strings.
     if not isinstance(node, yaml.ScalarNode):
         return _encodable(node) if isinstance(node, str) else node
     text: str = node.value
@@ -242,5 +246,5 @@ def _scalar(node: Any) -> Plain:
 
 
 def _encodable(text: str) -> str:
-    """Replace unpaired UTF-16 surrogates, which cannot be encoded, by a character that no name may contain."""
+    """Replace each unpaired UTF-16 surrogate, which cannot be encoded, by a character that no name may contain."""
     return _SURROGATES.sub("\ufffd", text)
