@@ -115,7 +115,7 @@ REFUSED = {
     **{
         f"runtime class {name}": (
             pod(container(), runtimeClassName=name),
-            f"spec.runtimeClassName: runtime class {name} gives a pod GPUs",
+            f"spec.runtimeClassName: runtime class {name} gives GPUs to a pod",
             "runtime-class",
         )
         for name in HANDLERS

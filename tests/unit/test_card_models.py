@@ -253,7 +253,8 @@ EXAMPLE = (
     "must be a product of at most 64 printable ASCII characters, for example NVIDIA-A100-*GB, "
     "where * stands for any text and ? for one character"
 )
-NARROW = "a product must belong to only one model: make a pattern more specific, for example NVIDIA-A100-*GB"
+ONE = "a product must belong to only one model"
+NARROW = "Make the pattern more specific, for example NVIDIA-A100-*GB"
 
 
 @pytest.mark.parametrize(
@@ -266,39 +267,41 @@ NARROW = "a product must belong to only one model: make a pattern more specific,
         ("A100: {products: [é]}", f'.A100.products[0]: {EXAMPLE}; got "é"'),
         ('A100: [""]', f'.A100[0]: {EXAMPLE}; got ""'),
         ("A100: ['A[12]']", '.A100[0]: must not contain [; got "A[12]"'),
-        ("A100: ['*-?']", '.A100[0]: must not match every product; got "*-?"'),
+        ("A100: ['*-?']", '.A100[0]: must have a letter or digit, so as not to match every product; got "*-?"'),
         (f"A100: [{', '.join('abc' * 11)}]", ".A100: must not have more than 32 products; got 33"),
         ("A100: {cards: 0.125}", ".A100.cards: must have at most two decimals, for example 0.12; got 0.125"),
         (
             "A100: {cards: 0}",
-            ".A100.cards: must be above 0 and at most 1, the part of a card that one nvidia.com/gpu stands for; got 0",
+            ".A100.cards: must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got 0",
         ),
         (
             "A100: {cards: 1.01}",
-            (
-                ".A100.cards: must be above 0 and at most 1, the part of a card that one nvidia.com/gpu stands for; "
-                "got 1.01"
-            ),
+            ".A100.cards: must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got 1.01",
         ),
         ("A100: {cards: '0.5'}", '.A100.cards: must be a number without quotes, for example 0.5; got "0.5"'),
-        ("A100: [a-*, A *]", ".A100[1]: duplicate product; remove it"),
-        ("A100: [a1], B: [A1]", f'.B[0]: "A1" also matches a1, which belongs to A100 by "a1"; {NARROW}'),
+        ("A100: [a-*, A *]", ".A100[1]: duplicate product; each product must be listed once"),
+        ("A100: [a1], B: [A1]", f'.B[0]: {ONE}: "A1" also matches a1, which belongs to A100 by "a1". {NARROW}'),
         (
             "A100: [N-A100-*], B: {products: [x, N-A100-*-SHARED]}",
-            '.B.products[1]: "N-A100-*-SHARED" also matches n-a100--shared, which belongs to A100 by "N-A100-*"; '
-            + NARROW,
+            (
+                f'.B.products[1]: {ONE}: "N-A100-*-SHARED" also matches n-a100--shared, '
+                f'which belongs to A100 by "N-A100-*". {NARROW}'
+            ),
         ),
         (
             "V100: [Tesla V100-*], V: [NVIDIA-Tesla-V100-*]",
             (
-                '.V[0]: "NVIDIA-Tesla-V100-*" also matches nvidia-tesla-v100-, '
-                f'which belongs to V100 by "Tesla V100-*"; {NARROW}'
+                f'.V[0]: {ONE}: "NVIDIA-Tesla-V100-*" also matches nvidia-tesla-v100-, '
+                f'which belongs to V100 by "Tesla V100-*". {NARROW}'
             ),
         ),
-        ("A100: [h*], H100: [x]", f'.A100[0]: "h*" also matches h100, which is a model itself; {NARROW}'),
-        ("A100: ['p*']", f'.A100[0]: "p*" also matches p100, which is a model itself; {NARROW}'),
-        ("m40: []", ".m40: must be written as M40, from which it differs only in letter case"),
-        ("A100: [], a100: []", ".a100: must be written as A100, from which it differs only in letter case"),
+        ("A100: [h*], H100: [x]", f'.A100[0]: {ONE}: "h*" also matches h100, which is itself a model. {NARROW}'),
+        ("A100: ['p*']", f'.A100[0]: {ONE}: "p*" also matches p100, which is itself a model. {NARROW}'),
+        ("m40: []", ".m40: must be written as M40, because two models must not differ only in letter case"),
+        (
+            "A100: [], a100: []",
+            ".a100: must be written as A100, because two models must not differ only in letter case",
+        ),
         ("a b: []", '["a b"]'),
     ],
 )
@@ -311,7 +314,7 @@ def test_a_malformed_row_is_rejected_with_its_path(rows: str, fault: str) -> Non
 
 def test_the_number_of_rows_is_bounded() -> None:
     rows = json.dumps({f"m{number}": [f"p{number}-*"] for number in range(257)})
-    with pytest.raises(QuotaFault, match="must not have more than 256 models or 256 products; got 257 and 257"):
+    with pytest.raises(QuotaFault, match="must not have more than 256 models or 256 products; got 257 models and 257"):
         known(rows)
     assert len(known(json.dumps({f"m{number}": [f"p{number}-*"] for number in range(256)})).models.rows) == 256
 

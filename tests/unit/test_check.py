@@ -191,7 +191,7 @@ def test_an_empty_quota_file_is_an_error(directory: Path, text: str) -> None:
     (directory / "quota.yaml").write_text(text)
     result = check(directory, cards(1))
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.endswith("the file is empty. Write {} if no namespace is to be limited\n")
+    assert result.stderr.endswith("must not be empty; write {} to limit no namespace\n")
 
 
 def test_every_fault_of_a_bad_quota_is_printed(directory: Path) -> None:

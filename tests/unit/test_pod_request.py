@@ -230,16 +230,17 @@ def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: st
 
     Other faults may follow from this fault.
     """
-    assert refusals(vcuda_pod({resource: amount})) == [f"{LIMITS}[{resource}]: {why}; write a whole number from 0 up"]
+    sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
+    assert refusals(vcuda_pod({resource: amount})) == [sentence]
 
 
-WITHIN = "write a whole number from the requested cores"
-LEAVE_OUT = "remove it: whole cards cannot have a lower limit"
+WITHIN = "must be a whole number from {} (the requested cores) to 100"
+LEAVE_OUT = "must not be set, because whole cards cannot have a lower limit"
 NO_CORE_LIMITS = ("29", "101", "1000", "0", "-30", "50.0", "5e1", " 50", "50\n", "+50", "", "half", "\u0665\u0660")
 WRONG_CORE_LIMITS = [
-    *((text, (30,), f"{WITHIN}, 30, to 100") for text in NO_CORE_LIMITS),
-    ("99", (100,), f"{WITHIN}, 100, to 100"),
-    *(("50", cores, f"{WITHIN}, 60, to 100") for cores in ((10, 60), (60, 10))),
+    *((text, (30,), WITHIN.format(30)) for text in NO_CORE_LIMITS),
+    ("99", (100,), WITHIN.format(100)),
+    *(("50", cores, WITHIN.format(60)) for cores in ((10, 60), (60, 10))),
     *((text, (200,), LEAVE_OUT) for text in ("100", "200", "x")),
 ]
 """Wrong core limits. Each row has the annotation's text, the cores that each container requests, and the expected
@@ -274,7 +275,7 @@ class TestCoresOfTheContainer:
         assert refusals(vcuda_pod({scheme.cores: cores, scheme.memory: 0})) == [sentence]
 
     def test_memory_without_cores_is_rejected(self, scheme: Scheme) -> None:
-        sentence = f"{LIMITS}[{scheme.memory}]: memory requires cores; add {scheme.cores}"
+        sentence = f"{LIMITS}[{scheme.memory}]: GPU memory must be requested together with cores; add {scheme.cores}"
         assert refusals(vcuda_pod({scheme.memory: 4})) == [sentence]
         assert refusals(vcuda_pod({scheme.memory: 4, scheme.cores: 0})) == [sentence]
 
@@ -286,7 +287,7 @@ class TestCoresOfTheContainer:
     def test_a_wrong_core_limit_is_rejected(
         self, scheme: Scheme, text: str, cores: tuple[int, ...], advice: str
     ) -> None:
-        sentence = f"metadata.annotations[{scheme.core_limit}]: {text!r} is not allowed; {advice}"
+        sentence = f"metadata.annotations[{scheme.core_limit}]: {advice}; got {text!r}"
         assert core_limit_refusals(scheme, text, *cores) == [sentence]
 
 
@@ -318,7 +319,7 @@ class TestCoresOfEachVgpu:
 
         Whole cards are requested by the number of vGPUs, so even 200 cores per vGPU are wrong.
         """
-        sentence = f"{LIMITS}[{scheme.cores}]: {cores} is more than one card; write at most 100, the cores of each vGPU"
+        sentence = f"{LIMITS}[{scheme.cores}]: a vGPU must have at most 100 cores (one card); got {cores}"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]
 
@@ -334,7 +335,8 @@ class TestCoresOfEachVgpu:
 
 def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     limits = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 50, "nvidia.com/gpumem-percentage": 101}
-    assert refusals(vcuda_pod(limits)) == [f"{LIMITS}[nvidia.com/gpumem-percentage]: 101 is over 100 percent"]
+    sentence = f"{LIMITS}[nvidia.com/gpumem-percentage]: must be at most 100 percent; got 101"
+    assert refusals(vcuda_pod(limits)) == [sentence]
 
 
 # Tests of pods that request GPUs by the resources of two vendors
@@ -353,14 +355,14 @@ def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names
 
     The message names the resources in the order in which the API server stores them.
     """
-    sentence = f"{LIMITS}: requests resources of two schemes, {names}; request resources of only one scheme"
+    sentence = f"{LIMITS}: a container must request resources of only one vendor; got resources of {names}"
     assert refusals(vcuda_pod(limits)) == [sentence]
 
 
 def test_two_schemes_in_limits_and_requests_are_rejected() -> None:
     resources = {"limits": {"nvidia.com/gpu": 1}, "requests": {CORES: 100}}
     (refusal,) = refusals(pod(container(resources=resources)))
-    assert refusal.startswith(f"{LIMITS}: requests resources of two schemes, ")
+    assert refusal.startswith(f"{LIMITS}: a container must request resources of only one vendor; ")
 
 
 def test_two_schemes_in_two_containers_are_admitted() -> None:
@@ -377,7 +379,7 @@ def test_two_schemes_in_two_containers_are_admitted() -> None:
     sidecar=(pod(init=[container(), sidecar({"nvidia.com/gpu": -1})]), "spec.initContainers[1]"),
 )
 def test_the_path_names_the_container(manifest: Manifest, path: str) -> None:
-    sentence = "-1 is negative; write a whole number from 0 up"
+    sentence = "must be a whole number of at least 0: -1 is negative"
     assert refusals(manifest) == [f"{path}.resources.limits[nvidia.com/gpu]: {sentence}"]
 
 

@@ -179,13 +179,13 @@ def test_the_cards_of_a_model_are_known_if_each_of_its_nodes_says_how_many_it_ha
 
 @pytest.mark.parametrize("text", ["", "  \n", "# team-a: {}\n---\n", "---\n...\n", "null", "~  # nobody"])
 def test_a_document_without_content_is_rejected_since_it_would_lift_every_limit(text: str) -> None:
-    with pytest.raises(QuotaFault, match=r"data.gpu_quota: is empty; write \{\} if no namespace is to be limited"):
+    with pytest.raises(QuotaFault, match=r"data.gpu_quota: must not be empty; write \{\} to limit no namespace"):
         parse_config({"gpu_quota": text})
     assert not parse_config({"gpu_quota": "{}"}).quota.namespaces
 
 
 @pytest.mark.parametrize(
-    ("key", "hint"), [("gpu_unit", "did you mean `gpu_units`?"), ("gpu_x", "the keys are gpu_quota")]
+    ("key", "hint"), [("gpu_unit", "did you mean `gpu_units`?"), ("gpu_x", "supported keys: gpu_quota")]
 )
 def test_an_unknown_key_of_ours_is_rejected(key: str, hint: str) -> None:
     with pytest.raises(QuotaFault) as refused:

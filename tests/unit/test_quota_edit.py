@@ -134,7 +134,7 @@ def test_a_malformed_document_is_rejected_with_the_path_of_every_fault() -> None
 def test_a_config_map_without_the_document_is_rejected(raw: bytes) -> None:
     """An edit removes the quota document from the ConfigMap. It is rejected, because it would remove every quota."""
     answer = edited(None, object=msgspec.Raw(raw))
-    missing = Fault("data.gpu_quota", "is required; write the quota document there")
+    missing = Fault("data.gpu_quota", "is required; this key must have the quota document")
     assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (missing,))
 
 

@@ -178,14 +178,14 @@ def test_an_unknown_gpu_resource_is_rejected_with_the_line_to_add(resource: str,
     assert refused(vcuda_pod({resource: 9}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{resource}]: unknown GPU resource: no value is configured "
         f"for it. Ask your administrator to add a line to `gpu_units` in the quota ConfigMap: `{name}: {{cards: 1}}` "
-        f"with the cards that one unit is worth, or `{name}: {{}}` if it is not a GPU"
+        f"with the number of cards of one unit, or `{name}: {{}}` if the resource is not a GPU"
     )
 
 
 def test_a_class_without_a_fixed_value_is_rejected_with_an_alternative() -> None:
     assert refused(vcuda_pod({f"{CLASS}mig.nvidia.com": 1}), *Allowance).message == (
         f"malformed GPU request: {FIRST}.resources.limits[{CLASS}mig.nvidia.com]: the charge depends on the MIG "
-        "profile; request nvidia.com/mig-<profile>, or use a ResourceClaim"
+        "profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim"
     )
 
 

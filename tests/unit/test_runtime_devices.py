@@ -207,6 +207,6 @@ def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> No
 def test_the_refusal_of_cuda_version_says_what_to_do() -> None:
     assert validated(pod(container(env=[LEGACY]))).message == (
         "malformed GPU request: spec.containers[0].env[0]: CUDA_VERSION gives a container without a GPU "
-        "resource all cards of its node; remove it, set NVIDIA_VISIBLE_DEVICES to void in the same container, or ask "
-        "your administrator to add `allow: [visible-devices]` to this namespace's quota"
+        "resource all cards of its node. Remove CUDA_VERSION, or set NVIDIA_VISIBLE_DEVICES to void in the same "
+        "container. Or ask your administrator to add `allow: [visible-devices]` to the quota of this namespace"
     )

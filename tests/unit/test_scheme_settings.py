@@ -79,8 +79,8 @@ def test_a_pod_of_two_schedulers_is_refused(call: str) -> None:
     both = pod(container({"nvidia.com/gpu": 1}), container({"nvidia.com/vgpu-number": 1}), affinity=held_to("M40"))
     answer = getattr(asked, call)(both)
     assert answer.message == (
-        "malformed GPU request: spec.schedulerName: requests resources of hami and vgpu-manager, "
-        "which have different schedulers; request resources of only one scheme"
+        "malformed GPU request: spec.schedulerName: no scheduler can place a pod with resources of hami and "
+        "vgpu-manager, because their schedulers differ. Request resources of only one vendor"
     )
 
 
@@ -111,7 +111,7 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
 @cases(
     "text, fault",
     unknown_scheme=("hamis: {scheduler: a}", ".hamis: unknown scheme; did you mean `hami`?"),
-    no_scheme=("x: {}", f".x: unknown scheme; the schemes are {', '.join(scheme.name for scheme in SCHEMES)}"),
+    no_scheme=("x: {}", f".x: unknown scheme; supported schemes: {', '.join(scheme.name for scheme in SCHEMES)}"),
     no_mapping=("hami: 1", ".hami: must be a mapping, for example hami: {scheduler: hami-scheduler}; got 1"),
     unknown_key=("hami: {schedulr: a}", ".hami.schedulr: unknown key; did you mean `scheduler`?"),
     unknown_resource=("hami: {resources: {counts: a/b}}", ".hami.resources.counts: unknown key; did you mean `count`?"),
@@ -126,7 +126,7 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
     a_number=("hami: {resources: {count: 1}}", f".hami.resources.count: {NOT_A_NAME}; got 1"),
     a_slice=(
         "hami: {resources: {count: nvidia.com/mig-1g.5gb}}",
-        ".hami.resources.count: is built in as a unit; write a resource that only this scheme has",
+        ".hami.resources.count: must be a resource that only this scheme has; the charge of this resource is built in",
     ),
     of_another_scheme=(
         "hami: {resources: {count: nvidia.com/vgpu-number}}",
@@ -136,10 +136,13 @@ NOT_A_NAME = "must be the name of a resource, for example nvidia.com/vgpu"
         "hami: {resources: {count: nvidia.com/gpumem}}",
         ".hami.resources.count: nvidia.com/gpumem is already a resource of scheme hami",
     ),
-    fixed=("gpu-manager: {memory_mib: 1}", ".gpu-manager.memory_mib: is fixed in gpu-manager; remove it"),
+    fixed=(
+        "gpu-manager: {memory_mib: 1}",
+        ".gpu-manager.memory_mib: must not be set, because this setting is fixed in gpu-manager",
+    ),
     it_has_none=(
         "vgpu-manager: {resources: {memory_percentage: a.b/c}}",
-        ".vgpu-manager.resources.memory_percentage: vgpu-manager has no such resource; remove it",
+        ".vgpu-manager.resources.memory_percentage: must not be set, because vgpu-manager has no such resource",
     ),
     no_memory=("hami: {memory_mib: 0}", ".hami.memory_mib: must be a whole number of MiB from 1 to 1048576; got 0"),
     a_part=(
@@ -181,7 +184,7 @@ def test_any_text_gives_settings_or_faults(tree: object) -> None:
 
 def test_a_name_in_two_tables_is_rejected_and_a_replaced_name_is_free() -> None:
     renamed = "hami: {resources: {count: nvidia.com/vgpu, cores: nvidia.com/vcores}}"
-    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: already belongs to scheme hami"):
+    with pytest.raises(QuotaFault, match=r"nvidia\.com/vgpu\]: must not be listed, because this resource"):
         known(renamed, gpu_units="nvidia.com/vgpu: {cards: 1}")
     free = known(renamed, gpu_units="nvidia.com/gpucores: {}")
     assert (free.is_unknown_gpu("nvidia.com/gpucores"), free.counts("nvidia.com/vcores")) == (False, True)

@@ -88,26 +88,30 @@ def test_an_invalid_amount_is_a_fault_with_its_path(amount: object) -> None:
 
 
 WORTH = "must be a mapping, for example amd.com/gpu: {cards: 1}"
-SPELLING = "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, deviceclass/NAME"
+SPELLING = (
+    "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, for example "
+    "deviceclass/gpu.example.com"
+)
+BUILT_IN = "must not be listed, because the charge of this resource is built in"
 DOMAINS = "must be the domain of resource names, or a domain with a pattern, for example acme.com or acme.com/gpu-*"
 
 
 @pytest.mark.parametrize(
     ("units", "fault"),
     [
-        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: already belongs to scheme hami; remove it"),
-        ("nvidia.com/mig-1g.5gb: {}", "[nvidia.com/mig-1g.5gb]: is built in; remove it"),
-        ("deviceclass/mig-manager: {}", "[deviceclass/mig-manager]: is built in; remove it"),
-        (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a; this covers claims and pods"),
+        ("nvidia.com/gpu: {}", "[nvidia.com/gpu]: must not be listed, because this resource belongs to scheme hami"),
+        ("nvidia.com/mig-1g.5gb: {}", f"[nvidia.com/mig-1g.5gb]: {BUILT_IN}"),
+        ("deviceclass/mig-manager: {}", f"[deviceclass/mig-manager]: {BUILT_IN}"),
+        (f"{CLASS}a: {{}}", f"[{CLASS}a]: must be written as deviceclass/a, for both claims and pods"),
         ("amd.com/gpu: {}, amd.com/gpu: {}", "[amd.com/gpu]: duplicate key; each key must be written once"),
         (
             "amd.com/gpu: {cards: 0.125}",
             "[amd.com/gpu].cards: must have at most two decimals, for example 0.12; got 0.125",
         ),
-        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0; write {} for a resource that is not a GPU"),
+        ("amd.com/gpu: {cards: 0}", "[amd.com/gpu].cards: must be above 0. For a resource that is not a GPU, write {}"),
         (
             "amd.com/gpu: {memory: 1Gi}",
-            "[amd.com/gpu]: cards is required with memory, for example {cards: 0.25, memory: 10Gi}",
+            "[amd.com/gpu]: `cards` is required with `memory`, for example {cards: 0.25, memory: 10Gi}",
         ),
         ("amd.com/gpu: {card: 1}", "[amd.com/gpu].card: unknown key; did you mean `cards`?"),
         ("amd.com/gpu: 1", f"[amd.com/gpu]: {WORTH}; got 1"),

@@ -6,9 +6,9 @@ For example::
     A100-shared: {products: [NVIDIA-A100-*-SHARED], cards: 0.25}   # one nvidia.com/gpu is a quarter of a card
     L40S: {memory: 46068Mi}                                        # the memory of one card
 
-A product is the value of a node's model label, or the ``productName`` of a DRA device. Comparisons ignore letter case,
-and treat a space as ``-``. In a row, ``*`` stands for any text and ``?`` for one character. A product that no row
-matches is itself a model.
+A product is the value of a node's model label, or the ``productName`` of a DRA device. Comparisons of products ignore
+letter case, and treat a space as ``-``. In a row of ``gpu_models``, ``*`` stands for any text and ``?`` for one
+character. A product that no row matches is itself a model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,9 +35,9 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
-"""The maximum number of products of one model. So many names fit into the CEL selector that pins a claim to a model."""
+"""The maximum number of products of one model. The CEL selector that pins a claim to the model lists all of them."""
 MAX_ROWS = 256
-"""The maximum number of models, and of products of all models together. Validation compares all pairs of products."""
+"""The maximum number of models, and also of all their products, because validation compares all pairs of products."""
 
 
 def common_product(one: str, other: str) -> str | None:
@@ -59,7 +59,10 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the next steps of the search: the characters that each pattern consumes, and the text added to the name."""
+    """Yield the next steps of the search for a common product, from the next characters of both patterns.
+
+    A step has the number of characters that it consumes of each pattern, and the text that it adds to the product.
+    """
     if left == "*":
         yield 1, 0, ""
         if right:
@@ -83,18 +86,15 @@ def read_product(value: object) -> str:
         or not value.isprintable()
         or not 0 < len(value) <= MAX_PRODUCT
     ):
-        raise WrongValueError(f"{_EXAMPLE}; got {shown(value)}")
+        raise WrongValueError(
+            f"must be a product of at most {MAX_PRODUCT} printable ASCII characters, for example NVIDIA-A100-*GB, "
+            f"where * stands for any text and ? for one character; got {shown(value)}"
+        )
     if unknown := next((each for each in value if each in "[]{}\\"), None):
         raise WrongValueError(f"must not contain {unknown}; got {shown(value)}")
     if not any(map(str.isalnum, value)):
-        raise WrongValueError(f"must not match every product; got {shown(value)}")
+        raise WrongValueError(f"must have a letter or digit, so as not to match every product; got {shown(value)}")
     return value
-
-
-_EXAMPLE = (
-    f"must be a product of at most {MAX_PRODUCT} printable ASCII characters, for example NVIDIA-A100-*GB, "
-    "where * stands for any text and ? for one character"
-)
 
 
 def read_cores_of_device(value: object) -> int:
@@ -102,7 +102,7 @@ def read_cores_of_device(value: object) -> int:
     cores = read_cores(value)
     if not 0 < cores <= CORES_PER_CARD:
         raise WrongValueError(
-            f"must be above 0 and at most 1, the part of a card that one nvidia.com/gpu stands for; got {shown(value)}"
+            f"must be the part of a card that one nvidia.com/gpu is, above 0 and at most 1; got {shown(value)}"
         )
     return cores
 
@@ -135,7 +135,8 @@ def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
 
 
 def _read_models(tree: Plain, limited: Iterable[str]) -> CardModels:
-    # A bare list of products is short for a mapping with the key `products`. Paths of faults in the list omit this key.
+    # A bare list of products is short for a mapping with the key `products`. The paths of faults in a bare list do not
+    # contain this key.
     written = tree.items() if isinstance(tree, dict) else ()
     bare = {name for name, entry in written if isinstance(entry, list)}
     plain = {name: {"products": entry} if name in bare else entry for name, entry in written}
@@ -154,6 +155,8 @@ def _in_text(place: KeyPath, bare: set[str]) -> KeyPath:
 
 
 class _Claimed(NamedTuple):
+    """A name or pattern of products that belong to a GPU model."""
+
     place: KeyPath
     model: str
     name: str
@@ -166,7 +169,7 @@ class _Claimed(NamedTuple):
 
     @property
     def with_vendor(self) -> str:
-        """The product's pattern with the prefix ``nvidia-``, which some sources add (`vcuda.discovery.names`)."""
+        """The product's pattern with the prefix ``nvidia-``, which some components add (`vcuda.discovery.names`)."""
         pattern = self.pattern
         return pattern if pattern.startswith(("nvidia-", *WILDCARDS)) else f"nvidia-{pattern}"
 
@@ -176,37 +179,36 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each place in ``gpu_models`` with a product that could belong to two models, and a message about it."""
+    """Yield a message for each product in ``gpu_models`` that could belong to two models, with the product's place."""
     products = [
         _Claimed((model, "products", at), model, product, at_product=True)
         for model, row in rows.items()
         for at, product in enumerate(row.products)
     ]
     if len(rows) > MAX_ROWS or len(products) > MAX_ROWS:
-        yield (
-            (),
-            f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {len(rows)} and {len(products)}",
-        )
+        found = f"{len(rows)} models and {len(products)} products"
+        yield (), f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {found}"
         return
-    # A model without an entry here, named only in the quota document, still matches the product of the same name.
+    # A model that only the quota document names, without an entry here, still matches the product of the same name.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}
     for model in rows:
         if (spelled := strangers.get(fold(model), names[fold(model)])) != model:
-            yield (model,), f"must be written as {spelled}, from which it differs only in letter case"
+            yield (model,), f"must be written as {spelled}, because two models must not differ only in letter case"
     alone = [_Claimed((name,), name, name) for name in names.values()]
     for number, own in enumerate(products):
         for other in (*alone, *products[:number]):
             if other.model != own.model and (both := own.common(other)) is not None:
-                whose = "is a model itself" if other in alone else f"belongs to {other.model} by {shown(other.name)}"
-                yield own.place, f"{shown(own.name)} also matches {printable(both)}, which {whose}; {_NARROW}"
+                owner = "is itself a model" if other in alone else f"belongs to {other.model} by {shown(other.name)}"
+                message = (
+                    f"a product must belong to only one model: {shown(own.name)} also matches {printable(both)}, which "
+                    f"{owner}. Make the pattern more specific, for example NVIDIA-A100-*GB"
+                )
+                yield own.place, message
                 break
         if any((each.model, each.pattern) == (own.model, own.pattern) for each in products[:number]):
-            yield own.place, "duplicate product; remove it"
-
-
-_NARROW = "a product must belong to only one model: make a pattern more specific, for example NVIDIA-A100-*GB"
+            yield own.place, "duplicate product; each product must be listed once"
 
 
 def _common(one: str, other: str) -> str | None:

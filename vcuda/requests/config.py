@@ -21,8 +21,8 @@ from vcuda.requests.resources import BUILT_IN, CLASS, CLASS_RESOURCE, NO_ROWS, N
 from vcuda.requests.schemes import SCHEMES
 
 QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_domains", "gpu_schemes", "gpu_models"
+"""Keys of the quota ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 TIME_ZONE = "gpu_time_zone"
-"""The keys of the quota ConfigMap. The operator can choose another name for the key ``gpu_quota``."""
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
 """All keys of this system in the quota ConfigMap begin with this text. Other keys in it are ignored."""
@@ -44,7 +44,7 @@ def parse_config(
 ) -> QuotaConfig:
     """Parse ``data`` of the quota ConfigMap. ``key``: the key of the quota. ``version``: the resourceVersion.
 
-    Raises QuotaFault with the faults of all keys. The path of a fault outside the quota begins with the key's name.
+    Raises QuotaFault with the faults of all keys. If a fault is not in the quota, its path begins with the key's name.
     """
     faults: list[Fault] = []
 
@@ -57,12 +57,12 @@ def parse_config(
 
     for name in sorted(data.keys() - {key, *KEYS}):
         if name.startswith(PREFIX):
-            hint = values.suggestion(name, KEYS) or f"the keys are {', '.join((key, *KEYS))}"
+            hint = values.suggestion(name, KEYS) or f"supported keys: {', '.join((key, *KEYS))}"
             faults.append(Fault(f"data.{name}", f"unknown key; {hint}"))
     if key in data and document.is_empty(data[key]):
-        faults.append(Fault(f"data.{key}", "is empty; write {} if no namespace is to be limited"))
+        faults.append(Fault(f"data.{key}", "must not be empty; write {} to limit no namespace"))
     if key not in data:
-        faults.append(Fault(f"data.{key}", "is required; write the quota document there"))
+        faults.append(Fault(f"data.{key}", "is required; this key must have the quota document"))
     zone = read(TIME_ZONE, parse_zone, times.UTC)
     quota = read(key, lambda text: document.parse_quota(text, system, zone), Quota())
     schemes = read(SCHEME_SETTINGS, scheme_settings.parse_schemes, SCHEMES)
@@ -91,33 +91,33 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return ``name`` if it may be a key of ``gpu_units``. Raises WrongValueError if it is malformed or taken."""
+    """Return ``name`` if ``gpu_units`` may have this key. Raises WrongValueError if it is malformed or already used."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
-        raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}; this covers claims and pods")
+        raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}, for both claims and pods")
     if not (k8s_types.can_be_name(rest) if domain + slash == CLASS else is_resource(name)):
         raise values.WrongValueError(
-            "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, "
-            f"{CLASS}NAME; got {values.shown(name)}"
+            "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, for example "
+            f"{CLASS}gpu.example.com; got {values.shown(name)}"
         )
     # A resource that is built in, or belongs to a scheme, already has a value, and must not get a second value.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
-        raise values.WrongValueError(f"already belongs to scheme {scheme.name}; remove it")
+        raise values.WrongValueError(f"must not be listed, because this resource belongs to scheme {scheme.name}")
     if name in NOT_FIXED or BUILT_IN.unit_of(name) is not None:
-        raise values.WrongValueError("is built in; remove it")
+        raise values.WrongValueError("must not be listed, because the charge of this resource is built in")
     return name
 
 
 def read_worth(value: object) -> int:
     cores = values.read_cores(value)
     if not cores:
-        raise values.WrongValueError("must be above 0; write {} for a resource that is not a GPU")
+        raise values.WrongValueError("must be above 0. For a resource that is not a GPU, write {}")
     return cores
 
 
 def read_memory_of_unit(value: object) -> int:
-    """Return an amount of memory in MiB, rounded up, so that the charge is never less than the memory."""
+    """Return an amount of memory in MiB. It is rounded up, so that a pod is never charged less memory than it gets."""
     return math.ceil(values.read_bytes(value) / values.MIB)
 
 
@@ -130,7 +130,7 @@ class _UnitEntry(values.StrictModel):
     @pydantic.model_validator(mode="after")
     def _has_cards(self) -> "_UnitEntry":
         if self.memory and not self.cards:
-            raise values.WrongValueError("cards is required with memory, for example {cards: 0.25, memory: 10Gi}")
+            raise values.WrongValueError("`cards` is required with `memory`, for example {cards: 0.25, memory: 10Gi}")
         return self
 
     @property
@@ -145,7 +145,10 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
-    """Parse ``gpu_units``, and return each unit's charge. Raises QuotaFault, for example for a unit in ``taken``."""
+    """Parse ``gpu_units``, and return the charge of one unit of each resource. Raises QuotaFault.
+
+    ``taken``: the resources that already have a charge, and so must not be listed.
+    """
 
     def sentence(details: ErrorDetails) -> str:
         shape = f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"

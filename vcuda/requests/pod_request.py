@@ -1,4 +1,4 @@
-"""Reads the GPU request of a pod. Computes the charge (the quota that the pod takes), and finds all faults."""
+"""Reads the GPU request of a pod, computes its charge (the quota that the pod takes), and finds all faults."""
 
 import re
 import types
@@ -15,9 +15,9 @@ from vcuda.requests.share_limits import ShareLimits
 
 SIDECAR = "Always"
 NONE = (0, "0")
-"""The two forms of a zero amount of a resource: people may write a number, and the API server writes a text."""
+"""The two forms of a zero amount of a resource. People may write a number, and the API server writes a text."""
 MOST_UNITS = 10_000_000
-"""The most units in one request: 2,000 for each of the 5,000 nodes that Kubernetes supports at most."""
+"""The most units in one request, which is 2,000 for each of the 5,000 nodes that Kubernetes supports."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -31,9 +31,9 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     faults: tuple[Fault, ...] = ()
     """The faults of the request. A pod with faults is refused if the quota of its namespace is enforced."""
     share: int = 0
-    """The most cores of one card that any container requests. It is 100 if a container requests whole cards."""
+    """The most cores of one card that any container requests. If a container requests whole cards, this is 100."""
     by_units: bool = False
-    """True if the pod requests a unit, which is a GPU resource of no vendor's scheme."""
+    """True if the pod requests a unit, which is a GPU resource that belongs to no vendor's scheme."""
     has_share: bool = False
     """True if a container requests a share: less than all cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
@@ -55,18 +55,18 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
-    """The GPU request of one container: resources of a vendor's scheme, units (resources of no scheme), or both."""
+    """The GPU request of one container, by resources of a vendor's scheme, units (resources of no scheme), or both."""
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """The charges of the container, by the name of its scheme and of each unit. Each name is charged separately."""
+    """The charges of the container, by the names of its scheme and its units. Each name is charged separately."""
     cores_per_card: int
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The scheme or unit of which the container requests a number, but no cores or memory; empty if there is none."""
+    """The scheme or unit for which the container states a number, but no cores or memory; empty if there is none."""
     by_memory: str = ""
-    """The name of the scheme, if it charges shares for cores in proportion to their memory; empty if it does not."""
+    """The name of the scheme if it charges a share's cores in proportion to the share's memory; otherwise empty."""
     limits: tuple[ShareLimits, ...] = ()
     """Descriptions of the vendors' libraries that may limit the container to its shares of cards."""
     memory_per_card: int = 0
@@ -74,14 +74,17 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def needs_register(self) -> bool:
-        """True if the request needs a node with the scheme's register, in which the vendor lists the cards. A bare
-        count of whole cards needs none, because NVIDIA's own device plugin can serve it, too."""
+        """True if the request needs a node with the scheme's register, in which the vendor lists the cards. A request
+        for only a number of whole cards needs no register, because NVIDIA's own device plugin can serve it too."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the container's charge for scheme or unit ``kind``. ``worth``: a device of the GPU model to charge."""
+        """Return the container's charge for the scheme or unit named ``kind``.
+
+        ``worth``: the cores and memory of one device of the GPU model.
+        """
         charge = self.charges.get(kind, NOTHING)
-        # A device without stated cores is charged all cores of a card, so this quotient is the number of devices.
+        # A device without stated cores is charged all cores of a card. So the quotient is the number of devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -93,8 +96,8 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
 def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
     """Return whether any container of the pod requests more than 0 of a GPU resource that is charged."""
-    # This function runs for every pod of the cluster, and most pods request no GPU. So it creates no objects. The name
-    # of a charged resource contains a slash. One search for a slash in the joined names is the fastest check.
+    # This function runs for every pod of the cluster, and most pods request no GPU. So it must be fast. All names of
+    # charged resources contain a slash, and one search for a slash in the joined names is the fastest check.
     spec = pod.spec
     for containers in (spec.containers, spec.init_containers):
         for container in containers or ():
@@ -181,7 +184,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
     schemes = _in_order(known.scheme_of[name] for name in amounts if name in known.scheme_of)
     if len(schemes) > 1:
         names = " and ".join(scheme.name for scheme in schemes)
-        faults.append(Fault(base, f"requests resources of two schemes, {names}; request resources of only one scheme"))
+        faults.append(Fault(base, f"a container must request resources of only one vendor; got resources of {names}"))
     charges, per_card, misshapen = _read_units(base, amounts, known)
     scheme = schemes[0] if schemes else None
     has_unit_share = any(0 < (known.unit_of(name) or NOTHING).cores < CORES_PER_CARD for name in charges)
@@ -191,7 +194,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
         charges[scheme.name] = charge
-        # Only a share is limited by the vendor: it has less than all cores, or less than all memory, of a card.
+        # The vendor limits only shares. A share has less than all cores, or less than all memory, of a card.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
@@ -207,13 +210,14 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
 
 
 def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
-    # 100 cores or more request whole cards with all their memory. Then the requested memory has no effect.
+    # A request for 100 cores or more is for whole cards with all their memory. Then the requested memory has no effect.
     whole = scheme is None or amounts.get(scheme.cores, 0) >= CORES_PER_CARD
     return 0 if scheme is None or whole else amounts.get(scheme.memory, 0) * scheme.memory_unit
 
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
-    # A bare count of cards is priced by the GPU model. If the container sets cores or memory, even 0, they are charged.
+    # If a container requests only a number of cards, the GPU model determines the charge. If the container also sets
+    # cores or memory, even 0, the charge is that of these amounts.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)
@@ -230,7 +234,7 @@ def _amounts(base: str, resources: Mapping[str, Quantity], known: GpuResources) 
         try:
             amount = parse_whole(quantity)
         except ValueError as error:
-            faults.append(_fault(base, name, f"{error}; write a whole number from 0 up"))
+            faults.append(_fault(base, name, f"must be a whole number of at least 0: {error}"))
             amounts[name] = 0
         else:
             if amount:
@@ -246,10 +250,10 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # One unit of a resource may be charged several cards. Its part of each card is at most all cores of the card.
+        # A unit may be charged several cards. Its part of each card is at most all cores of the card.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
-            faults.append(_fault(base, name, f"{count} is larger than any cluster"))
+            faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {count}"))
         counted = min(count, MOST_UNITS)
         charges[name] = Charge(counted * worth.cores, counted * worth.memory, counted * worth.card_memory)
     return charges, per_card, faults
@@ -261,14 +265,17 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if not cores:
-        faults.append(_fault(base, scheme.memory, f"memory requires cores; add {scheme.cores}"))
+        faults.append(
+            _fault(base, scheme.memory, f"GPU memory must be requested together with cores; add {scheme.cores}")
+        )
     elif cores < CORES_PER_CARD and not memory:
         unit = "MiB" if scheme.memory_unit == 1 else f"blocks of {scheme.memory_unit} MiB"
         faults.append(_fault(base, scheme.cores, f"a share of a card needs memory; add {scheme.memory} in {unit}"))
     elif cores > CORES_PER_CARD and cores % CORES_PER_CARD:
         lower = cores - cores % CORES_PER_CARD
-        near = f"write {lower} or {lower + CORES_PER_CARD}"
-        faults.append(_fault(base, scheme.cores, f"{cores} is more than one card but not whole cards; {near}"))
+        higher = lower + CORES_PER_CARD
+        message = f"{cores} is more than one card but not whole cards; write {lower} or {higher}"
+        faults.append(_fault(base, scheme.cores, message))
     if cores < CORES_PER_CARD:
         # A share without memory is a fault. In a stored pod, such a share is charged memory in proportion to its cores.
         return Charge(cores, memory, 0 if memory else cores), cores, faults
@@ -276,8 +283,8 @@ def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Ch
 
 
 def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # The request is a number of vGPUs, and the share of a card that each vGPU gets.
-    # - Without a number, the pod requests one vGPU, because the vendors' webhooks add 1 (HAMi `MutateAdmission`).
+    # The request states a number of vGPUs, and the share of a card for each vGPU.
+    # - A request without a number is for one vGPU, because the vendors' webhooks add 1 (HAMi `MutateAdmission`).
     # - A vGPU without cores, or with 0 cores, may use all cores of its card, and is charged all cores.
     # - A vGPU without memory, or with 100 cores, gets all memory of its card. 100 cores request the card exclusively
     #   (HAMi `Coresreq=100`). Then the requested memory has no effect.
@@ -287,10 +294,9 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []
     if cores > CORES_PER_CARD:
-        most = f"{cores} is more than one card; write at most 100, the cores of each vGPU"
-        faults.append(_fault(base, scheme.cores, most))
+        faults.append(_fault(base, scheme.cores, f"a vGPU must have at most 100 cores (one card); got {cores}"))
     if percentage > CORES_PER_CARD:
-        faults.append(_fault(base, str(scheme.memory_percentage), f"{percentage} is over 100 percent"))
+        faults.append(_fault(base, str(scheme.memory_percentage), f"must be at most 100 percent; got {percentage}"))
     if cores >= CORES_PER_CARD:
         memory, percentage = 0, CORES_PER_CARD
     card_memory = 0 if memory else percentage or CORES_PER_CARD
@@ -299,7 +305,7 @@ def _read_counted(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[
 
 
 def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fault]:
-    # With gpu-manager's annotation vcuda-core-limit, a pod may use more cores of its card than it requests.
+    # The annotation vcuda-core-limit of gpu-manager allows a pod to use more cores of its card than it requests.
     if not pod.annotations:
         return
     for scheme in _in_order(request.scheme for request in requests if request.scheme):
@@ -308,10 +314,10 @@ def _core_limit_faults(pod: Pod, requests: list[ContainerCharge]) -> Iterator[Fa
             continue
         lowest = max(request.cores_per_card for request in requests if request.scheme is scheme)
         if not (_PERCENT.fullmatch(text) and lowest <= int(text) <= CORES_PER_CARD):
-            advice = f"write a whole number from the requested cores, {lowest}, to 100"
+            message = f"must be a whole number from {lowest} (the requested cores) to 100; got {text!r}"
             if lowest > CORES_PER_CARD:
-                advice = "remove it: whole cards cannot have a lower limit"
-            yield Fault(f"metadata.annotations[{scheme.core_limit}]", f"{text!r} is not allowed; {advice}")
+                message = f"must not be set, because whole cards cannot have a lower limit; got {text!r}"
+            yield Fault(f"metadata.annotations[{scheme.core_limit}]", message)
 
 
 def _fault(base: str, resource: str, message: str) -> Fault:

@@ -1,4 +1,4 @@
-"""Finds fields of a pod that give it more GPU than it is charged: unrequested devices, or a share without limits.
+"""Finds fields of a pod that give the pod unrequested devices, or a share of a card without limits.
 
 Three things are not checked, because the pod object does not contain them: variables of the image, variables from a
 ConfigMap by ``envFrom``, and the content of a host path.
@@ -26,18 +26,18 @@ KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMOR
 is ignored, because other admission webhooks may copy an annotation with another letter case."""
 
 EFFECTS: Mapping[Allowance, str] = {
-    Allowance.DISABLE_CONTROL: "turns off all limits of a share of a card",
-    Allowance.CORE_POLICY: "turns off the core limit of a share of a card",
-    Allowance.CORE_LIMIT: "changes the core limit of a share of a card",
-    Allowance.MEMORY_LIMIT: "changes the memory limit of a share of a card",
-    Allowance.LIMIT_LIBRARY: "can replace the library that limits a share of a card",
+    Allowance.DISABLE_CONTROL: "the variable turns off all limits of a share of a card",
+    Allowance.CORE_POLICY: "the variable turns off the core limit of a share of a card",
+    Allowance.CORE_LIMIT: "the variable changes the core limit of a share of a card",
+    Allowance.MEMORY_LIMIT: "the variable changes the memory limit of a share of a card",
+    Allowance.LIMIT_LIBRARY: "the variable can replace the library that limits a share of a card",
 }
-"""The effects of variables and volumes on a share of a card, by the allowance with which a quota permits the effect."""
+"""The effects of environment variables on a share of a card, by the allowance with which a quota permits the effect."""
 
 
 class Refusal(NamedTuple):
-    """A reason to refuse a pod. ``allowance``: the entry that a quota's ``allow`` list needs to admit the pod; None if
-    no entry would help."""
+    """A reason to refuse a pod. ``allowance``: the item of ``allow`` in a quota with which the pod would be admitted;
+    None if no item would help."""
 
     path: str
     message: str
@@ -45,15 +45,15 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The refusal as a fault for the user. Its message names the allowance that the administrator can add."""
+        """The refusal as a fault, with advice to the user. The advice names the item of ``allow`` that would help."""
         if self.allowance is None:
             return Fault(self.path, self.message)
-        advice = f"or ask your administrator to add `allow: [{self.allowance}]` to this namespace's quota"
-        return Fault(self.path, f"{self.message}, {advice}")
+        advice = f"Or ask your administrator to add `allow: [{self.allowance}]` to the quota of this namespace"
+        return Fault(self.path, f"{self.message}. {advice}")
 
 
 class _Judge(NamedTuple):
-    """The rules for all containers of one pod."""
+    """The rules that apply to all containers of one pod."""
 
     known: GpuResources
     extended: Collection[str]
@@ -74,7 +74,8 @@ def could_reach_gpus(pod: Pod) -> bool:
         for container in containers or ():
             if _is_privileged(container) or (container.resources and "/" in "".join(resources_of(container))):
                 return True
-            # Environment variables that change limits are not checked: they act only with a GPU resource or a claim.
+            # Environment variables that change limits are not checked here, because they have an effect only in a
+            # container with a GPU resource or a claim.
             for variable in container.env or ():
                 if variable.name in runtime_devices.GIVING_VARIABLES:
                     return True
@@ -96,31 +97,33 @@ def find_refusals(
     spec = pod.spec
     claims = bool(spec.resource_claims)
     if claims and extended is None:
-        yield Refusal("spec.resourceClaims", "this cluster cannot charge ResourceClaims; request a GPU resource")
+        message = "must not be set, because ResourceClaims cannot be charged in this cluster. Request a GPU resource"
+        yield Refusal("spec.resourceClaims", message)
     name = spec.runtime_class_name
     if name and not request.asks and runtime_classes.gives_gpus(name):
-        message = f"runtime class {name} gives a pod GPUs, and this pod requests none; request a GPU"
+        message = f"runtime class {name} gives GPUs to a pod that requests none. Request a GPU resource"
         yield Refusal("spec.runtimeClassName", message, Allowance.RUNTIME_CLASS)
     if len({scheme.scheduler for scheme in request.schemes if scheme.scheduler}) > 1:
         names = " and ".join(scheme.name for scheme in request.schemes)
         yield Refusal(
             "spec.schedulerName",
-            f"requests resources of {names}, which have different schedulers; request resources of only one scheme",
+            f"no scheduler can place a pod with resources of {names}, because their schedulers differ. "
+            "Request resources of only one vendor",
         )
     judge = _Judge(known, extended or (), tuple(_limits_of(request, known, claims=claims)))
     for path, container in pod.all_containers():
         yield from _of_container(path, container, judge)
     for key in pod.annotations:
         if allowance := KAI.get(key.lower()):
-            message = "a share that is requested by an annotation is not charged; request a GPU resource"
+            message = "must not be set, because shares requested by annotation are not charged. Request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-    # Assume that a claim requests a share, because a claim that the pod names may not exist yet.
+    # A claim that the pod names may not exist yet. So it is assumed that the claim requests a share.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
-    # Vendors may limit even requests for whole cards. So the variables that turn off all limits are always checked.
+    # Vendors may limit even whole cards. So the variables that turn off all limits are checked for each GPU request.
     if request.asks or claims:
         yield known.switches
     if request.has_share or claims:
@@ -135,7 +138,7 @@ def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
     """
     for key, value in annotations.items():
         if key.endswith(COMPUTE_POLICY) and value.strip().casefold() not in COMPUTE_POLICIES:
-            message = f"{value!r} turns off the core limit of a share of a card; set it to fixed or balance"
+            message = f"must be fixed or balance, because {value!r} turns off the core limit of a share of a card"
             yield Refusal(f"metadata.annotations[{key}]", message, Allowance.COMPUTE_POLICY)
 
 
@@ -143,7 +146,7 @@ def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Re
     asked = [name for name, quantity in resources_of(container).items() if quantity not in NONE]
     yield from _unknown_resources(path, asked, judge)
     if _is_privileged(container):
-        message = "a privileged container sees every card of its node; set privileged to false"
+        message = "must be false, because a privileged container can use every card of its node"
         yield Refusal(f"{path}.securityContext.privileged", message, Allowance.PRIVILEGED)
     takes_gpus = any(map(judge.known.counts, asked)) or bool(container.resources and container.resources.claims)
     yield from _variables(path, container, asked, judge, takes_gpus=takes_gpus)
@@ -151,7 +154,7 @@ def _of_container(path: str, container: Container, judge: _Judge) -> Iterator[Re
         return
     for index, mount in enumerate(container.volume_mounts or ()):
         if any(limits.covers(mount.mount_path) for limits in judge.limits):
-            message = f"a volume at this path {EFFECTS[Allowance.LIMIT_LIBRARY]}; mount it elsewhere"
+            message = "must be another path: a volume here can replace the library that limits a share of a card"
             yield Refusal(f"{path}.volumeMounts[{index}].mountPath", message, Allowance.LIMIT_LIBRARY)
 
 
@@ -165,17 +168,26 @@ def _variables(
     for index, variable in enumerate(variables):
         field = f"{path}.env[{index}]"
         if runtime_devices.gives_devices(variable):
-            yield Refusal(field, _how_to_hide(variable.name), Allowance.VISIBLE_DEVICES)
+            message = f"{variable.name} must be none or void, or must not be set, because it gives unrequested devices"
+            if variable.name in runtime_devices.MIG_CONTROL:
+                message = f"{variable.name} must not be set, because it gives control of MIG on unrequested cards"
+            yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
         elif exposed and runtime_devices.makes_legacy_image(variable):
-            yield Refusal(field, _NOT_LEGACY, Allowance.VISIBLE_DEVICES)
+            message = (
+                "CUDA_VERSION gives a container without a GPU resource all cards of its node. "
+                "Remove CUDA_VERSION, or set NVIDIA_VISIBLE_DEVICES to void in the same container"
+            )
+            yield Refusal(field, message, Allowance.VISIBLE_DEVICES)
         elif limit := _lifted(variable, container, judge, takes_gpus=takes_gpus):
-            or_set = f", set it to {limit.harmless}" if limit.harmless else ""
-            message = f"{variable.name} {EFFECTS[limit.allowance]}; remove it{or_set}"
+            effect = EFFECTS[limit.allowance]
+            message = f"{variable.name} must not be set, because {effect}"
+            if limit.harmless:
+                message = f"{variable.name} must be {limit.harmless}, or must not be set, because {effect}"
             yield Refusal(field, message, limit.allowance)
 
 
 def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus: bool) -> LimitVariable | None:
-    """Return the rule for a variable if it may lift a limit of a share of a card; None if it is harmless."""
+    """Return the rule for a variable that may lift a limit of a share of a card; None if the variable is harmless."""
     limit = next(filter(None, (limits.find(variable.name) for limits in judge.limits)), None)
     if limit is None or (limit.is_common and not takes_gpus):
         return None
@@ -185,18 +197,6 @@ def _lifted(variable: EnvVar, container: Container, judge: _Judge, *, takes_gpus
     if limit.mirrors and value == str(resources_of(container).get(limit.mirrors)):
         return None
     return None if limit.is_harmless(value) else limit
-
-
-_NOT_LEGACY = (
-    "CUDA_VERSION gives a container without a GPU resource all cards of its node; remove it, set "
-    "NVIDIA_VISIBLE_DEVICES to void in the same container"
-)
-
-
-def _how_to_hide(name: str) -> str:
-    if name in runtime_devices.MIG_CONTROL:
-        return f"{name} gives a container control of the MIG partitions of cards that it does not request; remove it"
-    return f"{name} gives a container devices that it does not request; remove it, set it to none or void"
 
 
 def _is_privileged(container: Container) -> bool:
@@ -209,7 +209,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass may give its extended resource any name. So the name does not show whether it is a GPU.
+        # A DeviceClass may give its extended resource any name. So the name does not show whether it is for a GPU.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
             yield Refusal(
@@ -219,7 +219,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
     """Return the scheme whose vendor may count vGPUs by the resource ``name``; None if there is no such scheme."""
-    # The count of a vendor's shares may have any name in the vendor's domain, even one with a value in ``gpu_units``.
+    # The resource that counts a vendor's shares may have any name in the vendor's domain, even a name in ``gpu_units``.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]
@@ -228,7 +228,7 @@ def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> S
 
 def _how_to_name(resource: str, scheme: Scheme) -> str:
     return (
-        f"this may be the resource that counts vGPUs of {scheme.name}, under another name. Ask your administrator to "
+        f"this resource may be the number of vGPUs of {scheme.name}, under another name. Ask your administrator to "
         f"add this line to `gpu_schemes` in the quota ConfigMap: `{scheme.name}: {{resources: {{count: {resource}}}}}`"
     )
 
@@ -239,6 +239,6 @@ def _how_to_count(resource: str) -> str:
         return NOT_FIXED[name]
     return (
         "unknown GPU resource: no value is configured for it. Ask your administrator to add a line to `gpu_units` in "
-        f"the quota ConfigMap: `{name}: {{cards: 1}}` with the cards that one unit is worth, or `{name}: {{}}` if "
-        "it is not a GPU"
+        f"the quota ConfigMap: `{name}: {{cards: 1}}` with the number of cards of one unit, or `{name}: {{}}` if "
+        "the resource is not a GPU"
     )

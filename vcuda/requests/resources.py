@@ -62,7 +62,7 @@ BUILT_IN_UNITS: Mapping[str, Charge] = {
 
 NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
-    "the charge depends on the MIG profile; request nvidia.com/mig-<profile>, or use a ResourceClaim",
+    "the charge depends on the MIG profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
 """The DeviceClasses whose charge is not fixed, each with advice for users whose pods request it by a resource."""
 

@@ -5,7 +5,7 @@
 - ``resources``: the names of the resources by which pods request the vendor's cards.
 - ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
 - ``default_cores``: the charge for the cores of a share that requests memory but no cores. With ``card``, the default,
-  this is all cores of a card. With ``memory``, it is in proportion to the memory, rounded up. Neither HAMi nor
+  this is all cores of a card. With ``memory``, the charge is in proportion to the memory, rounded up. Neither HAMi nor
   vgpu-manager limits the cores of such a share.
 - ``scheduler``: the scheduler of pods that request these resources. The default is ``--scheduler-name``.
 - ``service_accounts``: the accounts of this scheduler, for example ``hami-system/hami-scheduler``. The ResourceClaims
@@ -40,7 +40,7 @@ _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 def read_scheme_name(name: str) -> str:
     """Return ``name`` if it is the name of a vendor's scheme. Raises WrongValueError if there is no such scheme."""
     if name not in _BY_NAME:
-        hint = suggestion(name, _BY_NAME) or f"the schemes are {', '.join(_BY_NAME)}"
+        hint = suggestion(name, _BY_NAME) or f"supported schemes: {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
     return name
 
@@ -53,7 +53,7 @@ def read_resource(value: object) -> str:
         or worth_of_profile(value)
         or (value in BUILT_IN_UNITS and value != PLAIN_CARDS)
     ):
-        raise WrongValueError("is built in as a unit; write a resource that only this scheme has")
+        raise WrongValueError("must be a resource that only this scheme has; the charge of this resource is built in")
     return value
 
 
@@ -142,15 +142,16 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
     for name, entry in entries.items():
         scheme = _BY_NAME[name]
         if scheme.count is None:
-            # A cluster cannot change these settings, which are constants in the code of gpu-manager and gpu-admission.
+            # A cluster cannot change these settings, because they are constants in gpu-manager and gpu-admission.
             fixed = (
                 ("resources", bool(entry.names)),
                 ("memory_mib", entry.memory_mib is not None),
                 ("default_cores", entry.default_cores),
             )
-            yield from (((name, key), f"is fixed in {name}; remove it") for key, given in fixed if given)
+            fault = f"must not be set, because this setting is fixed in {name}"
+            yield from (((name, key), fault) for key, given in fixed if given)
         elif scheme.memory_percentage is None and "memory_percentage" in entry.names:
-            yield (name, "resources", "memory_percentage"), f"{name} has no such resource; remove it"
+            yield (name, "resources", "memory_percentage"), f"must not be set, because {name} has no such resource"
 
 
 def _taken_twice(

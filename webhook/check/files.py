@@ -104,7 +104,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
     """
     text = read_text(path)
     if not text.strip():
-        raise errors.BadInput(f"{path}: the file is empty. Write {{}} if no namespace is to be limited")
+        raise errors.BadInput(f"{path}: must not be empty; write {{}} to limit no namespace")
     try:
         documents = list(yaml.safe_load_all(text))
     except workloads.NOT_YAML:
