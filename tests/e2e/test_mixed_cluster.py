@@ -135,7 +135,7 @@ def test_a_share_that_no_allowed_model_can_serve_is_rejected_and_not_left_pendin
     with mixed.team({"pool": ["mixed-cluster"], "quota": {"T4": 4}}) as namespace:
         answer = tenant(namespace).try_create(gpu_pod("train", namespace, SHARE))
     assert answer.status == HTTPStatus.FORBIDDEN
-    assert answer.message.endswith("T4 is excluded by its nodes: none that the pod may use has a register of HAMi")
+    assert answer.message.endswith("T4 is excluded, because no node that the pod may use has a register of HAMi")
 
 
 def test_a_tenant_cannot_choose_another_scheduler_for_a_share_than_that_of_hami(

@@ -126,7 +126,7 @@ ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards ar
     a_share_keeps_off_slices=(BOTH, SHARE, None, "hami-core", ""),
     that_it_wanted_anyway=(BOTH, SHARE, "hami-core", "hami-core", ""),
     it_wants_slices_too=(BOTH, SHARE, "hami-core,mig", None, f"annotation {MODE}: {ANY_SLICE}"),
-    no_other_card_is_there=(ALL_MIG, SHARE, None, None, f"the MIG mode of its cards: {ANY_SLICE}"),
+    no_other_card_is_there=(ALL_MIG, SHARE, None, None, f"because its cards are in MIG mode: {ANY_SLICE}"),
     whole_cards_are_charged_whole=(ALL_MIG, {"nvidia.com/gpu": 1}, "mig", "mig", ""),
     no_card_in_MIG_mode=(sliced(False), SHARE, None, None, ""),
 )

@@ -45,14 +45,14 @@ FREE, FIRST = "8 cards of 8 cards free", "the first in the namespace's quota"
     "present, usage, model, reason",
     first=("", {}, "M40", FIRST),
     first_until_it_is_full=("", {"M40": 700}, "M40", FIRST),
-    next_when_it_is_full=("", {"M40": 701}, "P100", "the next in the namespace's quota after M40 (no room)"),
+    next_when_it_is_full=("", {"M40": 701}, "P100", "the next in the namespace's quota after M40 (not enough quota)"),
     first_with_a_node=("P100 A100", {}, "P100", "the next in the namespace's quota after M40 (no node now)"),
     last=(
         *("A100", {"P100": 800}, "A100"),
-        "the next in the namespace's quota after M40 (no node now), P100 (no room)",
+        "the next in the namespace's quota after M40 (no node now), P100 (not enough quota)",
     ),
     present_but_full=("A100", {"A100": 750}, "M40", FIRST),
-    one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with room"),
+    one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with enough quota"),
 )
 def test_the_first_model_in_the_order_that_has_a_node_and_room_is_chosen(
     present: str, usage: dict[str, int], model: str, reason: str
@@ -65,7 +65,11 @@ def test_the_first_model_in_the_order_that_has_a_node_and_room_is_chosen(
 @pytest.mark.parametrize("rule", Rule)
 def test_the_reason_names_the_place_of_the_order(rule: Rule) -> None:
     _, why = chosen(Candidates(ALL, frozenset(), {}, rule))
-    assert why == (f"most room, {FREE}" if rule is Rule.MOST_FREE else f"the first in {PLACES[rule]}, {FREE}")
+    assert why == (
+        f"the model with the most free quota, {FREE}"
+        if rule is Rule.MOST_FREE
+        else f"the first in {PLACES[rule]}, {FREE}"
+    )
 
 
 def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
@@ -85,14 +89,19 @@ def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
 
 @cases(
     "present, usage, model, reason",
-    first_in_the_document=("", {}, "M40", "most room, 8 cards of 8 cards free"),
-    most_room=("", {"M40": 100}, "P100", "most room, 8 cards of 8 cards free"),
-    tie=("", {"M40": 1, "P100": 1, "A100": 2}, "M40", "most room, 7.99 cards of 8 cards free"),
+    first_in_the_document=("", {}, "M40", "the model with the most free quota, 8 cards of 8 cards free"),
+    most_room=("", {"M40": 100}, "P100", "the model with the most free quota, 8 cards of 8 cards free"),
+    tie=("", {"M40": 1, "P100": 1, "A100": 2}, "M40", "the model with the most free quota, 7.99 cards of 8 cards free"),
     present=("A100", {"A100": 700}, "A100", "a node of the model can take the pod now, 1 card of 8 cards free"),
     two_present=("M40 A100", {"M40": 300}, "A100", "a node of the model can take the pod now, 8 cards of 8 cards free"),
-    all_present=("M40 P100 A100", {"M40": 300}, "P100", "most room, 8 cards of 8 cards free"),
-    present_but_full=("A100", {"A100": 750}, "M40", "most room, 8 cards of 8 cards free"),
-    one_with_room=("M40", {"M40": 800, "P100": 701}, "A100", "the only model with room, 8 cards of 8 cards free"),
+    all_present=("M40 P100 A100", {"M40": 300}, "P100", "the model with the most free quota, 8 cards of 8 cards free"),
+    present_but_full=("A100", {"A100": 750}, "M40", "the model with the most free quota, 8 cards of 8 cards free"),
+    one_with_room=(
+        "M40",
+        {"M40": 800, "P100": 701},
+        "A100",
+        "the only model with enough quota, 8 cards of 8 cards free",
+    ),
 )
 def test_prefer_most_free_compares_present_nodes_then_room_then_order(
     present: str, usage: dict[str, int], model: str, reason: str
@@ -113,7 +122,7 @@ def test_prefer_most_free_compares_present_nodes_then_room_then_order(
 def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_they_are_published(
     free: dict[str, FreeCards], asked: Charge, model: str
 ) -> None:
-    why = "most room" if model == "M40" else "most cards are free"
+    why = "the model with the most free quota" if model == "M40" else "the model with the most free cards"
     candidates = Candidates(ALL, frozenset(ALL), {}, Rule.MOST_FREE, free)
     assert chosen(candidates, asked) == (model, f"{why}, {FREE}")
 
@@ -128,7 +137,7 @@ def test_cards_of_pending_pods_do_not_count_as_free() -> None:
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, Rule.MOST_FREE, free)
     assert chosen(candidates, usage={"M40": Usage(Charge(200), Charge(200))}) == (
         "P100",
-        f"most cards are free, {FREE}",
+        f"the model with the most free cards, {FREE}",
     )
 
 
@@ -156,7 +165,10 @@ HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
 """Free cards of two models: eight cards that are each half in use, and one card that is completely free."""
 
 
-IN_P100 = ("P100", "the next in the namespace's quota after M40 (no card with room), 8 cards of 8 cards free")
+IN_P100 = (
+    "P100",
+    "the next in the namespace's quota after M40 (no card with enough free cores), 8 cards of 8 cards free",
+)
 IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 
 
@@ -212,14 +224,14 @@ def test_whole_cards_take_their_share_of_the_memory() -> None:
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}
     here = ("M40", "the first in the namespace's quota, 2 cards of 4 cards free")
-    elsewhere = ("P100", "the only model with room, 0.5 cards of 0.5 cards free")
+    elsewhere = ("P100", "the only model with enough quota, 0.5 cards of 0.5 cards free")
     assert chosen(BOTH, Charge(50, 2048), usage, quota) == here
     assert chosen(BOTH, Charge(50, 2049), usage, quota) == elsewhere
 
 
 @cases(
     "asked, model, reason",
-    room=(300, "P100", "the only model with room, 3 cards of 4 cards free"),
+    room=(300, "P100", "the only model with enough quota, 3 cards of 4 cards free"),
     no_room=(900, "M40", "over quota on every model, but the quota does not enforce its limits"),
 )
 def test_a_quota_that_does_not_enforce_takes_the_first_model_if_none_has_room(

@@ -73,7 +73,7 @@ def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
 @pytest.mark.parametrize(
     ("spec", "used", "reason"),
     [
-        ({}, {"M40": 701}, "the only model with room"),
+        ({}, {"M40": 701}, "the only model with enough quota"),
         ({"nodeSelector": {MODEL: "P100"}}, {}, "the only possible model"),
     ],
 )

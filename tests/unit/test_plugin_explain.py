@@ -24,7 +24,7 @@ def test_a_pod_that_would_be_admitted_is_shown_with_its_model(cluster: Cluster, 
 
 
 OVER = "exceeded GPU quota: M40 in namespace team-a"
-ROOM = "most room, 3 cards of 8 cards free"
+ROOM = "the model with the most free quota, 3 cards of 8 cards free"
 NEARLY = "the GPU quota is nearly used up"
 PINNED = "would be pinned to M40"
 

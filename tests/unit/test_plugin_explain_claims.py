@@ -40,8 +40,8 @@ def told(manifest: Path, *documents: Manifest) -> list[dict[str, Any]]:
 @cases(
     "warnings, model, reason",
     by_the_sentence_of_a_dry_run=(
-        ("would be pinned to M40: most room, 2 cards of 8 cards free",),
-        *("M40", "would be pinned to M40: most room, 2 cards of 8 cards free"),
+        ("would be pinned to M40: the model with the most free quota, 2 cards of 8 cards free",),
+        *("M40", "would be pinned to M40: the model with the most free quota, 2 cards of 8 cards free"),
     ),
     held_to_none=((), "", "no GPU quota applies"),
 )
@@ -89,7 +89,7 @@ def test_a_template_is_sent_as_a_template(cluster: Cluster, manifest: Path) -> N
 @pytest.mark.parametrize("stored", [True, False], ids=["in the cluster", "in the manifest"])
 def test_the_claims_of_a_pod_are_sent_after_it(cluster: Cluster, manifest: Path, *, stored: bool) -> None:
     cluster.pinned_to = None
-    cluster.warnings = ("would be pinned to M40: most room",)
+    cluster.warnings = ("would be pinned to M40: the model with the most free quota",)
     if stored:
         cluster.store(f"{TEMPLATES}/one", NAMED)
     rows = told(manifest, CLAIMING, *([] if stored else [NAMED]))

@@ -108,7 +108,9 @@ def test_a_model_whose_registered_cards_are_all_too_small_is_excluded() -> None:
     manifest = view(pod(container({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 40961})))
     quota = NamespaceQuota({"T4": Limit(800)})
     found = find_candidates(manifest, read_request(manifest), quota, nodes_with(SMALL, LARGE))
-    assert found.excluded == {"T4": "its cards, which have 40960 MiB: a container requests 40961 MiB of one card"}
+    assert found.excluded == {
+        "T4": "T4 is excluded, because its cards have 40960 MiB and a container requests 40961 MiB of one card"
+    }
     fits = view(pod(container({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 40960})))
     assert find_candidates(fits, read_request(fits), quota, nodes_with(SMALL, LARGE)).models == ("T4",)
 

@@ -111,7 +111,7 @@ def test_an_outdated_register_serves_nothing() -> None:
     left = Nodes.of({"h1": labels["h1"]}, LABELS, {"h1": HAMI}, outdated=outdated)
     assert created(webhook(left, "A100"), vcuda_pod(WHOLE)) == ("A100", "")
     answer = webhook(left, "A100").mutate(vcuda_pod(SHARE))
-    assert answer.message.endswith("A100 is excluded by its nodes: none that the pod may use has a register of HAMi")
+    assert answer.message.endswith("A100 is excluded, because no node that the pod may use has a register of HAMi")
 
 
 @cases(
@@ -128,7 +128,7 @@ def test_the_scheduler_of_the_flag_is_set_only_on_vcuda_pods(limits: dict[str, i
 
 def test_a_pod_that_no_node_of_its_models_can_serve_is_rejected_with_the_reason() -> None:
     answer = webhook(SEPARATE, "T4", "V100").mutate(vcuda_pod(SHARE))
-    reason = "excluded by its nodes: none that the pod may use has a register of HAMi"
+    reason = "excluded, because no node that the pod may use has a register of HAMi"
     assert answer.message.endswith(f"T4 is {reason}; V100 is {reason}")
 
 

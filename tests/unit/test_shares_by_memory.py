@@ -102,7 +102,9 @@ def test_a_model_whose_cards_have_less_memory_than_a_container_requests_is_exclu
     found = find_candidates(manifest, read_request(manifest, known), quota, nodes)
     assert found.models == models
     if "A100" not in models:
-        assert found.excluded["A100"] == "its cards, which have 40960 MiB: a container requests 40961 MiB of one card"
+        assert found.excluded["A100"] == (
+            "A100 is excluded, because its cards have 40960 MiB and a container requests 40961 MiB of one card"
+        )
 
 
 @cases(

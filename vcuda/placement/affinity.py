@@ -95,13 +95,13 @@ class Values(msgspec.Struct, gc=False):
         return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
-        """Return whether a node can be allowed, with any value of the label or without the label."""
+        """Return whether the requirements allow any node, with some value of the label or without the label."""
         if self.absent or not self.present:
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
-        # A label value is never a negative number. The values that a selector excludes are never all values, because
-        # there are very many texts, and very many ways to write one integer with leading zeros.
+        # A label value is never a negative number. The values in ``excluded`` need no check: they cannot be all values,
+        # because an integer can be written in very many ways, with leading zeros.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
@@ -119,7 +119,7 @@ class Values(msgspec.Struct, gc=False):
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
-    """One term of a node selection. A node must meet all parts of the term."""
+    """One term of a node selection. A node matches the term if the node meets all requirements of the term."""
 
     labels: Mapping[str, Values]
     """The allowed values, by the name of the label."""
@@ -175,7 +175,7 @@ def _selected(value: str | None) -> Values:
 
 
 class _LabelIndex:
-    """The nodes by their values of one label. A set of nodes is an integer with one bit for each node."""
+    """An index of nodes by their values of one label. A set of nodes is an integer with one bit for each node."""
 
     def __init__(self, by_value: Mapping[str, int]) -> None:
         self.by_value = by_value
@@ -284,12 +284,12 @@ def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
 
 
 def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether a term is empty. An empty term matches no node. With an added requirement, it could match."""
+    """Return whether a term is empty. An empty term matches no node, but could match if a requirement were added."""
     return not term.match_expressions and not term.match_fields
 
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
-    """Return the values that a label of the pod's node may have; None if its node selection does not limit them."""
+    """Return the values of a label that the pod's node selection allows; None if it does not limit the values."""
     selected = (spec.node_selector or {}).get(key)
     required = required_terms(spec)
     if required is None:
@@ -314,7 +314,7 @@ def _integer(text: str) -> int | None:
     digits = text[1:] if text.startswith(("+", "-")) else text
     if not digits.isascii() or not digits.isdigit():
         return None
-    # At most 19 digits are converted, so that a text of a thousand digits takes no longer than a short text.
+    # At most 19 digits are converted, so that a text of a thousand digits does not take longer than a short text.
     significant = digits.lstrip("0") or "0"
     number = int(text[: len(text) - len(digits)] + significant) if len(significant) <= _INT64_DIGITS else 2**63
     return number if -(2**63) <= number < 2**63 else None

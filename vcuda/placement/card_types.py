@@ -4,7 +4,8 @@ HAMi and vgpu-manager choose a card by its registered type. The pod's annotation
 type must contain a wanted text, and must not contain an unwanted text. Letter case does not matter.
 
 The label of a node names one model, but the node may have cards of several types. On such a node a pod without
-annotations could get a card of a model for which it is not charged. The same happens if a text is part of two types.
+annotations could get a card of a model for which the pod is not charged. The same happens if a wanted text is part of
+two types.
 """
 
 import itertools
@@ -20,17 +21,17 @@ from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
 MAX_TYPES = 32
-"""Maximum number of types that are written on one pod. Most models have one or two types."""
+"""Maximum number of card types in an annotation of a pod. Most models have one or two types."""
 
 MAX_CHOICE = 8192
-"""Maximum length of an annotation that chooses types, because a long one would be parsed once for each model."""
+"""Maximum length of an annotation that chooses card types, because the annotation is parsed once for each model."""
 
 MAX_WORDS = 16
-"""Maximum number of words of a type or model that are compared."""
+"""Maximum number of words that are compared of a card type and of a model."""
 
 ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards are not in MIG mode"
-"""The reason why a share must not use a card in MIG mode. HAMi takes the first free slice with enough memory, or a
-slice that the pod prefers. So the charge of the share would be unknown when the pod is created."""
+"""The reason why a pod with a share must not use a card in MIG mode. HAMi takes the first free slice with enough
+memory, or a slice that the pod prefers. So the charge of the share would be unknown when the pod is created."""
 
 _MIG = "mig"
 """The name of MIG mode in the pod annotation that lists the allowed modes of cards."""
@@ -39,10 +40,11 @@ _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
 class CardTypes(msgspec.Struct, frozen=True):
-    """The card types in the registers of all nodes, by scheme (the name of a vendor's way to request shares) and model.
+    """The card types in the registers of all nodes, by the names of a vendor's scheme and a GPU model.
 
-    The operator chooses the name of a model. If the name matches some types on the nodes of this model, the other types
-    belong to other models. If the name matches no type, all types belong to the model.
+    A register is the node annotation in which a vendor lists the cards of the node. The operator chooses the name of a
+    model. If the name matches some types on the nodes of this model, the other types belong to other models. If the
+    name matches no type, all types belong to the model.
     """
 
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
@@ -89,7 +91,7 @@ class CardTypes(msgspec.Struct, frozen=True):
 
 
 def is_named(kind: str, model: str) -> bool:
-    """Return whether a model fits this card type. RTX3090 fits type GeForce RTX 3090. A10 does not fit type A100."""
+    """Return whether a card type is of a model. Type GeForce RTX 3090 is of model RTX3090. Type A100 is not of A10."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)
     if wanted and all(word in following for word in wanted):
@@ -103,33 +105,35 @@ def _words(name: str) -> list[str]:
 
 
 class Selection(NamedTuple):
-    """The types of a model that a pod may get; empty if they are unknown. ``excluded_by``: the reason why the pod
-    cannot use the model; None if it can."""
+    """The card types of a model that a pod may get; empty if they are unknown. ``exclusion``: the message why the pod
+    cannot use the model; None if the pod can use it."""
 
     types: tuple[str, ...] = ()
-    excluded_by: str | None = None
+    exclusion: str | None = None
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
     """Return the types of a model that contain a wanted text of the pod's annotations, and no unwanted text."""
     choices = (scheme.wanted_models, scheme.unwanted_models)
     if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
-        return Selection(excluded_by=f"annotation {too_long}, which must not be longer than {MAX_CHOICE} characters")
+        return Selection(
+            exclusion=f"{model} is excluded, because annotation {too_long} is longer than {MAX_CHOICE} characters"
+        )
     known = types.of_model(scheme.name, model)
     wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
     kept = [kind for kind in known if contains_any(kind, wanted)] if wanted else list(known)
     if wanted and not kept:
         if not contains_any(model, wanted):
-            return Selection(excluded_by=f"annotation {scheme.wanted_models}")
+            return Selection(exclusion=f"{model} is excluded by annotation {scheme.wanted_models}")
         kept = list(known)
     left = tuple(kind for kind in kept if not contains_any(kind, unwanted))
     if contains_any(model, unwanted) or (known and not left):
-        return Selection(excluded_by=f"annotation {scheme.unwanted_models}")
+        return Selection(exclusion=f"{model} is excluded by annotation {scheme.unwanted_models}")
     if has_share and _sliced(scheme, model, types):
         if _MIG in pod.annotations.get(str(scheme.card_mode), ""):
-            return Selection(excluded_by=f"annotation {scheme.card_mode}: {ANY_SLICE}")
+            return Selection(exclusion=f"{model} is excluded by annotation {scheme.card_mode}: {ANY_SLICE}")
         if (scheme.name, model) not in types.whole:
-            return Selection(excluded_by=f"the MIG mode of its cards: {ANY_SLICE}")
+            return Selection(exclusion=f"{model} is excluded, because its cards are in MIG mode: {ANY_SLICE}")
     return Selection(left)
 
 
@@ -167,8 +171,8 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Describe the cards that a pod pinned to ``model`` could get on a node of ``model`` without a charge for them."""
-    # In an annotation that chooses card types, schedulers do not strip blanks. An empty item matches every type.
+    """Describe the cards on nodes of ``model`` that a pod pinned to ``model`` could get without a charge for them."""
+    # Schedulers do not strip blanks in an annotation that chooses card types. An empty item matches every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
@@ -186,7 +190,8 @@ def contains_any(name: str, texts: Iterable[str]) -> bool:
 
 
 def _excluding(pod: Pod, scheme: Scheme) -> list[str]:
-    # Card types are ASCII. Texts with other characters are ignored, because Go and Python fold their case differently.
+    # Card types are ASCII. Texts with other characters are ignored, because Go and Python convert their case
+    # differently.
     text = pod.annotations.get(scheme.unwanted_models) if scheme.unwanted_models else None
     return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
 
@@ -197,5 +202,5 @@ def _texts(pod: Pod, annotation: str | None) -> list[str]:
 
 
 def _substrings(pod: Pod, annotation: str | None) -> list[str]:
-    # A blank item in the annotation is ignored, because it names no type of card.
+    # Blank items of the annotation are ignored, because they name no type of card.
     return [text.strip() for text in _texts(pod, annotation) if text.strip()]

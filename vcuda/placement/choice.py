@@ -9,13 +9,13 @@ from vcuda.quota.preference import PLACES, Rule
 from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
-"""Maximum number of models that a reason names in addition to the chosen model."""
+"""Maximum number of models that the reason for a choice names in addition to the chosen model."""
 
 NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):
-    """One model that an object (a pod or a claim) may use, as known at the time of the decision."""
+    """One GPU model that an object (a pod or a claim) may use, with the figures at the time of the decision."""
 
     model: str
     asked: Charge
@@ -38,14 +38,14 @@ class Option(msgspec.Struct, frozen=True, gc=False):
         return Shortage(self.model, self.asked, self.usage, self.limit)
 
     def obstacle(self, best: "Option") -> str:
-        """Return why ``best`` is chosen although this option comes earlier in the order."""
+        """Return the reason why ``best`` is chosen although this option is earlier in the order of models."""
         if not self.has_room:
-            return "no room"
-        return "no card with room" if self.present == best.present else "no node now"
+            return "not enough quota"
+        return "no card with enough free cores" if self.present == best.present else "no node now"
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """The chosen model of an object. ``reason``: why it was chosen. ``rule``: the rule that ordered the models."""
+    """The model chosen for an object, and the reason for the choice. ``rule``: the rule that ordered the models."""
 
     model: str
     reason: str
@@ -58,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
-    """Return the best option with room. If no option has room, return the shortage of each option.
+    """Return the best option that fits its quota. If no option fits, return the shortage of each option.
 
     ``options`` must be in the order of the rule. Options are compared by these criteria, the most important first:
 
@@ -75,7 +75,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option for a quota that only warns or audits, even if no model has room.
+    """Return the best option for a quota that only warns or audits, even if no option fits its quota.
 
     ``options`` must not be empty.
     """
@@ -98,7 +98,7 @@ def _reason(options: Sequence[Option], fitting: Sequence[Option], rule: Rule) ->
     if len(options) == 1:
         return "the only possible model"
     if len(fitting) == 1:
-        return "the only model with room"
+        return "the only model with enough quota"
     if rule is Rule.MOST_FREE:
         return _reason_by_room(fitting)
     if best is options[0]:
@@ -114,5 +114,6 @@ def _reason_by_room(fitting: Sequence[Option]) -> str:
     if best.present and not all(each.present for each in others):
         return "a node of the model can take the pod now"
     if best.fits_a_card and not all(each.fits_a_card for each in others):
-        return "a card of the model has room now"
-    return "most cards are free" if best.free_cores > others[0].free_cores else "most room"
+        return "a card of the model has enough free cores now"
+    more_cards = best.free_cores > others[0].free_cores
+    return "the model with the most free cards" if more_cards else "the model with the most free quota"

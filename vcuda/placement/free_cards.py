@@ -21,9 +21,9 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     free_cores: int = 0
     """The free cores of all cards."""
     fragmented_cores: int = 0
-    """The free cores of cards that are in use. A pod that requests whole cards cannot use these cores."""
+    """The free cores of cards that other pods partly use. A pod that requests whole cards cannot use these cores."""
     largest: int = 0
-    """The most free cores on one card. No container can get a larger share. Old releases publish 0."""
+    """The most free cores on one card. No container can get a larger share than this. Old releases publish 0."""
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
         *mine, largest = msgspec.structs.astuple(self)

@@ -28,9 +28,9 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     index: NodeIndex = msgspec.field(default_factory=NodeIndex)
     """An index of the nodes that have a model label."""
     registers: Mapping[str, Registers] = {}
-    """The registers of each node, by the node's name. In a register a device plugin lists the cards of the node."""
+    """The registers of each node, by the node's name. A register is a device plugin's list of the node's cards."""
     registered: Mapping[str, int] = {}
-    """By the name of a vendor's scheme, the nodes with a current register of the scheme, as a set of ``index``."""
+    """The nodes with a current register, by the name of the vendor's scheme. Each value is a set of ``index``."""
     types: CardTypes = CardTypes()
     """The registered types of card, by model."""
     free: FreeCardsByPool = {}
@@ -38,9 +38,9 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     named: CardModels = NO_ROWS
     """The rows of the quota document that assign models to products. Products are values of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
-    """By model, the values of the model label on nodes of this model."""
+    """The values of the model label on the nodes of each model, by the model."""
     outdated: Mapping[str, frozenset[str]] = {}
-    """By the name of a node, the vendors' schemes that left a register on the node but no longer serve the node."""
+    """The vendors' schemes that left a register on a node but no longer serve this node, by the node's name."""
 
     @classmethod
     def of(
@@ -120,7 +120,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # The listed label values decide, and not the existing nodes: a node with a listed value may be added later.
+            # The listed label values are used, and not those of existing nodes, because such a node may be added later.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 

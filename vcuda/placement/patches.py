@@ -22,7 +22,8 @@ class Hints(msgspec.Struct, frozen=True):
     scheduler: str | None = None
     """The scheduler that places GPU pods; None if each pod keeps the scheduler that it names."""
     of_schemes: Mapping[str, str] = {}
-    """By the name of a vendor's scheme, the scheduler of its pods. Key ``gpu_schemes`` of the quota comes first."""
+    """The scheduler of the pods of each vendor's scheme, by the scheme's name. A scheduler in key ``gpu_schemes`` of
+    the quota ConfigMap takes precedence."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
@@ -33,7 +34,7 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class _Wanted:
-    """A node requirement to add to every term. ``allows`` returns True for a value with the same meaning."""
+    """A node requirement to add to every term of a node affinity. ``allows`` returns True for each allowed value."""
 
     def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
         self.key = key
@@ -43,11 +44,11 @@ class _Wanted:
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to a term; None if ``present``, the requirements of the term, include it."""
-        # For a patched pod the patch must be empty, as the API server may call /mutate again (reinvocationPolicy).
+        # The API server may call /mutate again (reinvocationPolicy). For a patched pod, the second patch must be empty.
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # The term may list other label values of the same model. Add them, or no node might match both requirements.
+        # The term may list other label values of the same model. Without them, no node might match both requirements.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -56,7 +57,7 @@ class _Wanted:
 
 
 class _Avoided(_Wanted):
-    """A node requirement that a label has none of these values."""
+    """A node requirement that the label ``key`` has none of these values."""
 
     def __init__(self, key: str, values: Iterable[str]) -> None:
         super().__init__(key, values)
@@ -94,7 +95,7 @@ def patch_for(
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
     """Return the operations for a pod that is admitted without a model. They set its scheduler."""
-    # Set the GPU scheduler: another scheduler could give the pod a card that the GPU scheduler gives to another pod.
+    # The pod gets the GPU scheduler, because another scheduler could give it a card that another pod gets, too.
     return [*_schedule(pod, [], hints)]
 
 
@@ -105,16 +106,16 @@ def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operatio
 
 def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
     spec = pod.spec
-    # A pod with a nodeName bypasses the scheduler. The nodeName becomes a requirement of the node affinity, so that the
-    # scheduler runs and picks the same node.
+    # A pod with a nodeName bypasses the scheduler. So the nodeName is replaced by a requirement of the node affinity.
+    # Then the scheduler places the pod on the same node.
     fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # A scheduler that a person chose is kept. Without a choice, Kubernetes has written its default scheduler's name.
+    # A scheduler that a person chose is kept. If nobody chose one, Kubernetes sets the name of its default scheduler.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # A new pod's allocation annotations and labels are copied or forged. gpu-admission never places a pod with them.
+    # Allocation annotations and labels of a new pod are copied or forged. gpu-admission never places a pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
@@ -141,7 +142,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 def _require(
     spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
 ) -> Iterator[Operation]:
-    # Affinity terms are ORed, so every term gets the requirements. A missing term is created with its parent fields.
+    # Affinity terms are ORed, so every term gets the requirements. If no term exists, one is added with its parents.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"

@@ -19,7 +19,7 @@ from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 
 ChargeOn = Callable[[str], Charge]
-"""A function that returns what a pod is charged if it uses a model."""
+"""A function that returns the charge of a pod if the pod uses the given GPU model."""
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):
@@ -28,9 +28,9 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     models: tuple[str, ...]
     """The models in the order in which they are tried."""
     present: frozenset[str]
-    """The models with an existing node that can serve the pod and that the pod's own constraints allow."""
+    """The models that have a node now that can serve the pod and that the pod's node selection allows."""
     excluded: Mapping[str, str]
-    """The other models of the quota, each with the reason why the pod may not use it."""
+    """The other models of the quota, each with the message why the pod may not use the model."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order."""
     free: Mapping[str, FreeCards] = {}
@@ -39,7 +39,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models without a card that has room for the pod's largest container; empty without published cards."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
-        """Return the models with their charges and usage. ``asked`` returns the charge to a model."""
+        """Return the models with their charges and usage. ``asked`` returns the pod's charge on a model."""
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
@@ -53,8 +53,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         """Return the message for a pod that may use none of the models of its namespace."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
-        reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
-        return f"this pod may use no GPU model in namespace {namespace}: {reasons}"
+        return f"this pod may use no GPU model in namespace {namespace}: {'; '.join(self.excluded.values())}"
 
 
 def find_candidates(
@@ -71,18 +70,19 @@ def find_candidates(
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
     }
-    unwanted = {model: next((s.excluded_by for s in each if s.excluded_by), None) for model, each in selected.items()}
+    unwanted = {model: next((s.exclusion for s in each if s.exclusion), None) for model, each in selected.items()}
     unwanted |= {model: why for model in quota.limits if (why := _too_small(model, request, nodes))}
     preference = Preference.of(pod.annotations, quota)
-    unwanted |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
+    for model in quota.limits.keys() - set(preference.models):
+        unwanted[model] = f"{model} is excluded by annotation {MODELS_ANNOTATION}"
     selection = NodeSelection.of(pod.spec)
     check()
     having = {model: nodes.having(model) for model in quota.limits}
     serving = {model: serve(pod, request, every, nodes, placing).nodes for model, every in having.items()}
     reach = _reach_of(selection, quota, nodes, having=having, serving=serving, check=check)
-    excluded = {model: reason for model in quota.limits if (reason := unwanted[model] or reach.excludes(model, quota))}
+    excluded = {model: why for model in quota.limits if (why := unwanted[model] or reach.exclusion(model, quota))}
     left = [model for model in quota.limits if model in reach.unserved and model not in excluded]
-    excluded |= dict.fromkeys(left, unserved(request, nodes) if left else "")
+    excluded |= {model: unserved(model, request, nodes) for model in left}
     models = tuple(model for model in preference.models if model not in excluded)
     present = reach.present.intersection(models)
     free = free_by_model(nodes.free, quota.pools)
@@ -97,7 +97,8 @@ def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
     memory = row.memory if row and row.memory else max((each.largest for each in registered if each), default=0)
     if not memory or request.share_memory <= memory:
         return None
-    return f"its cards, which have {mebibytes(memory)}: a container requests {request.share_memory} MiB of one card"
+    needed = f"a container requests {mebibytes(request.share_memory)} of one card"
+    return f"{model} is excluded, because its cards have {mebibytes(memory)} and {needed}"
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
@@ -122,7 +123,7 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
     """Return the models and pools to which a pod's nodeSelector and required node affinity limit its node."""
     # A user can edit a pod's annotations, but not its nodeSelector and node affinity. While the pod has a scheduling
-    # gate, a user can add requirements (KEP-3838). They can narrow the pin, but not change it to another model.
+    # gate, a user can add requirements (KEP-3838). Such requirements cannot change the pin to another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
@@ -140,12 +141,13 @@ class _Reach(NamedTuple):
     unserved: frozenset[str]
     """The models in the pools of the quota that have allowed nodes, but no node that can serve the pod."""
 
-    def excludes(self, model: str, quota: NamespaceQuota) -> str | None:
+    def exclusion(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
             return None
         if model in self.anywhere:
-            return f"the pod's node selection, which leaves no node in the namespace's pools {', '.join(quota.pools)}"
-        return "the pod's nodeName, nodeSelector or required node affinity"
+            pools = f"the namespace's pools {', '.join(quota.pools)}"
+            return f"{model} is excluded by the pod's node selection, which leaves no node in {pools}"
+        return f"{model} is excluded by the pod's nodeName, nodeSelector or required node affinity"
 
 
 def _reach_of(
@@ -167,7 +169,7 @@ def _reach_of(
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):
-            continue  # skips the slow part: all models are found, and thousands of terms may follow
+            continue  # skips the slow part, because all models are found, and thousands of terms may follow
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
             # If all nodes that the term names are known, their labels decide. An unknown node may have any labels.
@@ -188,7 +190,7 @@ def _reach_of(
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # Returns whether any node can match the term. Requirements on the labels of model and pool are ignored.
+    # Requirements on the labels of model and pool are ignored here, because the caller checks these labels.
     if term.name and not term.name.allow_any():
         return False
     for key, values in term.labels.items():

@@ -17,11 +17,11 @@ from vcuda.requests.schemes import SCHEMES
 MAX_CARDS = 1024
 """Maximum number of cards in the register of one node. A larger number is a mistake."""
 MAX_TYPES = 16
-"""Maximum number of types of card on one node. The types are written into annotations of pods."""
+"""Maximum number of card types in the register of one node. The types are written into annotations of pods."""
 MAX_TEXT = 128
 """Maximum number of characters in the type or the uuid of a card. NVML allows 96."""
 MAX_REGISTER = 256 * 1024
-"""Maximum number of characters of a register. The API server limits all annotations of an object together to this."""
+"""Maximum number of characters of a register. The API server allows 256 KiB for all annotations of an object."""
 MAX_CARD_MEMORY = 2**24
 """Maximum memory of one card in MiB, which HAMi and vgpu-manager may have scaled. A larger figure is ignored."""
 
@@ -37,13 +37,14 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     type: str
     mig: bool = False
     memory: int = 0
-    """The registered memory in MiB, which HAMi and vgpu-manager may have scaled; 0 if the register has none."""
+    """The memory in the register in MiB, which HAMi and vgpu-manager may have scaled; 0 if the register has none."""
     healthy: bool = True
-    """False if the register reports a fault. A faulty card in HAMi's JSON lacks the field, and so counts as healthy."""
+    """False if the register reports a fault. HAMi's JSON omits this field for a faulty card. Such a card counts as
+    healthy."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one device plugin on a node. Types and modes are computed once, because they are used often."""
+    """The cards of one device plugin on a node. The types and modes are computed once, because they are used often."""
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
@@ -76,8 +77,8 @@ class _Entry(msgspec.Struct, frozen=True, gc=False):
     uuid: str = ""
     mode: str = ""
     mig: bool = False
-    # HAMi and vgpu-manager use different names for a card's memory and health. Any value is accepted, so that one wrong
-    # field does not make the whole register malformed.
+    # HAMi and vgpu-manager use different fields for a card's memory and health. These fields accept any value, so that
+    # one wrong field does not make the whole register malformed.
     devmem: object = 0
     memory: object = 0
     health: object = None
@@ -90,14 +91,15 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 def read_register(text: str) -> Register:
     """Return the register in an annotation. Raises ValueError if it is malformed."""
     if len(text) > MAX_REGISTER:
-        raise ValueError(f"must not be longer than {MAX_REGISTER} characters; got {len(text)}")
+        raise ValueError(f"a register must not be longer than {MAX_REGISTER} characters; got {len(text)}")
     listed = text.lstrip().startswith("[")
     try:
         register = Register.of(*(_listed(text) if listed else _separated(text)))
     except UNDECODABLE as error:
         raise ValueError(str(error)) from error
     if len(register.cards) > MAX_CARDS or len(register.types) > MAX_TYPES:
-        raise ValueError(f"too many cards or types: {len(register.cards)} cards of {len(register.types)} types")
+        found = f"{len(register.cards)} cards of {len(register.types)} types"
+        raise ValueError(f"a register must have at most {MAX_CARDS} cards of {MAX_TYPES} types; got {found}")
     return register
 
 
@@ -121,12 +123,14 @@ def _separated(text: str) -> Iterator[Card]:
 
 
 def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
-    # Annotations list types of cards, separated by commas. Vendors ignore the blanks around a type.
+    # Annotations list card types, separated by commas. So a type with a comma is rejected. Vendors ignore the blanks
+    # around a type.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value
         if not value or len(value) > MAX_TEXT or not plain:
-            raise ValueError(f"the {name} of a card is unusable: {value[:MAX_TEXT]!r}")
+            allowed = f"1 to {MAX_TEXT} printable ASCII characters without commas"
+            raise ValueError(f"the {name} of a card must have {allowed}; got {value[:MAX_TEXT]!r}")
     # The card's type is interned, because thousands of nodes have the same few types.
     known = memory if isinstance(memory, int) and 0 < memory <= MAX_CARD_MEMORY else 0
     return Card(uuid, sys.intern(kind), mig, known, healthy)

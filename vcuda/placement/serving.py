@@ -15,10 +15,10 @@ from vcuda.placement.nodes import Nodes
 from vcuda.requests.pod_request import PodRequest
 
 HOSTNAME = "kubernetes.io/hostname"
-"""The node label by which a pod avoids nodes."""
+"""The node label by which the node affinity of a pod excludes nodes."""
 
 MOST_AVOIDED = 256
-"""Maximum number of nodes that a pod avoids. The names of these nodes are written into the pod."""
+"""Maximum number of nodes that the node affinity of a pod excludes. The affinity lists the names of these nodes."""
 
 DEFAULT_SCHEDULER = "default-scheduler"
 
@@ -35,12 +35,14 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
-    """Return which nodes of a model serve a pod, and by which scheduler. ``every``: all nodes of the model.
-    ``placing``: the scheduler of the pod's schemes."""
+    """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there.
+
+    ``every``: all nodes of the model. ``placing``: the scheduler of the vendors' schemes that the pod requests.
+    """
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # If no node has the scheme's register (its list of cards), the scheme's nodes are unknown. So keep every node.
+        # If no node has the scheme's register (its list of cards), the scheme's nodes are unknown. So all are kept.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)
@@ -48,8 +50,8 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
 
 
 def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
-    # A bare count of cards can be served by nodes with a vendor's register (the annotation that lists the cards) and by
-    # nodes without a register. The two kinds of nodes need different schedulers.
+    # A request for only a number of cards can be served by nodes with a vendor's register (the annotation that lists
+    # the cards) and by nodes without a register. The two kinds of nodes need different schedulers.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
@@ -73,7 +75,7 @@ def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
     return any(nodes.index.matching(term, among) for term in selection.terms)
 
 
-def unserved(request: PodRequest, nodes: Nodes) -> str:
-    """Return why the existing nodes of a model cannot serve a request."""
+def unserved(model: str, request: PodRequest, nodes: Nodes) -> str:
+    """Return the message why no existing node of a model can serve a request."""
     names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
-    return f"its nodes: none that the pod may use has a register of {names}"
+    return f"{model} is excluded, because no node that the pod may use has a register of {names}"

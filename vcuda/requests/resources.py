@@ -33,9 +33,9 @@ NOTHING = Charge()
 PLAIN_CARDS = "nvidia.com/gpu"
 """The resource of NVIDIA's own device plugin. One unit is a whole card, unless a vendor's scheme has this resource."""
 
-# These are the DeviceClasses of the three DRA drivers (deployments/helm of each driver), and vendors' resources that
-# are not GPUs. A claim for a share without a capacity is charged a whole card. A pod that requests a share by the
-# extended resource of a class cannot state a capacity. So classes for shares are charged whole cards.
+# The built-in units are the DeviceClasses of the three DRA drivers (deployments/helm of each driver), and vendors'
+# resources that are not GPUs. A pod that requests a share by the extended resource of a DeviceClass cannot state the
+# capacity of the share. So DeviceClasses for shares are charged whole cards, like a claim without a capacity.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
@@ -102,8 +102,8 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. If a domain also has other resources, the entry is longer: after the domain
-follows the beginning of the accelerators' names."""
+"""The domains of accelerator vendors. If a domain also has other resources, the entry continues with the beginning of
+the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # `_MIG` matches the resources of MIG strategy "mixed". A media extension may follow the memory, as in mig-1g.10gb.me.
@@ -116,8 +116,8 @@ LONGEST = 253 + len("/") + 63
 
 
 MAX_PRODUCT = 64
-"""The maximum length of a product's name. It is also the limit for attributes of DRA devices. Label values have at most
-63 characters."""
+"""The maximum length of a product's name. Kubernetes allows 64 characters in an attribute of a DRA device, and 63 in a
+label value."""
 WILDCARDS = frozenset("*?")
 
 
@@ -150,21 +150,22 @@ class ProductRow(msgspec.Struct, frozen=True):
 
 
 class CardWorth(NamedTuple):
-    """The cores and memory of one device of a GPU model. What pods are charged on the model depends on these."""
+    """The cores and memory of one device of a GPU model. The charge of a pod on this model depends on these amounts."""
 
     cores: int = CORES_PER_CARD
     memory: int = 0
 
 
 class RegisteredMemory(NamedTuple):
-    """The memory in MiB of one model's healthy cards in the nodes' registers (card lists); 0 if not stated there."""
+    """The smallest and the largest memory in MiB of one model's healthy cards; 0 if no node's register (list of cards)
+    states the memory."""
 
     smallest: int = 0
     largest: int = 0
 
 
 RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
-"""By the names of a scheme and a GPU model: the memory of such cards in the registers (card lists) of all nodes."""
+"""The memory of the cards in the registers (lists of cards) of all nodes, by the names of a scheme and a GPU model."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
@@ -215,7 +216,7 @@ def _pattern_of(domain: str) -> str:
 
 
 class GpuResources(msgspec.Struct, frozen=True, dict=True):
-    """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has only the built-in tables."""
+    """All resources by which pods of one cluster request GPUs. ``GpuResources()`` has only the built-in resources."""
 
     schemes: tuple[Scheme, ...] = SCHEMES
     own_units: Mapping[str, Charge] = {}
@@ -223,11 +224,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     own_vendors: tuple[str, ...] = ()
     """The vendor domains that the operator added in ``gpu_domains``."""
     version: str = ""
-    """The resourceVersion of the quota ConfigMap with these tables. With another version, charges may differ."""
+    """The resourceVersion of the quota ConfigMap that defines these resources. Other versions may differ."""
     models: CardModels = NO_ROWS
     """The GPU models that the operator described in ``gpu_models``."""
     registered: Mapping[str, CardWorth] = {}
-    """The cores and memory of one device, for each model for which the registers (card lists) of nodes change them."""
+    """The cores and memory of one device, for each model for which nodes' registers (lists of cards) change them."""
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
@@ -239,7 +240,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit a share requested by a unit or a ResourceClaim, which name no vendor."""
+        """The libraries that may limit a share requested without a vendor's scheme, by a unit or a ResourceClaim."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
@@ -269,7 +270,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return re.compile("|".join(patterns), re.ASCII | re.IGNORECASE)
 
     def unit_of(self, resource: str) -> Charge | None:
-        """Return the charge of one unit of a resource outside of all schemes; None if no table has the resource."""
+        """Return the charge of one unit of a resource that is in no scheme; None if the charge is unknown."""
         name = unit_name(resource)
         worth = self.own_units.get(name) or BUILT_IN_UNITS.get(name)
         return worth or (worth_of_profile(name) if name.startswith(PROFILE) else None)
@@ -290,19 +291,23 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources. If
-        nvidia.com/gpu is among them, one nvidia.com/gpu is a whole card in the copy, as it is in a claim."""
-        # Until a pod is placed, its request may go to a DRA driver, for which one nvidia.com/gpu is a whole card.
+        """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources.
+
+        If nvidia.com/gpu is one of these resources, one nvidia.com/gpu is a whole card in the copy, as it is in a
+        claim.
+        """
+        # Until a pod is placed, its devices may come from a DRA driver, for which one nvidia.com/gpu is a whole card.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
         rows = {model: ProductRow(row.products, memory=row.memory) for model, row in self.models.rows.items()}
         return msgspec.structs.replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
-        """Return a copy for a cluster in which ``cards`` are in the registers (the vendors' card lists) of nodes.
+        """Return a copy for a cluster in which ``cards`` are in the registers (the vendors' lists of cards) of nodes.
 
-        On a model in a register, a request for only a number of devices is charged whole cards. If cores are charged by
-        the memory of a share, the smallest card of the model decides, unless the model's row states the memory.
+        On a model in a register, a request for only a number of devices is charged whole cards. If a share is charged
+        cores in proportion to its memory, the card memory for this is that of the model's smallest card, unless the
+        model's row in ``gpu_models`` states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)

@@ -23,11 +23,11 @@ Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvi
 
 
 def no_handler(_name: str) -> None:
-    """Return None: without a watch of RuntimeClasses, no handler is known."""
+    """Return None for every RuntimeClass, because without a watch of RuntimeClasses no handler is known."""
 
 
 class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
-    """Decides which RuntimeClasses make the container runtime give a pod GPUs."""
+    """Finds out whether a RuntimeClass makes the container runtime give GPUs to a pod."""
 
     patterns: tuple[str, ...] = GPU_RUNTIME_CLASSES
     """Patterns of names of RuntimeClasses or handlers. ``*`` stands for any text, ``?`` for one character."""
@@ -84,7 +84,7 @@ cards (`IsLegacy`)."""
 MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 """With these variables and CAP_SYS_ADMIN, a container gets the MIG control files of all cards (`getMigDevices`)."""
 
-# Other variables of NVIDIA's toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
+# The other variables of NVIDIA's toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
 # NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
 # NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. On a node, an administrator can
 # replace NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration. The API does not show that name.
@@ -93,14 +93,14 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether this variable may give a container devices. If its value is unknown, this is assumed."""
+    """Return whether a variable may give devices to a container. A variable with an unknown value may."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
 
 
 def makes_legacy_image(variable: EnvVar) -> bool:
-    """Return whether this variable gives a container all cards, unless NVIDIA_VISIBLE_DEVICES hides the cards."""
+    """Return whether a variable gives all cards to a container in which NVIDIA_VISIBLE_DEVICES does not hide them."""
     return variable.name == CUDA_VERSION and variable.known_value != ""
 
 
@@ -112,12 +112,12 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 
 
 # In a CUDA image (`CUDA_VERSION`), NVIDIA's runtime gives all cards to a container without NVIDIA_VISIBLE_DEVICES. A
-# container that requests cards is not affected, because the part that gives it cards sets NVIDIA_VISIBLE_DEVICES:
+# container that requests cards is not affected, because the device plugin or DRA driver sets NVIDIA_VISIBLE_DEVICES:
 #
 #   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
 #   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)
 #   NVIDIA's, mounts    sets it to the mounts' directory (the same file, `updateResponseForDeviceMounts`)
-#   NVIDIA's, CDI       the CDI specification sets it to void (nvidia-container-toolkit pkg/nvcdi/wrapper.go)
+#   NVIDIA's, CDI       its CDI specification sets it to void (nvidia-container-toolkit pkg/nvcdi/wrapper.go)
 #   HAMi                has the same strategies (HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go)
 #   vgpu-manager        has the same strategies (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go)
 #   DRA drivers         their CDI specifications set it to void (k8s-dra-driver-gpu cmd/gpu-kubelet-plugin/cdi.go), but

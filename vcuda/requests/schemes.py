@@ -36,8 +36,8 @@ UID, CONTAINER = "{uid}", "{container}"
 
 
 class AllocationPhase(msgspec.Struct, frozen=True):
-    """The annotation or label in which a vendor records the phase of a pod's allocation, and the values for the phases.
-    A value is None if the vendor does not write it."""
+    """The annotation or label in which a vendor records the phase of a pod's allocation, with the value for each phase.
+    If the vendor does not record a phase, its value is None."""
 
     key: str
     done: str
@@ -56,15 +56,15 @@ class OptOut(msgspec.Struct, frozen=True):
 
 
 class PodDirectory(msgspec.Struct, frozen=True):
-    """The directories on a node that a vendor's device plugin keeps for the pods there."""
+    """The directories on a node in which a vendor's device plugin stores files for the pods of the node."""
 
     root: str
     name: str = UID
     """The pattern of a directory's name in ``root``. It contains `UID` once, and may contain `CONTAINER`."""
     own_socket: str = ""
-    """The name of a socket in a pod's directory or one level below. The device plugin itself listens on it until the
-    directory is gone, so this listener does not mean that the pod uses the directory. Source for gpu-manager:
-    runVDeviceServer and vDeviceWatcher in pkg/services/virtual-manager/manager.go."""
+    """The name of a socket in a pod's directory or one level below. The device plugin itself listens on this socket
+    until the directory is deleted. So a listener on this socket does not mean that the pod uses the directory. Source
+    for gpu-manager: runVDeviceServer and vDeviceWatcher in pkg/services/virtual-manager/manager.go."""
 
 
 class Scheme(msgspec.Struct, frozen=True):
@@ -81,25 +81,25 @@ class Scheme(msgspec.Struct, frozen=True):
     """The domain of the vendor's resources. A pod that requests a resource of this domain without a known charge is
     refused. If the domain also has other resources, this is the beginning of the accelerators' names and ``*``."""
 
-    # Resources
+    # Resources that pods request
     cores: str
     """The resource by which pods request cores of the vendor's cards. 100 cores are one card."""
     memory: str
-    """The resource for memory."""
+    """The resource by which pods request memory of the vendor's cards."""
     memory_unit: int = 1
     """The MiB in one unit of the resource ``memory``."""
     count: str | None = None
-    """The resource for the number of vGPUs, or None. If it is set, ``cores`` and ``memory`` are the amounts of each
-    vGPU, and a vGPU without cores is charged a card."""
+    """The resource for the number of vGPUs; None if the vendor has none. If ``count`` is set, ``cores`` and ``memory``
+    are the amounts of each vGPU, and a vGPU without cores is charged a card."""
     counts_plain_cards: bool = False
-    """True if NVIDIA's own device plugin serves a resource with the name in ``count``, for whole cards."""
+    """True if NVIDIA's own device plugin also serves the resource ``count``. There one unit is a whole card."""
     memory_percentage: str | None = None
     """The resource for memory as a percentage of the card's memory; None if the vendor has none."""
     cores_by_memory: bool = False
     """True if a share without cores is charged cores in proportion to its memory; False if it is charged all cores.
     Only ``gpu_schemes`` of the quota ConfigMap sets this field, for schemes with ``count``."""
 
-    # Users write the next annotations, and the label ``opt_out``, on a pod.
+    # Annotations, and a label, that users write on a pod
     core_limit: str | None = None
     """The annotation that sets an upper limit for the cores that a share may use."""
     wanted_models: str | None = None
@@ -114,7 +114,7 @@ class Scheme(msgspec.Struct, frozen=True):
     opt_out: OptOut | None = None
     """The label by which a pod makes the vendor's webhook ignore the pod."""
 
-    # The vendor's components write the next annotations and labels on a pod.
+    # Annotations and labels that the vendor's components write on a pod
     allocation_annotations: tuple[str, ...] = ()
     """The annotations that the vendor's scheduler and device plugin write on pods."""
     allocation_labels: tuple[str, ...] = ()
@@ -130,12 +130,12 @@ class Scheme(msgspec.Struct, frozen=True):
     """The unit of ``predicate_times``."""
     phase: AllocationPhase | None = None
     card_index: str | None = None
-    """The beginning of the annotation that lists a container's cards by number. After it follows the container's index.
-    If a scheme has this annotation, our scheduler extender assigns the cards to its pods."""
+    """The beginning of the annotation key that lists a container's cards by number. The key ends with the container's
+    index. If a scheme has this annotation, our scheduler extender assigns the cards to its pods."""
     allocated: str | None = None
     """The annotation of a pod that lists the pod's cards by uuid."""
 
-    # The vendor's components write the next annotations on a node.
+    # Annotations that the vendor's components write on a node
     node_lock: str | None = None
     """The annotation that locks a node, so that only one pod at a time gets its cards there."""
     register: str | None = None
@@ -143,11 +143,11 @@ class Scheme(msgspec.Struct, frozen=True):
     handshake: str | None = None
     """The node annotation by which the scheduler checks whether the device plugin is alive, and the plugin answers."""
     counts_cards_by_register: bool = False
-    """True if a node's capacity has no cores, so that only the annotation ``register`` shows the number of cards."""
+    """True if a node's capacity does not show the number of cards, but only the annotation ``register`` shows it."""
     pod_directory: PodDirectory | None = None
     """The vendor's directories of pods, which the node agent cleans up."""
 
-    # Done by the vendor's components
+    # Facts about the vendor's components
     sets_visible_devices: bool = False
     """True if the device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests `main_resource`."""
     scheduler: str | None = None
@@ -176,7 +176,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
 
 def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, memory_unit: int = 1) -> Scheme:
-    """Return the scheme of gpu-manager or a fork of it. ``domain``: the domain of its resources and annotations."""
+    """Return the scheme of gpu-manager or of a fork. ``domain``: the domain of the resources and annotations."""
     return Scheme(
         name=name,
         display_name=display_name,
@@ -202,7 +202,7 @@ def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, 
     )
 
 
-# gpu-manager counts memory in blocks of 256 MiB. All other schemes count in MiB.
+# gpu-manager counts memory in blocks of 256 MiB. All other schemes count memory in MiB.
 GPU_MANAGER = _gpu_manager("gpu-manager", "gpu-manager", "tencent.com/vcuda-*", "tencent.com", memory_unit=256)
 NVIDIA_VCUDA = msgspec.structs.replace(
     _gpu_manager("nvidia-vcuda", "gpu-manager's nvidia.com fork", "nvidia.com", "nvidia.com"),
@@ -275,14 +275,16 @@ VGPU_MANAGER = Scheme(
     limits=VGPU_MANAGER_LIBRARY,
 )
 
-# The order matters: if a pod has an annotation of two schemes and requests neither, the first scheme is assumed.
+# The order of the schemes matters. If a pod has an annotation of two schemes and requests neither of them, the first
+# scheme is assumed.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 
 def guarded_annotations() -> frozenset[str]:
     """Return the annotations of a stored pod that only schedulers and device plugins may change.
 
-    A name that ends in ``-`` stands for every key that begins with it. The list in policies.yaml has the same names.
+    A name that ends in ``-`` stands for every key that begins with this name. manifests/base/policies.yaml lists the
+    same names.
     """
     return frozenset(
         name

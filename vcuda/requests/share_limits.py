@@ -41,9 +41,9 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     allowance: Allowance
     """The allowance with which a quota permits pods to set the variables."""
     is_harmless: Callable[[str], bool] = never
-    """A function that returns True if a value of the variable lifts no limit."""
+    """A function that returns True for a value with which the variable lifts no limit."""
     harmless: str = ""
-    """The values that lift no limit, as a text for people; empty if there are none."""
+    """A description of the values with which the variable lifts no limit; empty if there are no such values."""
     mirrors: str = ""
     """The resource whose amount the vendor's own webhook writes into the variable. This amount is a harmless value."""
     is_common: bool = False
@@ -57,14 +57,14 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
     paths: tuple[str, ...] = ()
     """The paths in a container at which the library and its limits are mounted."""
     needs_scheme: bool = False
-    """True if the library limits only shares that the scheme's resources request, and not those of units or claims."""
+    """True if the library limits only shares requested by the scheme's resources, and not those of units or claims."""
 
     def covers(self, mount_path: str) -> bool:
-        """Return whether a container's mount replaces one of ``paths``, or lets another container replace it.
+        """Return whether a mount in a container replaces one of ``paths``, or allows another container to replace it.
 
         Runtimes mount deeper paths later, so a volume at a parent directory does not hide a path. But another container
         with the same volume can delete the mount point, and so the mount. This risk is accepted only for /tmp, because
-        many pods mount /tmp, and the vendors' only files there are lock files.
+        many pods mount /tmp, and vendors have only lock files there.
         """
         # kubelet makes a mount path absolute (`MakeAbsolutePath`), and container runtimes clean it (`filepath.Clean`).
         mounted = posixpath.normpath("/" + mount_path.lstrip("/"))
@@ -101,8 +101,8 @@ def _keeps_core_limit(policy: str) -> bool:
 
 
 def _starts_in_vcuda_library(path: str) -> bool:
-    # The dynamic linker loads the first libcuda.so.1 in LD_LIBRARY_PATH, so gpu-manager's directory must be the first.
-    # It must be literal, because kubelet replaces $(NAME) in a value.
+    # The dynamic linker loads the first libcuda.so.1 in LD_LIBRARY_PATH. So gpu-manager's directory must be the first.
+    # Its path must be literal, because kubelet replaces $(NAME) in a value by the value of another variable.
     return path.partition(":")[0].rstrip("/") in (f"{VCUDA_LIBRARY}/lib", f"{VCUDA_LIBRARY}/lib64")
 
 
