@@ -27,14 +27,14 @@ class GroupVersionKind(K8sStruct, frozen=True, gc=False):
 
 
 class UserInfo(K8sStruct, frozen=True, gc=False):
-    """The user of the request, as the API server authenticated it. A tenant cannot forge this part."""
+    """The user who sent the request, as authenticated by the API server. A tenant cannot forge these fields."""
 
     username: str = ""
     groups: tuple[str, ...] | None = None
 
 
 class AdmissionRequest(K8sStruct, frozen=True, gc=False):
-    """One operation under review. ``namespace`` is set even if the metadata of a new pod have no namespace yet."""
+    """One operation on an object under review. ``namespace`` is set even if the object's metadata have no namespace."""
 
     uid: str
     kind: GroupVersionKind = GroupVersionKind()
@@ -67,33 +67,34 @@ def read_review(body: bytes) -> AdmissionRequest:
         raise BadReview(f"the body is not an AdmissionReview in JSON: {error}") from error
     if review.kind != KIND or review.api_version != API_VERSION:
         got = f"apiVersion {review.api_version!r} and kind {review.kind!r}"
-        hint = "set admissionReviewVersions: [v1] in the webhook"
-        raise BadReview(f"must be {KIND} of {API_VERSION}; got {got}; {hint}")
+        hint = "The webhook configuration must have admissionReviewVersions: [v1]"
+        raise BadReview(f"the body must be an {KIND} of {API_VERSION}; got {got}. {hint}")
     if review.request is None:
         raise BadReview(f"the {KIND} has no request")
     return review.request
 
 
 class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
-    """The decision about one request, before it is encoded.
-
-    ``outcome``: the result in one word, for metrics and logs. ``status``: the HTTP status of a refusal.
-    ``retry_after``: the seconds after which the client should retry; None if it should not. ``reason``: why the pod got
-    its GPU ``model``, for the API server's audit log. ``rule``: the rule by which the order of models was chosen.
-    """
+    """The decision about one request, before it is encoded."""
 
     outcome: str
+    """The decision in one word, for metrics and logs."""
     allowed: bool = True
     status: HTTPStatus = HTTPStatus.OK
+    """The HTTP status of a refusal."""
     message: str = ""
     faults: Sequence[Fault] = ()
     patch: Sequence[Operation] = ()
     warnings: Sequence[str] = ()
     retry_after: int | None = None
+    """The seconds after which the client should retry the request; None if the client should not retry."""
     reason: str = ""
+    """The reason why the pod got its GPU ``model``, for the API server's audit log."""
     model: str = ""
     scheme: str = ""
+    """The name of the vendor's scheme of the request, for metrics."""
     rule: str = ""
+    """The rule that determined the order in which models were tried."""
 
 
 _REASONS: Mapping[HTTPStatus, str] = {

@@ -8,7 +8,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ENTRY_BYTES = 700
-"""The bytes counted for each entry in addition to its size, for names, Python objects and dictionary slots."""
+"""The bytes that are counted for each entry in addition to its size, because Python objects and names need memory."""
 
 
 class SizedCache(Generic[K, V]):
@@ -28,7 +28,7 @@ class SizedCache(Generic[K, V]):
         with self._lock:
             if (found := self._entries.pop(key, None)) is None:
                 return None
-            self._entries[key] = found  # moves the used entry to the end, because the first entry is evicted first
+            self._entries[key] = found  # moves the used entry to the end, because entries are dropped from the start
             return found[0]
 
     def put(self, key: K, value: V) -> None:
@@ -46,7 +46,7 @@ class SizedCache(Generic[K, V]):
 
 
 class ByteAllowance:
-    """Counts the bytes of kept objects, with a bound for each namespace and a bound for all. Not thread-safe."""
+    """Counts the bytes of objects in memory, with a bound for each namespace and a bound for all. Not thread-safe."""
 
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace
@@ -56,7 +56,8 @@ class ByteAllowance:
         self.bytes = 0
 
     def keep(self, namespace: str, uid: str, size: int) -> bool:
-        """Count an object, in place of its earlier size. Return False, without counting it, if a bound is exceeded."""
+        """Count the size of an object, instead of its earlier size. If a bound would be exceeded, return False, and do
+        not count the object."""
         self.release(namespace, uid)
         size += ENTRY_BYTES
         own = self._of_namespace.get(namespace, 0) + size

@@ -15,20 +15,20 @@ from vcuda.errors import BadInput
 from vcuda.quota.terms import LEDGER_NAMESPACE, MODEL_LABEL, NODE_NAMESPACE, POOL_LABEL, STORABLE_SECONDS
 
 FAILED = 1
-"""The exit status if a program could not do its work."""
+"""The exit status of a program that could not do its work."""
 
 BAD_INPUT = 2
-"""The exit status if the user's input is wrong. click uses the same status for an invalid flag."""
+"""The exit status of a program whose input is wrong. click uses the same status for an invalid flag."""
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The context settings of click for every program."""
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
-"""``click.option``, but --help shows the environment variable and the default of the flag."""
+"""``click.option`` with a different default: --help shows the environment variable and the default of the flag."""
 
 
 def printable(text: str) -> str:
-    """Return the text with unprintable characters escaped, for example control codes of a terminal."""
+    """Return a text with its unprintable characters escaped, for example control codes of a terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
@@ -40,7 +40,10 @@ def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
 def address_option(
     flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return a click option for an address: (host, port) or None. ``parse`` must raise BadInput for a wrong address."""
+    """Return a click option for an address, which becomes (host, port) or None.
+
+    ``parse`` converts the text, and must raise BadInput for a wrong address.
+    """
 
     def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
         if text is None:
@@ -95,7 +98,7 @@ status_address_option = address_option(
 
 
 class FiniteRange(click.FloatRange):
-    """A type of flag for finite numbers within bounds. click's own type accepts nan as if it were within all bounds."""
+    """A type of flag for finite numbers within bounds. click's own type accepts nan, whatever the bounds are."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -115,7 +118,7 @@ _LAST_PORT = 65535
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return the host and port in HOST:PORT. An IPv6 host may be in brackets. Raises BadInput if this is impossible."""
+    """Return the host and the port in HOST:PORT. An IPv6 host may be in brackets. Raises BadInput for other texts."""
     host, colon, port = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     host = host[1:-1] if bracketed else host

@@ -23,8 +23,8 @@ MOST_FAULTS = 100
 
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
-    """Return at most `MOST_FAULTS` of the faults. If there are more, add a fault at ``path`` with their number."""
-    # kubectl prints only the faults of a refusal. So the number of omitted faults is added as one more fault.
+    """Return at most `MOST_FAULTS` of the faults. If faults are omitted, add a fault at ``path`` with their number."""
+    # kubectl prints only the faults of a refusal. So the number of omitted faults is also added as a fault.
     more = [Fault(path, f"and {len(faults) - MOST_FAULTS} more faults")] if len(faults) > MOST_FAULTS else []
     return (*faults[:MOST_FAULTS], *more)
 
@@ -33,10 +33,8 @@ class VcudaError(Exception):
     """The base class of all errors in this module."""
 
 
-# A command ends after `BadInput`, which is a user's mistake. A call is retried after `Unavailable`, which is a failure
-# of the API server or of the connection.
 class BadInput(VcudaError):
-    """A user's input is invalid. The message names the place, and explains how to correct the input."""
+    """A user's input is invalid, so the command ends. The message names the place, and explains how to correct it."""
 
 
 class QuotaFault(BadInput):
@@ -48,7 +46,7 @@ class QuotaFault(BadInput):
 
 
 class BadReview(VcudaError):
-    """The HTTP request to the webhook is malformed. The webhook answers with a 4xx, and decides nothing about a pod."""
+    """The HTTP request to the webhook is malformed. The webhook answers with a 4xx status and makes no decision."""
 
     def __init__(self, message: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST) -> None:
         super().__init__(message)
@@ -90,21 +88,21 @@ class Conflict(ApiError):
 
 
 class Gone(ApiError):
-    """410: the resourceVersion or continue token is older than the versions that etcd keeps."""
+    """410: the resourceVersion or the continue token is too old, so etcd no longer has this version."""
 
 
 # Statuses 429 and 5xx raise `Unavailable` and not `ApiError`, because the outcome of the request is not final. For
 # example, a write that timed out in the API server may still be stored.
 class Unavailable(VcudaError):
-    """The connection failed, the request timed out, or the status was 429 or 5xx. A write may or may not be stored."""
+    """The connection failed, the request timed out, or the status was 429 or 5xx. A write may have been stored."""
 
 
 class TimedOut(Unavailable):
-    """The complete answer did not arrive in time."""
+    """The complete answer to a request did not arrive in time."""
 
 
 class TooLarge(Unavailable):
-    """The answer is larger than the allowed maximum. ``head``: the first bytes of the answer."""
+    """The answer to a request is larger than the allowed maximum. ``head``: the first bytes of the answer."""
 
     def __init__(self, message: str, head: bytes) -> None:
         super().__init__(message)
@@ -129,7 +127,7 @@ class DropReason(enum.StrEnum):
 
 
 class Dropped(Unavailable):
-    """This replica drops a review without a decision and without a charge. Another replica may decide the review."""
+    """This replica drops an admission review without a decision or a charge. Another replica may decide the review."""
 
     def __init__(self, message: str, reason: DropReason) -> None:
         super().__init__(message)
@@ -161,19 +159,19 @@ class UnreadableLedger(VcudaError):
 
 
 class LedgerLost(VcudaError):
-    """A ledger was lost ``missing`` seconds ago. Nothing is admitted until it is rebuilt, in ``left`` seconds."""
+    """The ledger of a namespace was lost ``missing`` seconds ago. Nothing is admitted for ``left`` more seconds."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
         super().__init__(
-            f"the ledger of namespace {namespace} was lost; pods that were charged in it may still be stored, "
-            f"so nothing is admitted for {math.ceil(left)} s; then the ledger is rebuilt"
+            f"the ledger of namespace {namespace} was lost. Pods that were charged in the ledger may still be stored. "
+            f"So nothing is admitted for {math.ceil(left)} s, and then the ledger is rebuilt"
         )
         self.missing = missing
         self.left = left
 
 
 class UnreadableJournal(VcudaError):
-    """The journal that records the assigned cards of a node is damaged. So no card of the node may be assigned."""
+    """The journal (the list of assigned cards) of a node is damaged. So no card of the node may be assigned."""
 
 
 class NotPlaced(VcudaError):

@@ -1,8 +1,8 @@
 """Types for the Kubernetes API: views of objects, and quantities.
 
-A view is a type with only those fields of an object that are read. msgspec decodes it from raw bytes. A view is never
-written back, because the other fields would be lost. Changes are sent as patches. The names of fields are those of
-Kubernetes, in snake case. ``None`` stands for an absent field and for a null field, as in Go's API types.
+A view is a type with only those fields of an object that are read. msgspec decodes a view from raw bytes. A view is
+never written back, because the other fields of the object would be lost. Changes are sent as patches. The names of
+fields are those of Kubernetes, in snake case. ``None`` stands for an absent field or a null field, as in Go's types.
 """
 
 import functools
@@ -22,15 +22,15 @@ Operation = dict[str, Any]
 """One operation of a JSON Patch (RFC 6902)."""
 
 Check = Callable[[], None]
-"""Called repeatedly during long work. It raises an exception if the result is no longer needed."""
+"""A function that long computations call repeatedly. It raises an exception if the result is no longer needed."""
 
 
 def no_check() -> None:
-    """A `Check` that never stops the work."""
+    """A `Check` that never raises an exception, so that the computation is never stopped."""
 
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The exceptions of a decoder, for bytes that are not JSON or not UTF-8, have other types, or are nested too deep."""
+"""The exceptions of a msgspec decoder. It raises RecursionError for values that are nested too deep."""
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
@@ -49,9 +49,9 @@ def can_be_name(text: str) -> bool:
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
-# ``gc=False`` is safe, because a decoded object is a tree. So Python's garbage collector finds no cycles in its parts.
+# ``gc=False`` is safe, because a decoded object is a tree. Python's garbage collector would find no cycles in a tree.
 class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
-    """The base class of objects and their parts. Unknown fields are ignored."""
+    """The base class of Kubernetes objects and their parts. Unknown fields are ignored."""
 
 
 class OwnerReference(K8sStruct, frozen=True, gc=False):
@@ -188,7 +188,7 @@ class PodResourceClaim(K8sStruct, frozen=True, gc=False):
 
 
 class PodSpec(K8sStruct, frozen=True, gc=False):
-    """The fields of a pod's spec that state its requests and its placement."""
+    """The fields of a pod's spec with the requests and the placement of the pod."""
 
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
@@ -231,21 +231,21 @@ class Pod(K8sObject, frozen=True, gc=False):
         return self.status is not None and self.status.phase in ("Succeeded", "Failed")
 
     def all_containers(self) -> Iterator[tuple[str, Container]]:
-        """Yield every container with its field path. Init containers come first, because they start first."""
+        """Yield every container with its field path. Init containers are first, because they start first."""
         for field, containers in (("initContainers", self.spec.init_containers), ("containers", self.spec.containers)):
             for index, container in enumerate(containers or ()):
                 yield f"spec.{field}[{index}]", container
 
 
 class NodeStatus(K8sStruct, frozen=True, gc=False):
-    """The capacity of a node and its allocatable part, as kubelet and the device plugins report them."""
+    """The capacity of a node and its allocatable part, as reported by kubelet and the device plugins."""
 
     capacity: Mapping[str, Quantity] | None = None
     allocatable: Mapping[str, Quantity] | None = None
 
 
 class Node(K8sObject, frozen=True, gc=False):
-    """A node's name, labels, annotations and capacity."""
+    """A node with its labels, annotations and capacity."""
 
     status: NodeStatus | None = None
 
@@ -260,13 +260,13 @@ class ConfigMap(K8sObject, frozen=True, gc=False):
     data: Mapping[str, str] | None = None
 
 
-# The grammar of a quantity is that of apimachinery (pkg/api/resource/quantity.go). Python also accepts NaN, 1_000 and
-# digits of other alphabets. The length is bounded, because one long quantity takes as long as thousands of short ones.
+# The grammar of a quantity is that of apimachinery (pkg/api/resource/quantity.go). Python's Decimal also accepts NaN,
+# 1_000 and digits of other alphabets. The length is bounded, because a long quantity takes a long time to parse.
 _NUMBER = r"[+-]?(?=\.?[0-9])[0-9]{0,30}(\.[0-9]{0,30})?"
 _GRAMMAR = re.compile(rf"{_NUMBER}([eE][+-]?[0-9]{{1,2}}|[numkMGTPE]|[KMGTPE]i)?", re.ASCII)
 
 LONGEST = 40
-"""The error for a malformed quantity shows at most this many characters of the quantity."""
+"""The most characters of a malformed quantity that the error message shows."""
 
 
 def parse_quantity(quantity: str | float) -> Decimal:
@@ -282,7 +282,7 @@ def parse_quantity(quantity: str | float) -> Decimal:
 # `parse_whole` is called for every pod. Its results are cached, because the pods of one owner request equal amounts.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
-    """Return a whole number from 0 to 2^53. Raises ValueError with a message for any other quantity."""
+    """Return a quantity that is a whole number from 0 to 2^53. Raises ValueError with a message for others."""
     number = parse_quantity(quantity)
     if number < 0:
         raise ValueError(f"{quantity} is negative")

@@ -19,7 +19,7 @@ INTERVAL = 0.05
 
 
 def configure(level: str, logger_factory: Callable[..., object] | None = None) -> None:
-    """Set up structlog for the process. ``level``: debug, info, warning or error. Each line is written at once."""
+    """Set up structlog for a process that writes each line at once. ``level``: debug, info, warning or error."""
     structlog.configure(
         processors=[_render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -29,7 +29,7 @@ def configure(level: str, logger_factory: Callable[..., object] | None = None) -
 
 
 def configure_batched(level: str) -> None:
-    """Set up structlog for a server. A thread that logs a line does not wait until the line is written."""
+    """Set up structlog for a server, in which a thread that logs a line does not wait until the line is written."""
     lines = BatchedLines(sys.stdout.buffer)
     atexit.register(lines.flush)
     # gunicorn forks its workers later. Each worker needs its own lock, and its own thread that writes lines.
@@ -43,7 +43,8 @@ class BatchedLines:
     A warning or an error is written at once, after all earlier lines. The unwritten lines of a killed process are lost.
     """
 
-    # Writing a line releases the interpreter lock, and a thread that answers a request would wait to get the lock back.
+    # A thread that writes a line releases the interpreter lock, and then waits to get the lock again. A thread that
+    # answers a request must not wait. So another thread writes the lines.
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -52,7 +53,7 @@ class BatchedLines:
         self._thread: threading.Thread | None = None
 
     def info(self, line: bytes) -> None:
-        """Collect a line. The logger's own thread writes the line soon."""
+        """Collect a line. The logger's own thread writes the line within `INTERVAL`."""
         self._lines.append(line)
         if self._thread is None:
             self._start()
@@ -60,14 +61,14 @@ class BatchedLines:
     debug = info
 
     def warning(self, line: bytes) -> None:
-        """Write all waiting lines and then this line, at once."""
+        """Write all collected lines and this line at once."""
         self._lines.append(line)
         self.flush()
 
     error = critical = warning
 
     def flush(self) -> None:
-        """Write all waiting lines."""
+        """Write all collected lines."""
         with self._writing:
             lines = []
             while self._lines:
@@ -77,8 +78,8 @@ class BatchedLines:
                 self._stream.flush()
 
     def start_anew(self) -> None:
-        # A forked child has only one thread, and inherits a lock that a thread of the parent may hold. The parent
-        # writes the lines that wait, so the child drops them.
+        # A forked process has only one thread, and inherits a lock that a thread of the parent process may hold. The
+        # parent writes the lines collected before the fork. So the child drops its copies of these lines.
         self._lines.clear()
         self._writing = threading.Lock()
         self._thread = None
@@ -96,7 +97,7 @@ class BatchedLines:
 
 
 def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
-    # This function replaces structlog's usual chain of processors, because it is faster, and every admission is logged.
+    # This function replaces structlog's usual processors, because it is faster, and each admission is logged.
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(None, method, event)
     stamp = datetime.datetime.now(datetime.UTC).isoformat()

@@ -1,7 +1,7 @@
 """Finds the pod templates in an object of any kind, each with the number of its pods that exist at the same time.
 
-A PodTemplateSpec may be anywhere in the object. A field next to the template states the number of pods. Three kinds
-describe their pods in another way, and each of these kinds has its own reader.
+A PodTemplateSpec may be anywhere in the object. A field next to the template states the number of pods. These kinds
+describe their pods in another way, so each of them has its own reader:
 
 - ``InferenceService`` (KServe): each component is a pod spec with one container under the name of its runtime.
 - ``LeaderWorkerSet`` (lws): a group has one leader, and workers up to its ``size``.
@@ -25,12 +25,12 @@ ONE_UNLESS_STATED = frozenset(
         *("JAXJob", "MPIJob", "PaddleJob", "PyTorchJob", "TFJob", "XGBoostJob"),
     }
 )
-"""The kinds whose controllers create one pod for a template without a number of pods."""
+"""The kinds whose controllers create one pod for a pod template if the object states no number of pods."""
 
 _WORKFLOWS = frozenset({"Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow"})
 _COMPONENTS = ("predictor", "transformer", "explainer")
 _INHERITED = ("nodeSelector", "affinity", "tolerations", "schedulerName", "volumes")
-"""The fields of a Workflow's spec that also apply to its templates."""
+"""The fields of a Workflow's spec that also apply to the templates in the Workflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,11 @@ class PodTemplate:
     path: str
     """The place of the template in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
     metadata: object
-    """The metadata of the template's pods, as written."""
+    """The metadata of the template's pods, as written in the object."""
     spec: Manifest
-    """The spec of the template's pods, as written."""
+    """The spec of the template's pods, as written in the object."""
     count: int | None
-    """The number of pods at the same time; None if the object does not state it."""
+    """The number of pods that exist at the same time; None if the object does not state the number."""
 
 
 def pod_templates(manifest: Manifest) -> list[PodTemplate]:
@@ -55,16 +55,16 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
     found: list[PodTemplate] = []
     for template in reader(spec, "spec", None) if isinstance(spec, dict) else ():
         if len(found) == MOST_TEMPLATES:
-            raise ValueError(f"it has more than {MOST_TEMPLATES} pod templates")
+            raise ValueError(f"an object must not have more than {MOST_TEMPLATES} pod templates")
         count = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
         if count is not None and count > MOST_PODS:
-            raise ValueError(f"{count!r} is not a number of pods from 0 to {MOST_PODS}")
+            raise ValueError(f"the number of pods must be between 0 and {MOST_PODS}; got {count!r}")
         found.append(replace(template, count=count))
     return found
 
 
 def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
-    # Each value is read only once, even if YAML aliases repeat it, because aliases can repeat values without bound.
+    # Each value is read only once, even if YAML aliases repeat the value, because aliases can repeat values endlessly.
     waiting: list[tuple[object, str, int | None]] = [(spec, path, times)]
     seen: set[int] = set()
     while waiting:
@@ -84,7 +84,7 @@ def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTempl
             elif "containers" in child_spec:
                 yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
             else:
-                # The child describes other objects, for example Jobs, whose pod templates are inside the child.
+                # A spec without containers describes other objects, for example Jobs, which have the pod templates.
                 inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
         waiting += reversed(inner)
 
@@ -94,7 +94,10 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return the number of pods at the same time that ``fields`` state; None if they state none. Raises ValueError."""
+    """Return the number of pods that exist at the same time according to ``fields``; None without such a field.
+
+    Raises ValueError if a field is not a valid number.
+    """
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts
@@ -110,7 +113,7 @@ def count(value: object) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= MOST_PODS:
-        raise ValueError(f"{value!r} is not a number of pods from 0 to {MOST_PODS}")
+        raise ValueError(f"the number of pods must be between 0 and {MOST_PODS}; got {value!r}")
     return value
 
 
@@ -134,7 +137,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 counts as unknown.
+                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 is an unknown number.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 

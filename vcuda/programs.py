@@ -1,4 +1,4 @@
-"""Starts the programs that need the packages of the pip extra `server`. If a package is missing, prints a message."""
+"""The entry points of the programs that need the packages of the pip extra `server`."""
 
 import importlib
 from typing import Any
@@ -17,19 +17,16 @@ def load(module: str, program: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in _OURS:
             raise
-        cli.fail(f"{program} needs more packages, such as {error.name}; install {EXTRA}", cli.FAILED)
+        cli.fail(f"{program} needs the package {error.name}. Install {EXTRA}", cli.FAILED)
 
 
 def webhook() -> None:
-    """Run ``vcuda-webhook``."""
     load("webhook.cli", "vcuda-webhook").main()
 
 
 def controller() -> None:
-    """Run ``vcuda-controller``."""
     load("controller.cli", "vcuda-controller").main()
 
 
 def certs() -> None:
-    """Run ``vcuda-certs``."""
     load("certs.cli", "vcuda-certs").main()

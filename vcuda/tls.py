@@ -41,8 +41,8 @@ _log: structlog.typing.FilteringBoundLogger = structlog.get_logger()
 _Content = tuple[str, ...]
 
 
-# By default gunicorn creates a TLS context for every connection. Then handshakes are slow, and fail while the
-# certificate files are being replaced. Here all new connections share the context of the last good certificate and key.
+# By default, gunicorn creates a TLS context for every connection. Then handshakes are slow, and they fail while the
+# certificate files are being replaced. So all new connections share the context of the last good certificate and key.
 @dataclass(frozen=True, slots=True)
 class _Served:
     """A TLS context, and the time when its certificate expires, in Unix seconds."""
@@ -52,10 +52,11 @@ class _Served:
 
 
 class ServingCertificate:
-    """Loads a certificate and its key from a directory into a TLS context. Raises BadInput if the first pair is bad.
+    """Loads a certificate and its key from a directory into a TLS context. Raises BadInput if they are invalid.
 
-    ``client_ca``: a file with the CAs of clients, which is read again with each pair. ``client_required``: True if a
-    client must present a certificate. ``reload_failures``: the number of bad pairs since the start.
+    ``client_ca``: a file with the CAs of clients, which is loaded again together with each new certificate.
+    ``client_required``: True if a client must present a certificate. ``reload_failures``: the number of invalid pairs
+    since the start.
     """
 
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
@@ -75,12 +76,14 @@ class ServingCertificate:
         return self._served.expiry
 
     def current(self) -> ssl.SSLContext:
-        """Return the TLS context for a new connection. It stays the same until `poll` finds a new good pair."""
+        """Return the TLS context for a new connection. It changes when `poll` finds a new valid certificate and key."""
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files again. Use a new good pair, or keep the last good pair and log the fault once. Only one thread
-        may call this method."""
+        """Read the files again, and use the certificate and key if they are valid and new. Log each invalid pair once.
+
+        Only one thread may call this method.
+        """
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -97,13 +100,13 @@ class ServingCertificate:
         elif found != self._refused:
             self._refused = found
             self.reload_failures += 1
-            _log.error("serving certificate not reloaded, the last good one stays", reason=fault)
+            _log.error("serving certificate not reloaded, the last valid certificate is kept", reason=fault)
 
     def _load(self) -> _Served:
         return _load(self._directory, self._client_ca, self._verify_mode)
 
     def _fingerprint(self) -> _Content:
-        # The files are compared by digests, so that the key itself is not kept.
+        # The files are compared by digests, so that the private key is not kept in memory.
         files = [self._directory / LEAF_CERTIFICATE, self._directory / LEAF_KEY]
         return tuple(map(_digest, [*files, self._client_ca] if self._client_ca else files))
 
@@ -123,15 +126,15 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # With an empty password, OpenSSL does not prompt for one if the key was just replaced by an encrypted key.
+        # An empty password is given, because OpenSSL would prompt for a password if the key was just encrypted.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is a subclass of OSError
-        raise _bad(certificate, f"and tls.key are refused by OpenSSL: {error}") from error
+        raise _bad(certificate, f"is rejected by OpenSSL together with tls.key: {error}") from error
     if client_ca:
         try:
             context.load_verify_locations(client_ca)
         except OSError as error:
-            raise BadInput(f"{client_ca} cannot be read, or holds no PEM certificate: {error}") from error
+            raise BadInput(f"{client_ca} cannot be read, or contains no PEM certificate: {error}") from error
         context.verify_mode = verify_mode
     return _Served(context, expiry)
 
@@ -143,7 +146,7 @@ def _read_leaf(path: Path) -> tuple[bytes, float]:
     except OSError as error:
         raise _bad(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise _bad(path, f"holds no PEM certificate: {error}") from error
+        raise _bad(path, f"contains no PEM certificate: {error}") from error
 
 
 def _read_public_key(path: Path) -> bytes:
@@ -154,8 +157,8 @@ def _read_public_key(path: Path) -> bytes:
     except TypeError as error:
         raise _bad(path, "must not be encrypted, because nobody can enter its password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        # The library's own message is left out, because nothing about a private key belongs in a log.
-        raise _bad(path, "holds no PEM private key") from error
+        # The library's message is not repeated, because a log must not contain anything about a private key.
+        raise _bad(path, "contains no PEM private key") from error
 
 
 def _der(key: PublicKeyTypes) -> bytes:
@@ -176,7 +179,7 @@ def _digest(path: Path) -> str:
 def served_leaf(address: str, server_name: str) -> x509.Certificate:
     """Return the certificate that HOST:PORT presents for ``server_name``, without verification. Raises Unavailable."""
     host, _, port = address.rpartition(":")
-    # Invalid certificates must also be returned. So the certificate is not verified, and no data is sent to the server.
+    # The certificate is not verified, because an invalid certificate must also be returned. No data is sent.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
@@ -205,8 +208,8 @@ def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
     root = authority.certificate_pem()
     return (
         File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
-        # tls.crt contains only the leaf certificate. A client that trusts the CA has ca.crt already. For any other
-        # client, the CA in tls.crt would be useless.
+        # tls.crt contains only the leaf certificate, without the CA. A client that trusts the CA has ca.crt already. No
+        # other client could use the CA.
         *leaf_files(leaf, "serving certificate"),
     )
 
@@ -220,12 +223,12 @@ def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
 
 
 def signing_files(authority: Signed) -> tuple[File, ...]:
-    """Return the file of the CA's key, which can sign more certificates. Its readers can impersonate the webhook."""
+    """Return the file of the CA's key. Whoever reads the key can sign certificates and so impersonate the webhook."""
     return (File(AUTHORITY_KEY, "private key of ca.crt", authority.key_pem(), _SECRET_MODE, None),)
 
 
 def present_files(directory: Path) -> tuple[str, ...]:
-    """Return the names in ``directory`` that a new set of files would replace, including dangling links."""
+    """Return the names of files in ``directory`` that a new set of files would replace, including dangling links."""
     names = (AUTHORITY_CERTIFICATE, AUTHORITY_KEY, LEAF_CERTIFICATE, LEAF_KEY)
     return tuple(name for name in names if os.path.lexists(directory / name))
 
@@ -238,8 +241,8 @@ def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)
     with _opened(directory) as descriptor:
-        # Two concurrent runs would remove each other's files, so the second run waits for the lock. Some file systems
-        # have no locks, so an error is ignored.
+        # Two concurrent runs would delete each other's files. So the second run waits for the lock. An error is
+        # ignored, because some file systems have no locks.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         _swap_in(directory, files)
@@ -252,12 +255,12 @@ def _swap_in(directory: Path, files: Sequence[File]) -> None:
             _create(fresh / file.name, file)
         fresh.chmod(0o755)
         _sync(fresh)
-        # First the links to the files are created. Until ..data is replaced, these links lead to the old set of files.
+        # The links to the files are created before ``..data`` is replaced. Until then, they lead to the old files.
         for file in files:
             _link(directory / file.name, f"{_DATA}/{file.name}", fresh)
         _link(directory / _DATA, fresh.name, fresh)
     except BaseException:
-        # If the process was interrupted right after the swap, the fresh set of files is in use and must stay.
+        # If the process was interrupted after ``..data`` was replaced, the new files are in use and must be kept.
         if _link_target(directory / _DATA) != fresh.name:
             shutil.rmtree(fresh)
         raise
@@ -275,7 +278,7 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _create(path: Path, file: File) -> None:
-    # The file is created with its final mode. Otherwise everybody could read a key for a moment.
+    # The file is created with its final mode. Otherwise every user could read a private key for a moment.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file.mode), "wb") as stream:
         stream.write(file.content)
         stream.flush()
@@ -283,7 +286,7 @@ def _create(path: Path, file: File) -> None:
 
 
 def _link(path: Path, target: str, scratch: Path) -> None:
-    # Makes path a link to target in one step, and replaces any file at path. scratch is a directory of this process.
+    """Make ``path`` a link to ``target`` in one step. ``scratch``: a directory that only this process uses."""
     if _link_target(path) != target:
         link = scratch / "..link"
         link.symlink_to(target)
@@ -298,13 +301,13 @@ def _remove_old(directory: Path, current: str, kept: set[str]) -> None:
     for name in set(present_files(directory)) - kept:
         if _link_target(directory / name) == f"{_DATA}/{name}":
             (directory / name).unlink()
-    # A killed run may have left a set of files that is not in use, perhaps with the key of a CA. Delete such sets.
+    # A killed run may have left unused files, perhaps with the private key of a CA. Such files are deleted.
     for old in directory.glob(f"{_SET_PREFIX}*"):
         if old.name != current:
-            shutil.rmtree(old, ignore_errors=True)  # a set that this process may not remove is left in place
+            shutil.rmtree(old, ignore_errors=True)  # files that this process may not delete are kept
 
 
 def _sync(directory: Path) -> None:
-    # Writes the directory itself to disk, so that the names of the files survive a power failure.
+    # The directory itself is written to disk, so that the names of the files survive a power failure.
     with _opened(directory) as descriptor:
         os.fsync(descriptor)

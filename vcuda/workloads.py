@@ -1,4 +1,4 @@
-"""Reads ResourceClaims and pod templates from manifests. A template is returned as the pod that it would create."""
+"""Reads ResourceClaims and pod templates from manifests. A pod template is returned as the pod that it would create."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -14,11 +14,11 @@ from vcuda.quota.terms import MODELS_ANNOTATION, NAMESPACE_RULE, is_namespace_na
 Manifest = dict[str, Any]
 
 Check = Callable[[str, Manifest], Manifest]
-"""Returns a pod or claim as the API server would read it. The first argument is the object's place, for messages.
-Raises BadInput if the object is malformed."""
+"""A function that returns a pod or claim as the API server would read it. The first argument is the place of the object
+in a file, for messages. The function raises BadInput if the object is malformed."""
 
 NO_TEMPLATE = "no pod template found in this object; check the pods that its controller creates instead"
-"""The reason why an object of a kind that is not built in is skipped."""
+"""The reason why a custom resource is skipped."""
 
 NO_PODS = "no pods found"
 """The message for an empty answer."""
@@ -36,12 +36,12 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "Job": ("parallelism", "completions"),
     "CronJob": ("parallelism", "completions"),
 }
-"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest value counts."""
+"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest value is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """An object to check. ``created``: the claim, the claim template or the pod as it would be created. ``count``: the
+    """An object to check. ``created``: the claim, the claim template or the pod that would be created. ``count``: the
     number of such pods."""
 
     kind: str
@@ -50,11 +50,11 @@ class Workload:
     created: Manifest
     count: int
     warning: str = ""
-    """A message about an annotation that is in the wrong place and so has no effect; empty if there is none."""
+    """A warning about an annotation that has no effect, because it is in the wrong place; empty without a warning."""
     part: str = ""
-    """The place of the pod template, if the object has several."""
+    """The place of the pod template in the object; empty if the object has only one pod template."""
     is_counted: bool = True
-    """False if the object does not state how many pods it creates. Then one pod is checked."""
+    """False if the object does not state the number of its pods. Then one pod is checked."""
 
     @property
     def title(self) -> str:
@@ -62,7 +62,7 @@ class Workload:
 
     @property
     def claim_spec(self) -> Manifest | None:
-        """The spec of the claims of a ResourceClaimTemplate, as written; None for any other object."""
+        """The spec of the claims of a ResourceClaimTemplate, as written; None for an object of another kind."""
         spec: Manifest = self.created.get("spec", {}).get("spec", {})
         return spec if self.kind == TEMPLATE else None
 
@@ -106,8 +106,10 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
 
 
 def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
-    """Return every claim and every object that creates pods. ``source`` names the text. Raises BadInput if the text is
-    not YAML."""
+    """Return every claim in a text, and every object that creates pods. ``source`` names the text in messages.
+
+    Raises BadInput if the text is not YAML.
+    """
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
@@ -128,14 +130,14 @@ def _read(where: str, document: object, namespace: str, check: Check) -> list[Wo
 
 
 def _is_built_in(manifest: Manifest) -> bool:
-    # The name of a built-in API group has no dot, or ends in .k8s.io. An object without apiVersion may be of any group.
+    # The name of a built-in API group has no dot, or ends in .k8s.io. Without apiVersion, the group is unknown.
     version = str(manifest.get("apiVersion") or "")
     group = version.rpartition("/")[0]
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
 
 
 def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> list[Workload]:
-    """Return one workload for each pod template of an object whose kind is not built in."""
+    """Return one workload for each pod template of a custom resource."""
     metadata, home = _place(where, manifest, namespace)
     name = _name_of(manifest)
     try:
@@ -157,7 +159,7 @@ def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> 
 
 
 def _is_claim(manifest: Manifest) -> bool:
-    # Another API group may have a kind ResourceClaim too. An object without apiVersion is assumed to be a claim.
+    # Another API group may also have a kind ResourceClaim. Without apiVersion, the object is assumed to be a claim.
     group = str(manifest.get("apiVersion", GROUP)).partition("/")[0]
     return manifest["kind"] in (CLAIM, TEMPLATE) and group == GROUP
 
@@ -165,17 +167,14 @@ def _is_claim(manifest: Manifest) -> bool:
 def require_claims_api(where: str, manifest: Manifest) -> None:
     """Raise BadInput if an object of resource.k8s.io has an unsupported apiVersion."""
     version = manifest.get("apiVersion")
+    if not version:
+        raise errors.BadInput(f"{where}: apiVersion is required; it must be {API_VERSION} for a {manifest['kind']}")
     if version != API_VERSION:
-        fault = (
-            f"must be {API_VERSION}; got {version}"
-            if version
-            else f"is required; for a {manifest['kind']} it must be {API_VERSION}"
-        )
-        raise errors.BadInput(f"{where}: apiVersion {fault}")
+        raise errors.BadInput(f"{where}: apiVersion must be {API_VERSION}; got {version}")
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
-    """Yield every object with its place, and each item of a List. Raises BadInput if a document is not an object."""
+    """Yield every object in a text with its place, also the items of a List. Raises BadInput for a malformed object."""
     return ((where, _object(where, document)) for where, document in _documents(source, text))
 
 
@@ -183,7 +182,7 @@ def _documents(source: str, text: str) -> Iterator[tuple[str, object]]:
     try:
         documents = list(yaml.safe_load_all(text))
     except NOT_YAML as error:
-        raise errors.BadInput(f"{source}: not YAML: {error}") from error
+        raise errors.BadInput(f"{source}: the text is not YAML: {error}") from error
     for index, document in enumerate(documents):
         yield from _listed(f"{source}, document {index + 1}", document)
 
@@ -202,7 +201,7 @@ def _listed(where: str, document: object) -> Iterator[tuple[str, object]]:
 
 def _object(where: str, document: object) -> Manifest:
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        raise errors.BadInput(f"{where}: not a Kubernetes object: kind is required")
+        raise errors.BadInput(f"{where}: the document is not a Kubernetes object: kind is required")
     if document["kind"].endswith("List") and "items" in document:
         raise errors.BadInput(f"{where}: items must be a list")
     return document
@@ -238,7 +237,7 @@ def _name_of(manifest: Manifest) -> str:
 
 
 def _place(where: str, manifest: Manifest, namespace: str) -> tuple[Manifest, str]:
-    """Return the metadata of an object, and its namespace. Raises BadInput if the namespace has an invalid name."""
+    """Return the metadata and the namespace of an object. Raises BadInput if the namespace has an invalid name."""
     metadata = _mapping(where, manifest, "metadata")
     home = str(metadata.get("namespace") or namespace)
     if not is_namespace_name(home):
@@ -264,13 +263,13 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
         stated = pod_templates.at_once({field: spec.get(field) for field in _KINDS[kind]})
     except ValueError as error:
         raise errors.BadInput(f"{where}: {error}") from error
-    # An object that states no number of pods counts as one pod. Of a DaemonSet, which has many pods, one is checked.
+    # If an object states no number of pods, one pod is checked. This is also true of a DaemonSet, which has many pods.
     return 1 if stated is None else stated
 
 
 def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
     if not pod.get("spec"):
-        raise errors.BadInput(f"{where}: malformed: it has no pod spec")
+        raise errors.BadInput(f"{where}: the object is malformed: it has no pod spec")
     return check(where, pod)
 
 
@@ -282,7 +281,7 @@ def check_shape(where: str, manifest: Manifest) -> Manifest:
     try:
         plain: Manifest = without_nulls(json.loads(json.dumps(manifest, default=str, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise errors.BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: the object is malformed: {error}") from error
     _mapping(where, plain, "spec")
     return plain
 
@@ -306,6 +305,6 @@ def _mapping(where: str, parent: Mapping[str, Any], field: str) -> Manifest:
 
 
 def entries(parent: Mapping[str, Any], field: str) -> list[Manifest]:
-    """Return the mappings in a list of a manifest. Other items are left out, because the API server rejects them."""
+    """Return the mappings in a list of a manifest. Other items are ignored, because the API server rejects them."""
     found = parent.get(field)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []

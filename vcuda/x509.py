@@ -20,7 +20,7 @@ _LONGEST_NAME = 253  # characters of a DNS name (RFC 1123 section 2.1, RFC 1035 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """DNS names in lower case and IP addresses, in the order given. A leaf certificate needs at least one of them."""
+    """The DNS names (in lower case) and IP addresses of a certificate, in the given order."""
 
     dns: tuple[str, ...] = ()
     addresses: tuple[Address, ...] = ()
@@ -39,19 +39,19 @@ DEVELOPMENT = Names(("localhost",), (ipaddress.IPv4Address("127.0.0.1"), ipaddre
 
 
 def parse_dns_name(text: str) -> str:
-    """Return the name in lower case. One leading ``*.`` is allowed. Raises ValueError, with advice in its message."""
+    """Return a DNS name in lower case. A leading ``*.`` is allowed. Raises ValueError, with advice in its message."""
     name = text.lower()
     try:
         ipaddress.ip_address(name)
     except ValueError:
         pass  # the name may be a DNS name, because it is not an IP address
     else:
-        raise ValueError(f"{text!r} is an IP address: give it with --ip")
+        raise ValueError(f"{text!r} is an IP address, so it must be given with --ip")
     labels = name.removeprefix("*.").split(".")
     if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
         raise ValueError(
-            f"{text!r} is not a DNS name: use labels of letters, digits and '-', joined by '.', without a final '.'; "
-            f"use at most {_LONGEST_NAME} characters, and write other alphabets in the form xn--"
+            f"{text!r} is not a DNS name. A DNS name has at most {_LONGEST_NAME} characters. It has labels of letters, "
+            "digits and '-', joined by '.', without a final '.'. Labels in other alphabets have the form xn--"
         )
     return name
 
@@ -61,16 +61,16 @@ def parse_address(text: str) -> Address:
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
-        raise ValueError(f"{text!r} is not an IP address; write, for example, 127.0.0.1 or ::1") from error
+        raise ValueError(f"must be an IP address, for example 127.0.0.1 or ::1; got {text!r}") from error
     if isinstance(address, ipaddress.IPv6Address) and address.scope_id is not None:
-        raise ValueError(f"{text!r} must not have a zone: write the address without %{address.scope_id}")
+        raise ValueError(f"an IP address must not have a zone, such as %{address.scope_id}; got {text!r}")
     return address
 
 
 def parse_label(text: str) -> str:
     """Return the name of a Service or a namespace, which must be one DNS label. Raises ValueError otherwise."""
     if not _LABEL.fullmatch(text):
-        raise ValueError(f"{text!r} is not a name of 1 to 63 lower-case letters, digits and '-'")
+        raise ValueError(f"must be a name of 1 to 63 lower-case letters, digits and '-'; got {text!r}")
     return text
 
 
@@ -83,7 +83,8 @@ def service_names(service: str, namespace: str) -> Names:
 AUTHORITY_LIFE = timedelta(days=730)
 LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
-"""A certificate is valid from this long before ``now``, so that clients with slow clocks accept the certificate."""
+"""The time by which the validity of a certificate begins before its creation. So clients with slow clocks also accept
+the certificate."""
 
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -106,16 +107,16 @@ class Signed:
         return self.certificate.not_valid_after_utc
 
     def certificate_pem(self) -> bytes:
-        """The certificate alone, without its issuer."""
+        """The certificate in PEM form, without the certificate of its issuer."""
         return self.certificate.public_bytes(Encoding.PEM)
 
     def key_pem(self) -> bytes:
-        """The private key as unencrypted PKCS#8. It is a secret that must never be logged or printed."""
+        """The private key as unencrypted PKCS#8. The key is a secret that must never be logged or printed."""
         return self.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Create an ECDSA P-256 CA for certificates of servers or clients. Each CA has its own name. Raises ValueError."""
+    """Create an ECDSA P-256 CA for certificates of servers or clients, with a name of its own. Raises ValueError."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
@@ -137,7 +138,7 @@ def make_client(authority: Signed, name: str, now: datetime, life: timedelta = L
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """Return the common name of the subject; empty if there is none, or if it cannot be read."""
+    """Return the common name of the certificate's subject; empty if the subject has none, or is unreadable."""
     try:
         return next((str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
     except ValueError:
@@ -196,9 +197,10 @@ def _make(
     authority: Signed | None,
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> Signed:
-    """Create a certificate. Each extension has a flag for "critical". Without ``authority``, it is self-signed."""
+    """Create a certificate. Each extension has a flag for "critical". Without ``authority``, the certificate is
+    self-signed."""
     if now.tzinfo is None:
-        raise ValueError("the time of issue needs a time zone")
+        raise ValueError("the creation time of a certificate must have a time zone")
     if end <= now:
         raise ValueError("the lifetime of a certificate must be positive")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -224,7 +226,7 @@ def _make(
 
 
 def _to_seconds(moment: datetime) -> datetime:
-    # Returns the same moment in UTC without microseconds, which a certificate cannot have.
+    # The time in a certificate is in UTC, and has no microseconds.
     return moment.astimezone(UTC).replace(microsecond=0)
 
 

@@ -57,7 +57,7 @@ def test_the_file_runs_without_any_other_package(plugin: Path, tmp_path: Path) -
 
 
 def test_the_one_command_that_needs_more_packages_names_the_extra(plugin: Path, tmp_path: Path) -> None:
-    told = "Error: kubectl gpuquota nodes needs more packages, such as msgspec; install vcuda-quota[server]\n"
+    told = "Error: kubectl gpuquota nodes needs the package msgspec. Install vcuda-quota[server]\n"
     assert run(plugin, tmp_path, "nodes") == (1, "", told)
 
 

@@ -52,7 +52,7 @@ SOUND = "--standalone --quota good.yaml"
         ("", "--cert-dir DIR is needed; `vcuda-certs issue --dir DIR` makes one."),
         ("--standalone --quota nowhere", "File 'nowhere' does not exist"),
         (f"{SOUND} --cert-dir empty", "empty/tls.crt cannot be read: No such file or directory. To create "),
-        (f"{SOUND} --cert-dir certs", "certs/tls.crt holds no PEM certificate"),
+        (f"{SOUND} --cert-dir certs", "certs/tls.crt contains no PEM certificate"),
         (f"{SOUND} --nodes nodes.yaml", "document 1: the Pod p has no namespace"),
         (f"{SOUND} --bind 8443", "must be HOST:PORT, for example 127.0.0.1:8443; got '8443'."),
         (f"{SOUND} --bind a:99999", "must be HOST:PORT"),

@@ -138,7 +138,7 @@ def test_no_handshake_fails_while_the_files_are_swapped_continuously(directory: 
 GOOD = new_leaf()
 CRT, KEY, GARBAGE = GOOD.certificate_pem(), GOOD.key_pem(), bytes(range(256))
 TORN = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-NO_CRT, NO_KEY = "tls.crt holds no PEM certificate", "tls.key holds no PEM private key"
+NO_CRT, NO_KEY = "tls.crt contains no PEM certificate", "tls.key contains no PEM private key"
 OTHER_KEY = "tls.key is not the private key of tls.crt"
 BAD_PAIRS = {
     "certificate is missing": (None, KEY, "tls.crt cannot be read: No such file"),
@@ -213,7 +213,7 @@ def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) 
     serving = ServingCertificate(directory)
     write_raw(directory, *weak_pair())
     (line,) = logged(serving)
-    assert "tls.crt and tls.key are refused by OpenSSL" in line["reason"]
+    assert "tls.crt is rejected by OpenSSL together with tls.key" in line["reason"]
 
 
 def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(

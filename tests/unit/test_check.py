@@ -78,15 +78,15 @@ def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
 def test_a_file_that_is_not_yaml_is_exit_status_2_with_its_name(directory: Path, text: str) -> None:
     result = check(directory, text=text)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {directory / 'pods.yaml'}: not YAML: ")
+    assert result.stderr.startswith(f"Error: {directory / 'pods.yaml'}: the text is not YAML: ")
 
 
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
         ({"kind": "Pod", "spec": 5}, "spec must be a mapping"),
-        ({"kind": "Pod"}, "malformed: it has no pod spec"),
-        ({"spec": {}}, "not a Kubernetes object: kind is required"),
+        ({"kind": "Pod"}, "the object is malformed: it has no pod spec"),
+        ({"spec": {}}, "the document is not a Kubernetes object: kind is required"),
     ],
 )
 def test_a_malformed_object_fails_alone_with_exit_status_2(directory: Path, bad: Manifest, reason: str) -> None:

@@ -197,7 +197,7 @@ def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_card
         "{apiVersion: resource.k8s.io/v1beta2, kind: ResourceClaim}",
         "document 1: apiVersion must be resource.k8s.io/v1; got resource.k8s.io/v1beta2",
     ),
-    no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is required; for a ResourceClaimTemplate"),
+    no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is required; it must be resource.k8s.io/v1"),
     no_list=(
         "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, spec: {devices: {requests: 5}}}",
         "document 1: the object is malformed: Expected `array | null`, got `int` - at `$.spec.devices.requests`",

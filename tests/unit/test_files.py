@@ -116,7 +116,7 @@ SLICE = {"apiVersion": API_VERSION, "kind": "ResourceSlice", "metadata": {"name"
     no_namespace=(claim(), "the ResourceClaim train-gpu has no namespace"),
     a_pod_of_no_namespace=(vcuda_pod(), "the Pod train-0 has no namespace"),
     an_older_version=(STALE, f"apiVersion must be {API_VERSION}; got resource.k8s.io/v1beta1"),
-    no_version=({"kind": "DeviceClass"}, f"apiVersion is required; for a DeviceClass it must be {API_VERSION}"),
+    no_version=({"kind": "DeviceClass"}, f"apiVersion is required; it must be {API_VERSION} for a DeviceClass"),
     no_quantity=(SLICE, "the ResourceSlice is malformed: "),
 )
 def test_a_malformed_object_is_reported_with_its_position(manifest: Manifest, message: str, path: Path) -> None:

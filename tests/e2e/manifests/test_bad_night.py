@@ -181,7 +181,7 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     eventually(lambda: patched(admin, TEAM, {"metadata": {"finalizers": None}}) == HTTPStatus.OK)
     admin.rest.send("DELETE", ledger_path(TEAM)).ok()
     began = time.monotonic()
-    await_refusal(admin, here, f"the ledger of namespace {TEAM} was lost; ")
+    await_refusal(admin, here, f"the ledger of namespace {TEAM} was lost. ")
     await_published(admin, TEAM, lambda use: use["ledger_lost"] and not use["models"][0]["available"])
     await_refusal(admin, other, "cannot be read")
     run(served, apply)
