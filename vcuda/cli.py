@@ -89,11 +89,11 @@ storable_option = option(
     "--storable-seconds",
     default=STORABLE_SECONDS,
     type=click.IntRange(1, 3600),
-    help="An admitted pod is stored within this many seconds or never. Must exceed the API server's --request-timeout.",
+    help="Seconds after which an admitted pod can no longer be stored. Must exceed the API server's --request-timeout.",
 )
 log_level_option = option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"]))
 status_address_option = address_option(
-    "--status-address", default="0.0.0.0:8080", help="/healthz, /readyz and /metrics."
+    "--status-address", default="0.0.0.0:8080", help="Address of /healthz, /readyz and /metrics."
 )
 
 

@@ -80,7 +80,7 @@ class ObjectMeta(K8sStruct, frozen=True, gc=False):
 
 
 class K8sObject(K8sStruct, frozen=True, gc=False):
-    """An object with metadata."""
+    """A Kubernetes object with metadata."""
 
     metadata: ObjectMeta = ObjectMeta()
 

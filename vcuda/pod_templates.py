@@ -56,10 +56,8 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
     for template in reader(spec, "spec", None) if isinstance(spec, dict) else ():
         if len(found) == MOST_TEMPLATES:
             raise ValueError(f"an object must not have more than {MOST_TEMPLATES} pod templates")
-        count = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
-        if count is not None and count > MOST_PODS:
-            raise ValueError(f"the number of pods must be between 0 and {MOST_PODS}; got {count!r}")
-        found.append(replace(template, count=count))
+        number = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
+        found.append(replace(template, count=count(number)))
     return found
 
 

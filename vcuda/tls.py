@@ -121,7 +121,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
     public_key, expiry = _read_leaf(certificate)
     if _read_public_key(key) != public_key:
-        raise _bad(key, "is not the private key of tls.crt")
+        raise _bad(directory, f"{key} is not the private key of tls.crt")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
@@ -129,7 +129,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
         # An empty password is given, because OpenSSL would prompt for a password if the key was just encrypted.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is a subclass of OSError
-        raise _bad(certificate, f"is rejected by OpenSSL together with tls.key: {error}") from error
+        raise _bad(directory, f"{certificate} is rejected by OpenSSL together with tls.key: {error}") from error
     if client_ca:
         try:
             context.load_verify_locations(client_ca)
@@ -144,29 +144,29 @@ def _read_leaf(path: Path) -> tuple[bytes, float]:
         leaf = x509.load_pem_x509_certificates(path.read_bytes())[0]
         return _der(leaf.public_key()), leaf.not_valid_after_utc.timestamp()
     except OSError as error:
-        raise _bad(path, f"cannot be read: {error.strerror}") from error
+        raise _bad(path.parent, f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
-        raise _bad(path, f"contains no PEM certificate: {error}") from error
+        raise _bad(path.parent, f"{path} contains no PEM certificate: {error}") from error
 
 
 def _read_public_key(path: Path) -> bytes:
     try:
         return _der(load_pem_private_key(path.read_bytes(), password=None).public_key())
     except OSError as error:
-        raise _bad(path, f"cannot be read: {error.strerror}") from error
+        raise _bad(path.parent, f"{path} cannot be read: {error.strerror}") from error
     except TypeError as error:
-        raise _bad(path, "must not be encrypted, because nobody can enter its password") from error
+        raise _bad(path.parent, f"{path} must not be encrypted, because nobody can enter its password") from error
     except (ValueError, UnsupportedAlgorithm) as error:
         # The library's message is not repeated, because a log must not contain anything about a private key.
-        raise _bad(path, "contains no PEM private key") from error
+        raise _bad(path.parent, f"{path} contains no PEM private key") from error
 
 
 def _der(key: PublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _bad(path: Path, fault: str) -> BadInput:
-    return BadInput(f"{path} {fault}. To create a certificate and key: vcuda-certs issue --dir {path.parent}")
+def _bad(directory: Path, fault: str) -> BadInput:
+    return BadInput(f"{fault}. To create a certificate and key: vcuda-certs issue --dir {directory}")
 
 
 def _digest(path: Path) -> str:

@@ -342,7 +342,7 @@ def test_an_interrupt_right_after_the_swap_keeps_the_new_set(directory: Path, mo
         pytest.param(["--dir", "d", "--dns", "a_b"], "is not a DNS name", id="DNS name"),
         pytest.param(["--dir", "d", "--dns", "10.0.0.1"], "must be given with --ip", id="address as a name"),
         pytest.param(["--dir", "d", "--ip", "localhost"], "must be an IP address", id="name as an address"),
-        pytest.param(["--dir", "d", "--service", "a.b", "--namespace", "n"], "is not a name", id="Service"),
+        pytest.param(["--dir", "d", "--service", "a.b", "--namespace", "n"], "must be a name", id="Service"),
         pytest.param(["--dir", "d", "--service", "s"], "together", id="Service without namespace"),
         pytest.param(["--dir", "d", "--namespace", "n"], "together", id="namespace without Service"),
         pytest.param(["--dir", "d", "--days", "0"], "1<=x<=730", id="no days"),

@@ -31,7 +31,7 @@ def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from
     replica.charge("on its way", deadline=clock.now + 1)
     api.remove(LEDGER)
     for seconds, left in ((60, "86 s"), (26, "26 s")):
-        with pytest.raises(LedgerLost, match=f"the ledger of namespace team-a was lost; .* for {left}, and then the"):
+        with pytest.raises(LedgerLost, match=f"the ledger of namespace team-a was lost. .* for {left}, and then the"):
             replica.charge("a", deadline=clock.now + 5)
         api.forget_calls()
         for ask in (replica.usage, lambda: replica.charge("a", deadline=clock.now + 5)):

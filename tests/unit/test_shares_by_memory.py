@@ -117,7 +117,7 @@ def test_a_model_whose_cards_have_less_memory_than_a_container_requests_is_exclu
     a_fixed_scheme=(
         "{gpu-manager: {default_cores: memory}}",
         "{}",
-        "gpu_schemes.gpu-manager.default_cores: is fixed",
+        "gpu_schemes.gpu-manager.default_cores: must not be set",
     ),
     no_memory=("{}", "{A100: {memory: 40}}", "gpu_models.A100.memory: must have a unit, for example 40Gi"),
 )

@@ -154,8 +154,8 @@ NO_NAMESPACE = (
     items_is_a_mapping=("kind: List\nitems: {a: b}", "items must be a list"),
     metadata_is_a_list=("kind: Pod\nmetadata: []", "metadata must be a mapping"),
     a_namespace_that_is_none=("kind: Pod\nmetadata: {namespace: a/../b}", f"'a/../b' {NO_NAMESPACE}"),
-    no_spec=("kind: Pod\nspec: null", "the object is malformed: it has no pod spec"),
-    no_template=("kind: Job\nspec: {}", "the object is malformed: it has no pod spec"),
+    no_spec=("kind: Pod\nspec: null", "malformed: the object has no pod spec"),
+    no_template=("kind: Job\nspec: {}", "malformed: the object has no pod spec"),
     spec_is_text=("kind: Job\nspec: x", "spec must be a mapping"),
     template=("kind: Job\nspec: {template: x}", "template must be a mapping"),
     jobTemplate=("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping"),
@@ -186,7 +186,7 @@ def test_an_invalid_number_of_pods_is_rejected(kind: str, count: str, shown: str
     ),
 )
 def test_an_invalid_pod_is_rejected_with_its_field(text: str, where: str) -> None:
-    assert fault(text).startswith("file, document 1: the object is malformed: ")
+    assert fault(text).startswith("file, document 1: malformed: ")
     assert fault(text).endswith(f"`{where}`")
 
 
@@ -211,7 +211,7 @@ def test_invalid_yaml_is_rejected(text: str) -> None:
     half_a_surrogate_pair='{kind: Pod, metadata: {name: "\\ud800"}}',
 )
 def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
-    assert fault(text).startswith("file, document 1: the object is malformed: ")
+    assert fault(text).startswith("file, document 1: malformed: ")
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:

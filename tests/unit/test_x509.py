@@ -277,7 +277,11 @@ def test_every_address_is_accepted_as_it_prints(address: Address) -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("localhost", "not an IP address"), ("10.0.0.0/8", "not an IP address"), ("fe80::1%eth0", "without %eth0")],
+    [
+        ("localhost", "must be an IP address"),
+        ("10.0.0.0/8", "must be an IP address"),
+        ("fe80::1%eth0", "such as %eth0"),
+    ],
 )
 def test_invalid_addresses_are_rejected(text: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):

@@ -44,16 +44,16 @@ class Values(msgspec.Struct, gc=False):
     absent: bool = True
     """True if a node may lack the label."""
     listed: set[str] | None = None
-    """The value must be in this set; None if there is no such set."""
+    """The only values that the label may have; None if the requirements list no such values."""
     excluded: set[str] | None = None
-    """The value must not be in this set."""
+    """The values that the label must not have; None if no value is excluded."""
     numeric: bool = False
     """True if the value must be an integer greater than ``above`` and less than ``below``."""
     above: int = -(2**63) - 1
     below: int = 2**63
 
     def require(self, operator: str, values: Collection[str]) -> None:
-        """Add a requirement. The time is proportional to the number of ``values``."""
+        """Add a requirement on the label. The time for this is proportional to the number of ``values``."""
         match operator:
             case "In":
                 self.absent = False
@@ -112,7 +112,7 @@ class Values(msgspec.Struct, gc=False):
         return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
     def limit(self) -> Set[str] | None:
-        """Return the allowed values; None if no list limits the values."""
+        """Return the allowed values of the label; None if the requirements do not list the possible values."""
         if self.listed is None or (self.present and not self.excluded and not self.numeric):
             return self.listed
         return set(filter(self.allow, self.listed))

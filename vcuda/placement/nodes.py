@@ -34,9 +34,9 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     types: CardTypes = CardTypes()
     """The registered types of card, by model."""
     free: FreeCardsByPool = {}
-    """The free cards, as far as they are published."""
+    """The free cards by model and pool; empty if the scheduler extender has not published them."""
     named: CardModels = NO_ROWS
-    """The rows of the quota document that assign models to products. Products are values of the model label."""
+    """The rows of ``gpu_models``, which assign products to models. A product is a value of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
     """The values of the model label on the nodes of each model, by the model."""
     outdated: Mapping[str, frozenset[str]] = {}

@@ -105,9 +105,9 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
     """The models and pools to which the spec of a pod limits the node of the pod."""
 
     models: frozenset[str] | None
-    """None if the spec does not limit the model."""
+    """The GPU models of the nodes that the spec allows; None if the spec does not limit the model."""
     pools: frozenset[str] | None
-    """None if the spec does not limit the pool."""
+    """The pools of the nodes that the spec allows; None if the spec does not limit the pool."""
 
     @property
     def model(self) -> str | None:

@@ -114,7 +114,7 @@ def _beyond(subject: str, was: int, will: int, present: int) -> str:
 
 def _most_cores(entry: NamespaceQuota, moment: float | None) -> dict[str, int]:
     """Return the limit of each model plus all grants that have not ended, in hundredths of a card."""
-    # All grants are added, even grants that never hold at the same time. To find such grants would take too long.
+    # All grants are added, even grants that never apply at the same time. To find such grants would take too long.
     most = {model: limit.most_cores for model, limit in entry.at(None).limits.items()}
     for grant in entry.grants:
         if moment is not None and moment < grant.times.end:

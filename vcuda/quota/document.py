@@ -160,7 +160,7 @@ _DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapt
 
 
 _KEY = "[key]"
-"""pydantic adds this text to the path of a key if the key itself is invalid."""
+"""The text that pydantic appends to the path of a fault if the key of a mapping is invalid."""
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
@@ -243,7 +243,7 @@ def _read_entries(tree: Plain, zone: ZoneInfo) -> dict[str, _NamespaceEntry]:
 def is_empty(text: str) -> bool:
     """Return whether a YAML text is blank, or has only comments or a null."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    # A long text is never empty. It is not parsed here, because the caller parses the text anyway.
+    # A long text is treated as not empty without parsing it here, because the caller parses the text anyway.
     rest = "\n".join(lines).strip()
     try:
         return len(rest) <= LONGEST_EMPTY and read_text(rest)[0] is None
@@ -252,7 +252,10 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota in a text. Raises QuotaFault. ``system``: namespaces to which the entry ``*`` never applies."""
+    """Return the quota that a document states. Raises QuotaFault if the document has faults.
+
+    ``system``: the namespaces to which the entry ``*`` never applies. ``zone``: the default time zone of grants.
+    """
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():

@@ -56,7 +56,7 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
 
 
 def _text(read: Callable[[str], T], must_be: str) -> Callable[[object], T]:
-    """Return a validator that converts a string by ``read``. ``must_be`` is the beginning of its message."""
+    """Return a validator that converts a string by ``read``. ``must_be``: the message about an invalid string."""
 
     def validated(value: object) -> T:
         try:
@@ -120,7 +120,7 @@ class GrantEntry(StrictModel):
         return Grant(self.limits, self.times_in(zone), self.why)
 
     def times_in(self, zone: ZoneInfo) -> Times:
-        """Return the times at which the grant holds. ``zone``: the time zone of its days and hours."""
+        """Return the times at which the grant applies. ``zone``: the time zone of the days and hours in the grant."""
         given: dict[str, float] = {}
         if self.start is not None:
             given["start"] = times.moment_of(self.start, zone)
@@ -131,7 +131,7 @@ class GrantEntry(StrictModel):
 
 
 CONDITIONS = ("from", "until", "weekly", "daily")
-"""The keys of a grant that limit the times at which it holds."""
+"""The keys of a grant that limit the times at which the grant applies."""
 _KEYS = (*CONDITIONS, "why")
 
 
@@ -152,7 +152,7 @@ def read_grants(value: object) -> tuple[object, ...]:
 def _fault_of(key: str, value: object) -> str:
     if key in _KEYS:
         return ""
-    # In a grant, the value of a model is never a string. So a key with a string may be misspelt, such as `untill`.
+    # A model in a grant never has a string as its value. So a key with a string may be misspelt, such as `untill`.
     known = f"supported keys: {quoted(_KEYS)} and the names of GPU models"
     if isinstance(value, str) and (hint := suggestion(key, _KEYS)):
         return f"unknown key; {hint}"
@@ -168,7 +168,7 @@ def _fault_of(key: str, value: object) -> str:
 def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the faults that only a comparison of values can find, each with its path below ``grants``."""
+    """Yield the faults that are found by comparing several values, each with its path below ``grants``."""
     # The limits of a model in the entry and in its grants are added. If one of these limits has no number of cards, the
     # sum has none. The same is true of memory. So all limits of a model must limit the same amounts.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}

@@ -162,7 +162,7 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     one_model: bool = False
     """True if an object that could get several models is rejected."""
     grants: tuple[Grant, ...] = ()
-    """All grants, including those that do not hold now."""
+    """All grants, including those that do not apply now."""
     own: Mapping[str, Limit] | None = None
     """The limits without grants, if `at` computed ``limits``; otherwise None."""
     granted: tuple[Granted, ...] = ()
@@ -171,7 +171,7 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     def at(self, moment: float | None) -> "NamespaceQuota":
         """Return the quota with the limits of ``moment``, in Unix seconds. If ``moment`` is None, no grant is added.
 
-        If only grants name a model, the model has a limit of 0 while none of these grants holds. So the models that a
+        If only grants name a model, the model has a limit of 0 while none of these grants applies. So the models that a
         namespace may use do not change with time.
         """
         if not self.grants:
@@ -203,7 +203,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     """The namespaces to which the ``*`` entry never applies, because a refused pod there can stop the cluster."""
     version: str = ""
     """The resourceVersion of the quota ConfigMap. A LIST of pods at this version or later contains every pod that was
-    stored before this document was."""
+    stored before this version of the ConfigMap."""
     moment: float | None = None
     """The time for which `for_namespace` returns the limits, in Unix seconds; None for the limits without grants."""
 
@@ -292,8 +292,8 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     def memory_under(self, limit: Limit) -> int:
         """Return the charged memory in MiB. It is rounded up, so that many small shares cannot exceed ``limit``.
 
-        The memory of one card is the memory of ``limit`` divided by its cards. If ``limit`` has no cards, it is the
-        limit's ``card_memory``.
+        The memory of one card is the memory of the limit divided by the cards of the limit. If the limit has no cards,
+        the memory of one card is the limit's ``card_memory``.
         """
         memory, cores = (limit.card_memory, CORES_PER_CARD) if limit.cores is None else (limit.memory, limit.cores)
         if not memory or not cores:
@@ -318,7 +318,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     """The usage of one model in a namespace."""
 
     used: Charge = Charge()
-    """All charges, including the three parts below."""
+    """All charges, including the pending, terminating and reserved charges."""
     pending: Charge = Charge()
     """The charges of admitted pods that a watch has not delivered yet."""
     terminating: Charge = Charge()
@@ -364,7 +364,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def in_cores(self) -> bool:
-        """True if the refusal must state cores; False if it must state memory."""
+        """True if the message must state the missing cores; False if it must state the missing memory."""
         cores, memory = self.limit.cores, self.limit.memory
         short = cores is not None and (self.usage.used + self.asked).cores > cores
         # A request for more memory than the limit can never fit, so the message must state the memory.
@@ -395,10 +395,11 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return render(amount).partition(" ")[0]
 
         missing = "can never fit" if self.can_never_fit else f"{bare(used + reserved + asked - limit)} more needed"
-        still_running = f", {bare(terminating)} terminating" if terminating else ""
-        taken = f"used: {bare(used)} ({bare(pending)} pending{still_running})"
+        taken = f"used: {bare(used)} ({bare(pending)} pending)"
+        if terminating:
+            taken = f"used: {bare(used)} ({bare(pending)} pending, {bare(terminating)} terminating)"
         if reserved:
-            taken += f", {bare(reserved)} reserved"
+            taken = f"{taken}, {bare(reserved)} reserved"
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
 
 

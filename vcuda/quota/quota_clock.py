@@ -8,7 +8,7 @@ from vcuda.quota.model import Quota
 
 
 class _Known(NamedTuple):
-    """A cached result: the quota with the limits that hold from ``since`` until ``until``, in Unix seconds."""
+    """A cached result: the quota with the limits from the time ``since`` until ``until``, in Unix seconds."""
 
     written: Quota
     since: float

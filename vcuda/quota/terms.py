@@ -45,8 +45,8 @@ class Mode(enum.StrEnum):
     AUDIT = "audit"
 
 
-# Kubernetes requires the name of a namespace to be a DNS label (RFC 1123).
-_DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+DNS_LABEL = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+"""A pattern for a DNS label (RFC 1123). Kubernetes requires the name of a namespace to be a DNS label."""
 
 NAMESPACE_RULE = (
     "the name of a namespace must have at most 63 lower-case letters, digits and `-`, and must begin and end with a "
@@ -55,8 +55,7 @@ NAMESPACE_RULE = (
 
 
 def is_namespace_name(name: object) -> bool:
-    """Return whether ``name`` is a valid name of a namespace, a DNS label of RFC 1123."""
-    return isinstance(name, str) and _DNS_LABEL.fullmatch(name) is not None
+    return isinstance(name, str) and DNS_LABEL.fullmatch(name) is not None
 
 
 def would_be_pinned(model: str) -> str:

@@ -1,4 +1,4 @@
-"""The times at which a grant (an addition to a limit) holds: from, until, days of the week and hours of the day.
+"""The times at which a grant (an addition to a limit) applies: from, until, days of the week and hours of the day.
 
 Days and hours are in the local time of a time zone.
 """
@@ -34,7 +34,7 @@ LocalTime = datetime.date | datetime.datetime
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times at which a grant holds. A grant holds while all conditions below are true."""
+    """The times at which a grant applies. At each such time, all conditions below are true."""
 
     zone: ZoneInfo
     start: float = -math.inf
@@ -60,7 +60,7 @@ class Times(msgspec.Struct, frozen=True):
         return bool(self.days) or self.hours is not None
 
     def holds(self, moment: float) -> bool:
-        """Return whether the grant holds at a moment, in Unix seconds."""
+        """Return whether the grant applies at a moment, in Unix seconds."""
         if not self.start <= moment < self.end:
             return False
         if not self.recurs:
@@ -74,12 +74,12 @@ class Times(msgspec.Struct, frozen=True):
         return first <= minute < end if first < end else minute >= first or minute < end
 
     def next_change(self, moment: float) -> float:
-        """Return the first time after ``moment`` at which the grant starts or stops; infinite if there is none."""
+        """Return the first time after ``moment`` at which the grant starts or ends; infinite if there is none."""
         before = self.holds(moment)
         return next((at for at in self._bounds(moment) if self.holds(at) != before), math.inf)
 
     def _bounds(self, moment: float) -> Iterator[float]:
-        """Yield, in order, the times after ``moment`` at which the grant may start or stop."""
+        """Yield, in order, the times after ``moment`` at which the grant may start or end."""
         if moment < self.start:
             yield self.start
         if self.recurs:

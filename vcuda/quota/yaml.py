@@ -99,12 +99,12 @@ def _parse_yaml(text: str) -> yaml.Node | None:
         message = f"{error.problem} {error.context or ''}".strip()
         # libyaml and kubectl reject `{quota:{A100: 8}}`. A space must follow the colon, unless the key is in quotes.
         if re.match(r":\S", text[at:]):
-            message += ". A space must follow the colon"
+            message = f"{message}. A space must follow the colon"
         elif text[at : at + 1] == "\t":
-            message += ". Lines must be indented with spaces, not with tabs"
+            message = f"{message}. Lines must be indented with spaces, not with tabs"
         raise _unreadable(text, at, message) from None
     except yaml.reader.ReaderError as error:
-        at = len(text.encode()[: error.position].decode(errors="ignore"))  # libyaml counts bytes here
+        at = len(text.encode()[: error.position].decode(errors="ignore"))  # libyaml reports the position in bytes
         raise _unreadable(text, at, "YAML does not allow this character") from None
     finally:
         composer.dispose()

@@ -25,7 +25,7 @@ QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_
 TIME_ZONE = "gpu_time_zone"
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""All keys of this system in the quota ConfigMap begin with this text. Other keys in it are ignored."""
+"""The beginning of the keys of this system in the quota ConfigMap. Keys with another beginning are ignored."""
 
 T = TypeVar("T")
 

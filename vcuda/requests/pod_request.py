@@ -37,7 +37,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     has_share: bool = False
     """True if a container requests a share: less than all cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """The charge by GPU model, for each model on which it differs from ``charge``."""
+    """The charge on each GPU model for which the charge may differ from ``charge``, by model."""
     limits: tuple[ShareLimits, ...] = ()
     """Descriptions of the vendors' libraries that may limit the pod's containers to their shares of cards."""
     share_memory: int = 0

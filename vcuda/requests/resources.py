@@ -128,7 +128,7 @@ def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
 
 def _regex_of(pattern: str) -> str:
     # Each part of a pattern between two `*` is matched only at its first occurrence. To try every occurrence would take
-    # polynomial time in the length of the name, and users choose names in pods.
+    # very long for some names, and users choose the names in their pods.
     first, *others = pattern.split("*")
     inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
     return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")

@@ -53,8 +53,8 @@ either. AMD's runtime (ROCm/container-toolkit ``internal/oci/oci.go``) ignores u
 # NVIDIA/nvidia-container-toolkit, ROCm/container-toolkit, HabanaAI/habana-container-runtime,
 # Ascend/ascend-docker-runtime, MooreThreads' mthreads container toolkit, and the toolkits of MetaX, Cambricon,
 # Iluvatar, Enflame, Kunlunxin (CXPU), Biren, Vastai, Hygon and AWS Neuron. Variables for frameworks, such as
-# CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, only narrow the devices that a container already has. So they are
-# not listed.
+# CUDA_VISIBLE_DEVICES and ASCEND_RT_VISIBLE_DEVICES, can only hide devices that a container already has. So they
+# are not listed.
 DEVICE_VARIABLES = frozenset(
     f"{vendor}_VISIBLE_DEVICES"
     for vendor in (

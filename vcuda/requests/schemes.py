@@ -305,11 +305,11 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 CREATION_ANNOTATIONS = _any_of(
     name for scheme in SCHEMES for name in (*scheme.allocation_annotations, *scheme.creation_annotations)
 )
-"""Matches the key of an annotation that only vendors' components write, so that a new pod must not have it."""
+"""A pattern for the keys of annotations that only vendors' components write, so that a new pod must not have them."""
 
 ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)
-"""Match the key of an annotation or label that the scheduler or device plugin of any vendor writes."""
+"""Patterns for the keys of annotations and labels that the scheduler or device plugin of any vendor writes."""
 
 
 def is_named(key: str, names: tuple[str, ...]) -> bool:

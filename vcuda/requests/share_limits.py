@@ -111,7 +111,7 @@ def _is_false(value: str) -> bool:
 
 
 # gpu-manager (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`) sets LD_LIBRARY_PATH,
-# depending on the container's variable compat32, and mounts both paths below. The library (tkestack/vcuda-controller
+# depending on the container's variable compat32, and mounts both ``paths``. The library (tkestack/vcuda-controller
 # src/loader.c, `read_controller_configuration`) reads the limits from /etc/vcuda. The only variable that it reads is
 # LOGGER_LEVEL. gpu-manager also sets NVIDIA_VISIBLE_DEVICES, so nvidia-container-runtime would also mount the original
 # libcuda.so. Without LD_LIBRARY_PATH, the linker would find the original.
@@ -137,7 +137,7 @@ VCUDA_CONTROLLER = ShareLimits(
 # CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
 # /overrideEnv. CUDA_REDIRECT names the library from which src/libvgpu.c takes its hooks. HAMi's own webhook writes
 # CUDA_TASK_PRIORITY from the resource nvidia.com/priority (pkg/device/nvidia/device.go, `MutateAdmission`).
-# LIBCUDA_LOG_LEVEL and RECORD_KERNEL_INTERVAL limit nothing. CUDA_VISIBLE_DEVICES only narrows devices.
+# LIBCUDA_LOG_LEVEL and RECORD_KERNEL_INTERVAL limit nothing. CUDA_VISIBLE_DEVICES can only hide devices.
 HAMI_CORE = ShareLimits(
     variables=(
         LimitVariable("CUDA_DISABLE_CONTROL", Allowance.DISABLE_CONTROL),
