@@ -44,7 +44,6 @@ class AdmissionRequest(K8sStruct, frozen=True, gc=False):
     operation: str = ""
     user_info: UserInfo = UserInfo()
     object: msgspec.Raw = msgspec.Raw(b"null")
-    old_object: msgspec.Raw = msgspec.Raw(b"null")
     dry_run: bool | None = None
 
 

@@ -80,7 +80,6 @@ class ByteAllowance:
 
     def retain(self, objects: Iterable[tuple[str, str]]) -> None:
         """Release every object except ``objects``, which are given by namespace and uid."""
-        kept = set(objects)
-        for namespace, uid in [(each, uid) for each, uids in self._kept.items() for uid in uids]:
-            if (namespace, uid) not in kept:
-                self.release(namespace, uid)
+        counted = {(namespace, uid) for namespace, uids in self._kept.items() for uid in uids}
+        for namespace, uid in counted.difference(objects):
+            self.release(namespace, uid)

@@ -40,10 +40,7 @@ def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
 def address_option(
     flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return a click option for an address, which becomes (host, port) or None.
-
-    ``parse`` converts the text, and must raise BadInput for a wrong address.
-    """
+    """Return a click option whose value is (host, port) or None. ``parse`` must raise BadInput for a wrong address."""
 
     def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
         if text is None:

@@ -25,7 +25,8 @@ MOST_FAULTS = 100
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
     """Return at most `MOST_FAULTS` of the faults. If faults are omitted, add a fault at ``path`` with their number."""
     # kubectl prints only the faults of a refusal. So the number of omitted faults is also added as a fault.
-    more = [Fault(path, f"and {len(faults) - MOST_FAULTS} more faults")] if len(faults) > MOST_FAULTS else []
+    omitted = len(faults) - MOST_FAULTS
+    more = [Fault(path, f"{omitted} more faults are not listed")] if omitted > 0 else []
     return (*faults[:MOST_FAULTS], *more)
 
 

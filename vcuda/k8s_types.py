@@ -54,15 +54,6 @@ class K8sStruct(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """The base class of Kubernetes objects and their parts. Unknown fields are ignored."""
 
 
-class OwnerReference(K8sStruct, frozen=True, gc=False):
-    """An owner of an object."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
-
-
 class ObjectMeta(K8sStruct, frozen=True, gc=False):
     """The metadata of an object. Times are RFC 3339 texts."""
 
@@ -76,7 +67,6 @@ class ObjectMeta(K8sStruct, frozen=True, gc=False):
     deletion_grace_period_seconds: int | None = None
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
-    owner_references: tuple[OwnerReference, ...] | None = None
 
 
 class K8sObject(K8sStruct, frozen=True, gc=False):

@@ -92,10 +92,7 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return the number of pods that exist at the same time according to ``fields``; None without such a field.
-
-    Raises ValueError if a field is not a valid number.
-    """
+    """Return the number of pods at the same time according to ``fields``; None if unstated. Raises ValueError."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts

@@ -81,9 +81,7 @@ class ServingCertificate:
 
     def poll(self) -> None:
         """Read the files again, and use the certificate and key if they are valid and new. Log each invalid pair once.
-
-        Only one thread may call this method.
-        """
+        Only one thread may call this method."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None

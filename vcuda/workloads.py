@@ -106,10 +106,8 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
 
 
 def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
-    """Return every claim in a text, and every object that creates pods. ``source`` names the text in messages.
-
-    Raises BadInput if the text is not YAML.
-    """
+    """Return every claim in a text, and every object that creates pods. ``source`` names the text in messages. Raises
+    BadInput if the text is not YAML."""
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
@@ -118,12 +116,12 @@ def _read(where: str, document: object, namespace: str, check: Check) -> list[Wo
     try:
         manifest = _object(where, document)
         title = f"{manifest['kind']}/{_name_of(manifest)}"
-        _, home = _place(where, manifest, namespace)
+        metadata, home = _place(where, manifest, namespace)
         if manifest["kind"] in _KINDS or _is_claim(manifest):
-            return [_workload(where, manifest, namespace, check)]
+            return [_workload(where, manifest, metadata, home, check)]
         if _is_built_in(manifest):
             return []
-        found = _templated(where, manifest, namespace, check)
+        found = _templated(where, manifest, metadata, home, check)
     except errors.BadInput as error:
         return [Unread(title, home, str(error), malformed=True)]
     return [*found] or [Unread(title, home, NO_TEMPLATE, malformed=False)]
@@ -136,9 +134,8 @@ def _is_built_in(manifest: Manifest) -> bool:
     return bool(version) and ("." not in group or group.endswith(".k8s.io"))
 
 
-def _templated(where: str, manifest: Manifest, namespace: str, check: Check) -> list[Workload]:
-    """Return one workload for each pod template of a custom resource."""
-    metadata, home = _place(where, manifest, namespace)
+def _templated(where: str, manifest: Manifest, metadata: Manifest, home: str, check: Check) -> list[Workload]:
+    """Return one workload for each pod template of a custom resource. ``home``: the namespace of the resource."""
     name = _name_of(manifest)
     try:
         templates = pod_templates.pod_templates(manifest)
@@ -207,9 +204,8 @@ def _object(where: str, document: object) -> Manifest:
     return document
 
 
-def _workload(where: str, manifest: Manifest, namespace: str, check: Check) -> Workload:
+def _workload(where: str, manifest: Manifest, metadata: Manifest, home: str, check: Check) -> Workload:
     kind, name = manifest["kind"], _name_of(manifest)
-    metadata, home = _place(where, manifest, namespace)
     spec = _mapping(where, manifest, "spec")
     if _is_claim(manifest):
         require_claims_api(where, manifest)

@@ -149,8 +149,8 @@ def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
     entries = ", ".join(f"M{number}: -1" for number in range(MOST_FAULTS + 5))
     answer = edited(f"team-a: {{quota: {{{entries}}}}}")
     *named, last = answer.faults
-    assert (len(named), last) == (MOST_FAULTS, Fault("data.gpu_quota", "and 5 more faults"))
-    assert answer.message.endswith("; data.gpu_quota: and 5 more faults")
+    assert (len(named), last) == (MOST_FAULTS, Fault("data.gpu_quota", "5 more faults are not listed"))
+    assert answer.message.endswith("; data.gpu_quota: 5 more faults are not listed")
 
 
 # Tests of the warnings about a valid quota document

@@ -16,7 +16,7 @@ from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Sche
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Settings for the patches, the same for the whole cluster except ``avoided``."""
+    """Settings for the patches of pods. All except ``avoided`` are the same for all pods of the cluster."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None

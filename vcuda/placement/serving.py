@@ -35,10 +35,8 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
-    """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there.
-
-    ``every``: all nodes of the model. ``placing``: the scheduler of the vendors' schemes that the pod requests.
-    """
+    """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there. ``every``: all
+    nodes of the model. ``placing``: the scheduler of the vendors' schemes that the pod requests."""
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:

@@ -55,7 +55,7 @@ def summary(old: Quota, new: Quota, longest: int) -> str:
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
         if len(longer) + _ROOM_FOR_MORE > longest:
-            return f"{text}; and {1 + sum(1 for _ in different)} more changes"
+            return f"{text}; {1 + sum(1 for _ in different)} more changes are not listed"
         text = longer
     return text
 
@@ -89,10 +89,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each limit of a model, and each sum of limits, that is raised above the number of cards.
-
-    ``cards_of``: the number of cards on the nodes, by GPU model.
-    """
+    """Yield a warning for each limit, and each sum of limits, that is raised above ``cards_of``, the cards by model."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():

@@ -164,10 +164,8 @@ _KEY = "[key]"
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Parse a text, convert its content by ``read``, and return the result. Raises QuotaFault with all faults.
-
-    ``sentence_of`` returns the message for a fault that pydantic has found.
-    """
+    """Parse a text, convert its content by ``read``, and return the result. ``sentence_of`` returns the message for a
+    fault that pydantic has found. Raises QuotaFault with all faults."""
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)
@@ -182,10 +180,9 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
 
 def _sentence(details: ErrorDetails) -> str:
     depth = len(details["loc"])
-    otherwise = f"{_SHAPES[min(depth, 3)]}; got {shown(details['input'])}"
     if depth > len(("namespace", "quota", "model")):
-        return sentence(details, LimitEntry, otherwise)
-    return sentence(details, _NamespaceEntry, otherwise, "GPU models must be listed in `quota`")
+        return sentence(details, LimitEntry, _SHAPES[-1])
+    return sentence(details, _NamespaceEntry, _SHAPES[min(depth, 3)], "GPU models must be listed in `quota`")
 
 
 _SHAPES = (
@@ -252,10 +249,8 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota that a document states. Raises QuotaFault if the document has faults.
-
-    ``system``: the namespaces to which the entry ``*`` never applies. ``zone``: the default time zone of grants.
-    """
+    """Return the quota that a document states. ``system``: the namespaces to which the entry ``*`` never applies.
+    ``zone``: the default time zone of grants. Raises QuotaFault."""
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}
     for name, entry in entries.items():

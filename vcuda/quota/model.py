@@ -13,33 +13,6 @@ import msgspec
 from vcuda.quota.terms import CORES_PER_CARD, LEDGER_NAMESPACE, NODE_NAMESPACE, OVER_QUOTA, Mode, cards, mebibytes
 from vcuda.quota.times import Times
 
-__all__ = [
-    "CORES_PER_CARD",
-    "DEFAULT",
-    "LEDGER_NAMESPACE",
-    "NODE_NAMESPACE",
-    "NOT_MUTATED",
-    "OVER_QUOTA",
-    "SYSTEM_NAMESPACES",
-    "UNASKED_NAMESPACES",
-    "Allowance",
-    "Charge",
-    "Grant",
-    "Granted",
-    "Limit",
-    "Mode",
-    "NamespaceQuota",
-    "Quota",
-    "Shortage",
-    "Usage",
-    "cards",
-    "exceeded",
-    "fits",
-    "free_of",
-    "mebibytes",
-    "total",
-]
-
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 
 # The `*` entry never applies to the namespaces of Kubernetes itself. If their pods were refused, the cluster might not
@@ -251,7 +224,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # The quota entries with the limits of ``moment``, by the id() of the written entry. Each review reads an entry.
+        # A cache of the quota entries with the limits of ``moment``, by the id() of the written entry.
         return {}
 
 

@@ -140,11 +140,11 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
         raise ValidationError.from_exception_data("quota", lines)
 
 
-def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: str, also: str = "") -> str:
+def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], must_be: str, also: str = "") -> str:
     """Return the message for a fault that pydantic has found.
 
     A fault of our own validators has its own message. The message about an unknown key lists the keys of ``entry``, and
-    has ``also`` as a second sentence. All other faults have the message ``otherwise``.
+    has ``also`` as a second sentence. All other faults have the message ``must_be`` with the wrong value.
     """
     match details["type"]:
         case "value_error":
@@ -152,7 +152,7 @@ def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], otherwise: 
         case "extra_forbidden":
             supported = f"supported keys: {quoted(entry.model_fields)}{also and f'. {also}'}"
             return f"unknown key; {suggestion(details['loc'][-1], entry.model_fields) or supported}"
-    return otherwise
+    return f"{must_be}; got {shown(details['input'])}"
 
 
 def quoted(keys: Iterable[str]) -> str:

@@ -223,5 +223,4 @@ def _common(one: str, other: str) -> str | None:
 
 def _sentence(details: ErrorDetails) -> str:
     example = "[NVIDIA-A100-*GB], or {products: […], cards: 0.25}" if details["loc"] else "A100: [NVIDIA-A100-*GB]"
-    shape = f"must be the products of a model, for example {example}; got {shown(details['input'])}"
-    return sentence(details, _ModelEntry, shape)
+    return sentence(details, _ModelEntry, f"must be the products of a model, for example {example}")

@@ -68,8 +68,7 @@ def parse_config(
     schemes = read(SCHEME_SETTINGS, scheme_settings.parse_schemes, SCHEMES)
     units = read(UNITS, lambda text: parse_units(text, GpuResources(schemes)), BUILT_IN.own_units)
     domains = read(DOMAINS, parse_domains, BUILT_IN.own_vendors)
-    limited = quota.models
-    models = read(MODELS, lambda text: card_models.parse_models(text, limited), NO_ROWS)
+    models = read(MODELS, lambda text: card_models.parse_models(text, quota.models), NO_ROWS)
     quota = read(key, lambda _: with_card_memory(quota, models.memory_of) if not faults else quota, quota)
     if faults:
         raise QuotaFault(tuple(faults))
@@ -145,14 +144,11 @@ _UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:
-    """Parse ``gpu_units``, and return the charge of one unit of each resource. Raises QuotaFault.
-
-    ``taken``: the resources that already have a charge, and so must not be listed.
-    """
+    """Parse ``gpu_units``, and return the charge of one unit of each resource. ``taken``: the resources that already
+    have a charge. Raises QuotaFault."""
 
     def sentence(details: ErrorDetails) -> str:
-        shape = f"must be a mapping, for example amd.com/gpu: {{cards: 1}}; got {values.shown(details['input'])}"
-        return values.sentence(details, _UnitEntry, shape)
+        return values.sentence(details, _UnitEntry, "must be a mapping, for example amd.com/gpu: {cards: 1}")
 
     entries = document.check_text(text, lambda tree: _UNITS.validate_python(tree, context=taken), sentence)
     return {name: entry.worth for name, entry in entries.items()}
@@ -181,7 +177,6 @@ def parse_domains(text: str) -> tuple[str, ...]:
         return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
     def sentence(details: ErrorDetails) -> str:
-        shape = f"must be a list of domains, for example [acme.com]; got {values.shown(details['input'])}"
-        return values.sentence(details, values.StrictModel, shape)
+        return values.sentence(details, values.StrictModel, "must be a list of domains, for example [acme.com]")
 
     return document.check_text(text, read, sentence)

@@ -79,10 +79,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the container's charge for the scheme or unit named ``kind``.
-
-        ``worth``: the cores and memory of one device of the GPU model.
-        """
+        """Return the container's charge for scheme or unit ``kind``. ``worth``: one device's cores and memory."""
         charge = self.charges.get(kind, NOTHING)
         # A device without stated cores is charged all cores of a card. So the quotient is the number of devices.
         devices = charge.cores // CORES_PER_CARD

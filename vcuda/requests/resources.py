@@ -291,11 +291,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources.
-
-        If nvidia.com/gpu is one of these resources, one nvidia.com/gpu is a whole card in the copy, as it is in a
-        claim.
-        """
+        """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources. If
+        nvidia.com/gpu is one of them, one nvidia.com/gpu is a whole card in the copy, as it is in a claim."""
         # Until a pod is placed, its devices may come from a DRA driver, for which one nvidia.com/gpu is a whole card.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self

@@ -127,11 +127,10 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 # because they are CDI devices.
 def is_covered(requested: Collection[str], known: resources.GpuResources) -> bool:
     """Return whether a device plugin sets NVIDIA_VISIBLE_DEVICES in a container that requests these resources."""
-    return any(_is_from_nvidia_plugin(name, known) for name in requested)
-
-
-def _is_from_nvidia_plugin(name: str, known: resources.GpuResources) -> bool:
-    scheme = known.scheme_of.get(name)
-    if scheme:
-        return scheme.sets_visible_devices and name == scheme.main_resource
-    return known.counts(name) and name.startswith(("nvidia.com/", resources.CLASS_RESOURCE))
+    for name in requested:
+        if scheme := known.scheme_of.get(name):
+            if scheme.sets_visible_devices and name == scheme.main_resource:
+                return True
+        elif known.counts(name) and name.startswith(("nvidia.com/", resources.CLASS_RESOURCE)):
+            return True
+    return False

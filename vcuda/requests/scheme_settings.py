@@ -167,5 +167,5 @@ def _taken_twice(
 
 
 def _sentence(details: ErrorDetails) -> str:
-    shape = f"must be a mapping, for example hami: {{scheduler: hami-scheduler}}; got {shown(details['input'])}"
-    return sentence(details, _ResourceNames if "resources" in details["loc"][:-1] else _SchemeEntry, shape)
+    entry = _ResourceNames if "resources" in details["loc"][:-1] else _SchemeEntry
+    return sentence(details, entry, "must be a mapping, for example hami: {scheduler: hami-scheduler}")
