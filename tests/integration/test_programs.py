@@ -31,7 +31,7 @@ def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> No
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"Error: vcuda-{program} needs the package ")
-    assert done.stderr.endswith("; install vcuda-quota[server]\n")
+    assert done.stderr.endswith(". Install vcuda-quota[server]\n")
     assert done.stderr.count("\n") == 1
 
 
