@@ -52,7 +52,7 @@ _REASONS = (
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REFUSAL}$"),
     # The webhook answers a claim with 403 in cases in which it answers a pod with 429.
-    (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may still be stored"),
+    (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
     (API_AWAY, {504}, ""),  # an API server that stops may answer 504 without a reason
