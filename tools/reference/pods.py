@@ -225,6 +225,10 @@ def _refused() -> list[Told]:
             " other cards.",
         ),
         Told(
+            _answer(SHARE, SMALL, SLICED, annotations={"nvidia.com/vgpu-mode": "mig"}).message,
+            "Remove `mig` from the annotation, and use a model with cards that are not in MIG mode.",
+        ),
+        Told(
             charge(CARD, TEAM, affinity=requires("M40", "P100")).message,
             "Check that a replica of the webhook is ready, and that no other webhook reverts the"
             " changes of `/mutate`. Then create the pod again. Or pin the pod to one model yourself,"
