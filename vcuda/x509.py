@@ -1,6 +1,7 @@
 """Creates CAs and serving certificates (ECDSA P-256), and reads the names for which certificates are valid."""
 
 import ipaddress
+import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -11,10 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from vcuda.quota.terms import DNS_LABEL
-
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _LONGEST_NAME = 253  # characters of a DNS name (RFC 1123 section 2.1, RFC 1035 section 2.3.4)
 
 
@@ -48,7 +48,7 @@ def parse_dns_name(text: str) -> str:
     else:
         raise ValueError(f"{text!r} is an IP address, so it must be given with --ip")
     labels = name.removeprefix("*.").split(".")
-    if len(name) > _LONGEST_NAME or not all(map(DNS_LABEL.fullmatch, labels)):
+    if len(name) > _LONGEST_NAME or not all(map(_LABEL.fullmatch, labels)):
         raise ValueError(
             f"{text!r} is not a DNS name. A DNS name has at most {_LONGEST_NAME} characters. It has labels of letters, "
             "digits and '-', joined by '.', without a final '.'. Labels in other alphabets have the form xn--"
@@ -69,7 +69,7 @@ def parse_address(text: str) -> Address:
 
 def parse_label(text: str) -> str:
     """Return the name of a Service or a namespace, which must be one DNS label. Raises ValueError otherwise."""
-    if not DNS_LABEL.fullmatch(text):
+    if not _LABEL.fullmatch(text):
         raise ValueError(f"must be a name of 1 to 63 lower-case letters, digits and '-'; got {text!r}")
     return text
 

@@ -45,7 +45,7 @@ def claims(kube: Kube) -> ClaimInformer:
 
 READERS: Mapping[str, Callable[[Kube], int]] = {
     "a count of pods": lambda kube: len(store(kube).list_pods("team-a").uids),
-    "a count of claims": lambda kube: len(store(kube).claims("team-a")[1]),
+    "a count of claims": lambda kube: len(store(kube).stored_uids("team-a")),
     "the watch of pods": lambda kube: relisted(PodInformer(kube, LABELS, lambda _: None).reflector),
     "the watch of claims": lambda kube: relisted(claims(kube).reflector),
     "the watch of templates": lambda kube: sum(map(relisted, TemplateInformer(kube).reflectors().values())),

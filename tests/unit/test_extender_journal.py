@@ -44,7 +44,7 @@ def test_a_damaged_journal_affects_only_its_node_until_it_is_deleted(api: ApiDou
     Leader(api, cards={"n1": 1, "n2": 1}).leads()
     damaged = {**api.objects[JOURNAL], "data": {"placements": text} if text is not None else None}
     api.store(JOURNAL, damaged)
-    with pytest.raises(UnreadableJournal, match="Delete this ConfigMap. The extender then creates it again"):
+    with pytest.raises(UnreadableJournal, match=r"Delete this ConfigMap\. The extender then creates it again"):
         Journal(api.kube, SYSTEM).read("n1")
     leader = Leader(api, cards={"n1": 1, "n2": 1}).leads()
     leader.place("train", "n2", 100)

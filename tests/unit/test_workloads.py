@@ -4,7 +4,6 @@ They check which manifests are read, the number of their pods, and the errors fo
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
