@@ -46,10 +46,7 @@ def routed_to(api: ApiDouble) -> str:
     ],
 )
 def test_the_service_routes_to_the_last_writer(api: ApiDouble, earlier: str, later: str, calls: list[str]) -> None:
-    """Two leaders of the controller write the EndpointSlice in turn. The Service routes to the last writer.
-
-    If a former leader writes the EndpointSlice late, the leader corrects it. A correct slice is not written again.
-    """
+    """The leader corrects the late write of a former leader, and does not write a correct slice again."""
     first, second = advertiser(api, earlier), advertiser(api, later)
     first.advertise()
     assert routed_to(api) == earlier
@@ -71,11 +68,7 @@ def test_a_slice_that_lost_a_label_gets_it_again(api: ApiDouble, label: str, tex
 
 
 def test_a_slice_that_another_writer_deletes_first_is_created_again(api: ApiDouble) -> None:
-    """The leader's address changes from IPv6 to IPv4, so the leader deletes its IPv6 slice. Another writer deletes it
-    first.
-
-    The leader creates the new slice all the same.
-    """
+    """The leader deletes its IPv6 slice because its address is now IPv4. Another writer deletes the slice first."""
     advertiser(api, "fd00::1").advertise()
 
     def between(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -78,10 +78,7 @@ def test_an_operator_has_the_meaning_that_kubernetes_defines(
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifest, labels: dict[str, str]) -> None:
-    """A requirement of a node affinity is invalid, so the API server would reject it. It selects no node.
-
-    The scheduler only logs a parse error for such a requirement, and its term selects no node.
-    """
+    """The scheduler only logs a parse error for such a requirement, and its term selects no node."""
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
@@ -109,10 +106,6 @@ def test_any_other_field_selects_nothing() -> None:
 @given(strategies.pods(), strategies.clusters())
 @settings(max_examples=300)
 def test_the_node_index_agrees_with_a_check_of_every_node(pod: Manifest, cluster: Nodes) -> None:
-    """A pod may combine nodeName, nodeSelector and required node affinity.
-
-    The node index must permit the same nodes as a check of every single node.
-    """
     index, selection = NodeIndex(cluster.labels), NodeSelection.of(spec_of(pod))
     matching = [index.matching(term, index.selected(selection.selector)) for term in selection.terms]
     for bit, (name, labels) in enumerate(cluster.labels.items()):
@@ -158,11 +151,7 @@ RANK = "example.com/rank"
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
 @example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
 def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
-    """A pod's node selection reaches a model exactly if some node of that model could match it.
-
-    To find the expected result, the test builds a matching node label by label. This is possible because requirements
-    on different labels are independent.
-    """
+    """The test builds a matching node label by label, because requirements on different labels are independent."""
     found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
     for model in MODELS:
         node = witness(manifest, {MODEL: (model,), **({POOL: pools} if pools else {})})
@@ -170,10 +159,7 @@ def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Ma
 
 
 def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Return the name and labels of a node that matches the term, or None if the search finds no such node.
-
-    The node has the label values in ``given``.
-    """
+    """Return the name and labels of a node that matches the term and has these values, or None if none is found."""
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
     names = [n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields)]
@@ -206,10 +192,7 @@ If any label values meet the requirements of a test, some of these values do.
 def test_limited_values_leave_out_no_value_of_a_matching_node(
     pod: Manifest, name: str, labels: dict[str, str], key: str
 ) -> None:
-    """``limited_values`` returns the values that a label may have on nodes that match a node selection.
-
-    It must include every value that a node may have if the pod may run there, because the pod's charge depends on it.
-    """
+    """The charge of a pod depends on the values that its nodes may have."""
     assume(may_run_on(pod, name, labels))
     limited = limited_values(spec_of(pod), key)
     assert limited is None or labels.get(key) in limited

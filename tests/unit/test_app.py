@@ -29,10 +29,7 @@ JSON = [(b"content-type", b"application/json")]
 
 
 class Client:
-    """A client that sends one request body in parts and records the messages of the response.
-
-    After the last part, the client either sends nothing more or disconnects.
-    """
+    """A client that sends one request body in parts. Then it sends nothing more, or disconnects."""
 
     def __init__(
         self,
@@ -66,13 +63,11 @@ class Client:
 
     @property
     def status(self) -> int:
-        """Return the HTTP status of the answer to the client."""
         return int(self.sent[0]["status"])
 
 
 @pytest.fixture
 def service() -> mock.Mock:
-    """Return a mock of the webhook's admission service that answers each review."""
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
     real = Service(lambda: None, MemoryLedgers(), Metrics(), Gate(), log)
     made = mock.Mock(wraps=real, log=log, metrics=real.metrics)
@@ -152,12 +147,7 @@ def of(namespace: str) -> bytes:
 
 
 def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mock) -> None:
-    """One namespace uses all its places for large reviews. A further review of it waits, and is answered with 503 if it
-    gets no place.
-
-    Other namespaces still get places. The answer closes the connection, so that the API server's retry may reach
-    another replica.
-    """
+    """The 503 closes the connection, so that the API server's retry may reach another replica."""
     done = asyncio.Event()
 
     async def answer(_path: str, body: bytes, *_: object) -> bytes:
@@ -193,10 +183,7 @@ def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(s
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The replica was suspended or overloaded for longer than the API server waits for an answer.
-
-    It drops the reviews that it received before that, without a decision.
-    """
+    """The API server no longer waits for an answer, for example because this replica was suspended."""
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())
     client = Client(b" " * size)

@@ -32,10 +32,7 @@ class BrokenError(Exception):
 
 
 class Gated:
-    """A batch committer whose work function stops at a gate.
-
-    Each batch waits at the gate until the test releases the batch.
-    """
+    """A batch committer in which each batch waits at a gate until the test releases it."""
 
     def __init__(self) -> None:
         self.work: Callable[[Batch], Awaitable[None]] = capitals
@@ -53,9 +50,7 @@ class Gated:
         await self.work(batch)
 
     async def calls(self, items: str, deadline: float = math.inf) -> list[asyncio.Task[str]]:
-        """Start one caller per letter of ``items``. Return when all callers are queued, or when their batch has reached
-        the gate.
-        """
+        """Start a caller per letter. Return when all are queued, or when their batch has reached the gate."""
         callers = [asyncio.create_task(self.committer.serve(item, deadline)) for item in items]
         await settled()
         return callers
@@ -124,10 +119,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
 async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """A caller gives up. The other callers are served as usual.
-
-    If the item of the caller is still queued, it is dropped. If the item is already in a batch, its result is dropped.
-    """
+    """If the item is still queued, it is dropped. If it is already in a batch, only its result is dropped."""
     gated = Gated()
     first = await gated.calls("a")
     [late] = await gated.calls("b", time.monotonic() + 0.5 if how == "its deadline comes" else math.inf)
@@ -194,10 +186,7 @@ async def test_an_item_that_the_work_skips_is_answered_as_late() -> None:
 
 
 class Crowd:
-    """Many callers that call the committer repeatedly.
-
-    Some calls have no time left, some are cancelled, and sometimes the work fails.
-    """
+    """Many callers. Some calls have no time left, some are cancelled, and sometimes the work fails."""
 
     def __init__(self, seed: int) -> None:
         self.served: list[str] = []

@@ -192,11 +192,7 @@ VALUES = ["A100-shared", SHARED]
 def test_a_pod_is_pinned_to_the_labels_of_the_nodes_of_its_model_and_to_those_it_names(
     manifest: Manifest, values: list[list[str]]
 ) -> None:
-    """/mutate restricts a pod to the node labels of its model: those that exist on nodes, and those that `gpu_models`
-    lists.
-
-    A second call of /mutate changes nothing, even if a node with another label was seen in between.
-    """
+    """A second call of /mutate changes nothing, even if a node with another label was created in between."""
     patch = patch_for(view(manifest), "A100-shared", (), {}, Hints(), nodes=NODES)
     found = re.findall(r'"operator":"In","values":(\[[^]]*\])', msgspec.json.encode(patch).decode())
     assert [json.loads(each) for each in found] == values
@@ -219,10 +215,7 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """A claim is pinned by a CEL expression with the patterns of a row in `gpu_models`. Both match the same products.
-
-    Python's `re` stands in for RE2. Both treat these patterns alike, except for case folding.
-    """
+    """CEL pins claims. Python's `re` stands in for RE2, which differs for these patterns only in case folding."""
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
     assert written
@@ -241,10 +234,7 @@ def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: 
 
 
 def test_a_pattern_of_many_wildcards_is_matched_in_linear_time() -> None:
-    """A pattern in `gpu_models` has 30 wildcards. It is matched in linear time.
-
-    With naive backtracking, one match would take days.
-    """
+    """With naive backtracking, one match would take days."""
     assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
     assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None
 
@@ -331,10 +321,7 @@ def test_an_empty_key_changes_nothing() -> None:
 
 
 def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDouble) -> None:
-    """The rows of `gpu_models` are edited, so the controller lists pods and nodes again.
-
-    Pods that were read before the edit keep their old charges until that LIST.
-    """
+    """Until the next LIST, pods that were read before the edit keep their old charges."""
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)

@@ -21,10 +21,7 @@ VGPU = {"nvidia.com/vgpu-number": 1}
 
 
 def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
-    """Return a cluster with one node per model, whose cards have the given card types.
-
-    In the argument's name for a model, ``_`` stands for ``-``.
-    """
+    """Return one node per model, with cards of these types. In a model's name, ``_`` stands for ``-``."""
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
     registers = {model: {scheme: Register.of(*cards[model])} for model, kinds in models.items()}
@@ -99,10 +96,6 @@ def test_type_annotations_that_leave_no_model_or_are_too_long_are_rejected(annot
 def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejected(
     annotations: Mapping[str, str],
 ) -> None:
-    """A pod bypassed /mutate, and its owner restricted it to a node that has cards of two models. /validate rejects it.
-
-    The pod could get a card of another model than it is charged for.
-    """
     stored: Manifest = vcuda_pod(SHARE, annotations=annotations, affinity=held_to("A10"))
     answer = webhook(MIXED).validate(stored)
     assert (answer.allowed, "which is not of model A10" in answer.message) == (False, True)
@@ -133,11 +126,7 @@ ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards ar
 def test_a_share_never_gets_a_card_in_mig_mode(
     nodes: Nodes, limits: Mapping[str, int], mode: str | None, written: str | None, told: str
 ) -> None:
-    """A pod requests a share, and a HAMi node has cards in MIG mode. The pod may not get such a card.
-
-    There HAMi chooses the size of the slice: four pods that were charged one core each got 14, 42, 100 and 100 cores.
-    The webhook cannot know the size in advance.
-    """
+    """HAMi chooses the size of the slice: pods that were charged one core each got 14, 42, 100 and 100 cores."""
     sent = vcuda_pod(limits, annotations={MODE: mode} if mode else {})
     asked = webhook(nodes)
     answer = asked.mutate(sent)
@@ -186,10 +175,7 @@ WANTS = st.dictionaries(
 
 
 def as_hami_chooses(kind: str, annotations: Mapping[str, str]) -> bool:
-    """Return whether HAMi would choose a card for a pod.
-
-    This repeats the algorithm of HAMi's `checkGPUtype` in pkg/device/nvidia.
-    """
+    """Repeat the algorithm of HAMi's `checkGPUtype` in pkg/device/nvidia."""
     use, nouse = annotations.get(USE), annotations.get(NOT_USE)
     wanted = use is None or any(text.upper() in kind.upper() for text in use.split(","))
     return wanted and not (nouse is not None and any(text.upper() in kind.upper() for text in nouse.split(",")))

@@ -76,11 +76,7 @@ def test_a_share_of_a_card_that_the_node_does_not_have_is_ignored(card: int) -> 
 
 
 def test_an_overcommitted_card_has_nothing_free_until_all_shares_end() -> None:
-    """A card is overcommitted by the shares of several pods. It has nothing free until all of these pods have ended.
-
-    gpu-admission leaves out a pod whose share of a card does not fit. So it believes that an overcommitted card is free
-    as soon as another pod ends.
-    """
+    """gpu-admission ignores a share that does not fit. So it believes that a card is free when the other pod ends."""
     over = [Share(0, 80, 16000), Share(0, 50, 1000)]
     cards = four().taken(over)
     assert (cards.free_of(0), cards.free_cores, cards.free_memory) == ((0, 0), 300, 3 * 16384)
@@ -187,18 +183,14 @@ TEXTS = {"1, 2": [1, 2], "-1,2": [2], "x,2": [2], "2,\u0663": [2], "9" * 5000: [
 
 @pytest.mark.parametrize(("text", "cards"), TEXTS.items())
 def test_text_that_is_no_card_number_is_skipped(text: str, cards: list[int]) -> None:
-    """A text in a pod's annotation that is not a card number is skipped. gpu-admission crashes on a negative number."""
+    """gpu-admission crashes on a negative number."""
     found = cards_by({f"{T}/predicate-gpu-idx-2": text}, nodeName="n1")
     assert [share.card for share in found.shares] == cards if found else cards == []
 
 
 @pytest.mark.parametrize(("cores", "count"), [(30, 1), (99, 1), (100, 1), (199, 1), (7000, 70), (10**9, 1024)])
 def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int) -> None:
-    """A pod's annotation lists more cards than its container requests. Only as many of them are read as the container
-    requests.
-
-    Otherwise the owner of a running pod could claim all cards of its node.
-    """
+    """Otherwise the owner of a running pod could claim all cards of its node."""
     limits = {f"{T}/vcuda-core": cores, f"{T}/vcuda-memory": 4}
     text = {f"{T}/predicate-gpu-idx-0": ",".join(map(str, range(2000)))}
     found = read_pod_cards(view(pod(container(limits), annotations=text, nodeName="n1")))
@@ -207,11 +199,7 @@ def test_as_many_cards_are_read_as_the_container_requests(cores: int, count: int
 
 
 def test_containers_with_equal_annotations_each_get_their_own_request() -> None:
-    """Two containers have the same annotation text for their cards, but different requests. Each gets the cards of its
-    own request.
-
-    The cache of parsed annotations must not mix their requests.
-    """
+    """The cache of parsed annotations must not mix the requests of the containers."""
     words = {f"{T}/predicate-gpu-idx-{number}": "3" for number in range(2)}
     less = {f"{T}/vcuda-core": 10, f"{T}/vcuda-memory": 1}
     for first, second in ((SHARE, less), (less, SHARE)):

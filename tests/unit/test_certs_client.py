@@ -25,10 +25,7 @@ NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
 
 
 class ClientWorld(World):
-    """A test world whose pods are API servers. Each API server presents the last certificate that it received.
-
-    The rotation cannot see which certificate an API server presents.
-    """
+    """A test world whose pods are API servers. The rotation cannot see which certificate an API server presents."""
 
     def read(self, now: Callable[[], Any]) -> state.State:
         leaf = self.state.serving.leaf
@@ -37,11 +34,7 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """Return a test world (the state of a rotation) with a first client certificate, and one API server for each of the
-    lags.
-
-    An API server receives each new certificate after its lag.
-    """
+    """Return a world with a first client certificate. Each API server gets new certificates after its lag."""
     config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
     world = ClientWorld(state.State(configurations=(config_map,)))
     world.go_on(steps.Done, policy)
@@ -65,11 +58,7 @@ def test_a_client_certificate_with_another_name_is_replaced() -> None:
 
 
 def test_no_api_server_is_rejected_that_gets_each_certificate_before_the_last_one_expires() -> None:
-    """Each API server gets each client certificate before the previous one expires. No API server is ever rejected.
-
-    The rotation runs every four days for three years. The CA is replaced, and in the end the first CA is no longer
-    trusted.
-    """
+    """The rotation runs every four days for three years. In the end the first CA is no longer trusted."""
     world = issued(timedelta(), 12 * DAY, 24 * DAY)
     first = world.current.certificate
     while world.time < START + 1000 * DAY:
@@ -81,10 +70,7 @@ def test_no_api_server_is_rejected_that_gets_each_certificate_before_the_last_on
 
 
 def replaced(policy: steps.RotationPolicy = NEW) -> ClientWorld:
-    """Return a test world (the state of a rotation) with a new CA and a client certificate of that CA.
-
-    No API server has received this certificate yet.
-    """
+    """Return a world with a new CA and a client certificate of this CA. No API server has received it yet."""
     world = issued(LONG)
     while not isinstance(world.decide(policy), steps.Wait) or world.state.authorities.next_ca:
         world.go_on(steps.IssueLeaf, policy) if world.state.authorities.next_ca else world.take(policy)
@@ -100,11 +86,7 @@ def test_a_retired_ca_stays_trusted_until_no_leaf_of_it_can_be_valid() -> None:
 
 
 def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is_confirmed() -> None:
-    """The administrator confirms once that the API servers use the new client certificate.
-
-    After the retention period, the rotation removes the retired CA. The confirmation is recorded, so later runs need no
-    flag.
-    """
+    """The confirmation is recorded, so later runs need no flag."""
     world = replaced()
     [old] = world.state.authorities.retired
     assert isinstance(world.take(replace(NEW, installed=True)), steps.NoteServed)
@@ -117,10 +99,7 @@ def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is
 
 
 def test_a_ca_that_is_only_in_the_config_map_stays_despite_an_earlier_confirmation() -> None:
-    """The CA Secret was restored from a backup, so a newer CA exists only in the ConfigMap. The newer CA stays trusted.
-
-    The API servers may present a certificate of this CA. An earlier confirmation is about other certificates.
-    """
+    """The CA Secret was restored from a backup. The API servers may present certificates of the newer CA."""
     world = issued(LONG)
     newer = make_authority(START, client=True)
     world.put_hooks(bundle=(world.current.certificate, newer.certificate))
@@ -133,10 +112,7 @@ def test_a_ca_that_is_only_in_the_config_map_stays_despite_an_earlier_confirmati
 
 
 def test_a_new_ca_waits_until_mounted_config_maps_have_it() -> None:
-    """The Secrets of the CA and of the certificate were deleted. The rotation creates a new CA.
-
-    It issues a certificate only after the new CA has reached the mounted ConfigMaps.
-    """
+    """The Secrets of the CA and of the certificate were deleted, so the rotation creates a new CA."""
     world = issued(LONG)
     world.put(authorities=state.Authorities(), serving=state.Serving())
     for step in (steps.MakeAuthority, steps.SetBundles):
@@ -170,11 +146,7 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
     ],
 )
 def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
-    """ConfigMaps with valid, malformed and missing CAs are read.
-
-    For each ConfigMap, the test expects the number of CAs, whether the ConfigMap needs a repair, and whether somebody
-    else manages it.
-    """
+    """``found``: the number of CAs, whether the ConfigMap needs a repair, and whether somebody else manages it."""
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks
     assert (len(hook.bundle), hook.faulty, bool(read.read_only)) == found

@@ -97,9 +97,7 @@ def test_a_leaf_with_a_wrong_key_is_dropped_but_its_authorities_are_read() -> No
 
 
 def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
-    """Return two booleans: whether the rotation accepts this serving certificate with its key, and whether the webhook
-    does.
-    """
+    """Return whether the rotation accepts this certificate with its key, and whether the webhook does."""
     (directory / "tls.crt").write_bytes(certificate)
     (directory / "tls.key").write_bytes(LEAF.key_pem())
     try:
@@ -123,10 +121,7 @@ AFTER_THE_LEAF = {
 def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     tmp_path: Path, rest: bytes, *, good: bool
 ) -> None:
-    """The rotation and the webhook read a serving certificate and its key. Either both accept the pair, or none does.
-
-    If only the webhook rejected a certificate, the rotation would see nothing to repair while no replica could start.
-    """
+    """If only the webhook rejected a pair, the rotation would repair nothing while no replica could start."""
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
@@ -148,10 +143,7 @@ def unusual(subject: x509.Name, names: bytes) -> Signed:
 
 
 def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
-    """A certificate has an ediPartyName, which the cryptography library does not support.
-
-    It counts as a certificate without names, and not as a CA.
-    """
+    """The certificate has an ediPartyName, which the cryptography library does not support."""
     odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
     assert names_of(odd.certificate) == frozenset()
     assert not parsing.is_authority(odd.certificate)
@@ -165,10 +157,7 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
 
 
 def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
-    """The file of a CA has text after its certificate. The rotation still uses this CA to sign certificates.
-
-    Other programs ignore such text. If the rotation treated it as an error, it would need a new CA.
-    """
+    """Other programs ignore such text. If the rotation treated it as an error, it would need a new CA."""
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 

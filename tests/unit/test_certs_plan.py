@@ -68,10 +68,7 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
     ],
 )
 def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
-    """The clock jumps ahead during a run of the rotation. The run still waits for the full time.
-
-    A run trusts a state only after it has observed that state for ten seconds itself.
-    """
+    """A run trusts a state only after it has observed that state for ten seconds itself."""
     world = rotated(Wait if step is Promote else NoteServed)
     if step is Forget:
         world.take()
@@ -83,11 +80,7 @@ def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decis
 
 
 def test_a_note_from_the_future_is_replaced() -> None:
-    """The clock was ahead when a run recorded since when a CA is trusted. A later run finds a time in the future.
-
-    The later run replaces this time. Otherwise the next step, which must wait for some time after the recorded time,
-    would be delayed for years.
-    """
+    """Otherwise the next step, which must wait for some time after the recorded time, would be delayed for years."""
     world = rotated(Wait)
     there = world.state.authorities
     assert there.trusted
@@ -96,10 +89,7 @@ def test_a_note_from_the_future_is_replaced() -> None:
 
 
 def test_the_old_authority_stays_while_even_an_unready_endpoint_presents_its_leaf() -> None:
-    """A pod that is not ready still presents the serving certificate of the old CA. The old CA stays trusted.
-
-    The pod may become ready at any time.
-    """
+    """The pod that is not ready may become ready at any time."""
     world = rotated(IssueLeaf)
     straggler, old_leaf = world.pods[0], world.pods[0].leaf
     world.take()
@@ -144,10 +134,7 @@ def test_an_endpoint_has_time_to_follow_before_a_problem_is_reported() -> None:
 
 
 def test_a_broken_leaf_is_replaced_at_once_if_no_call_succeeds_anyway() -> None:
-    """The serving certificate is broken, so every call of an API server fails. It is replaced at once.
-
-    Only the caBundles are written before. There is no need to wait until the API servers have read them.
-    """
+    """There is no need to wait until the API servers have read the new caBundles."""
     assert isinstance(healthy(NOW, since=91 * DAY).decide(POLICY, UNSEEN), IssueLeaf)
 
 
@@ -175,19 +162,12 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
 
 
 def test_a_first_run_creates_everything_without_waiting() -> None:
-    """The rotation runs for the first time. It creates the CA and the certificate without waiting.
-
-    There may be no webhook configuration and no endpoint yet, because the webhook needs its Secret to start.
-    """
+    """There may be no webhook configuration and no endpoint yet, because the webhook needs its Secret to start."""
     assert World().go_on(Done, POLICY, UNSEEN)[0] == [MakeAuthority, Promote, IssueLeaf]
 
 
 def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
-    """All certificates are valid, but no webhook configuration or no endpoint exists. This is reported after ten
-    minutes.
-
-    Without a webhook configuration, the API server cannot call the webhook.
-    """
+    """Without a webhook configuration, the API server cannot call the webhook."""
     world = World()
     world.go_on(Done, POLICY, UNSEEN)
     world.time += 9 * MINUTE
@@ -197,10 +177,7 @@ def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> Non
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
-    """No webhook configuration exists, and none is required. The rotation reports no problem.
-
-    This is the case of the scheduler extender. Its caller, kube-scheduler, reads the CA from a file.
-    """
+    """This is the case of the scheduler extender. Its caller, kube-scheduler, reads the CA from a file."""
     world = healthy(since=HOUR)
     world.put(configurations=())
     assert isinstance(world.decide(POLICY), StepRefused)
@@ -208,10 +185,7 @@ def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
 
 
 def test_without_configurations_the_problem_says_how_to_replace_the_authority() -> None:
-    """The CA of the scheduler extender must be replaced. The reported problem says how.
-
-    The extender has no webhook configuration, and its callers read the CA from a file only at their start.
-    """
+    """The callers of the scheduler extender read the CA from a file only at their start."""
     world = healthy(since=MINUTE)
     world.put(configurations=())
     policy = replace(NEW, registered=False)
@@ -225,11 +199,7 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
 
 
 def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
-    """The label of a webhook configuration is mistyped, so the rotation does not find the configuration.
-
-    The rotation does not replace a valid CA then. A missing configuration must not count as if every configuration
-    trusted the new CA.
-    """
+    """A configuration whose label is mistyped is not found. It must not count as if it trusted the new CA."""
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
@@ -237,10 +207,7 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a test world (the state of a rotation) in which the old and the new CA are both trusted for a time.
-
-    The serving certificate must be renewed within that time.
-    """
+    """Return a test world in which the old and the new CA are both trusted, and the serving certificate is due."""
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
     world.put(serving=replace(world.state.serving, leaf=leaf))
@@ -249,10 +216,7 @@ def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
 
 
 def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_current_one() -> None:
-    """The old and the new CA are both trusted for a time (`--overlap`), in which the serving certificate is due.
-
-    The current CA renews it. The certificate may expire before the end of that time.
-    """
+    """The certificate may expire before the end of the time (`--overlap`) in which both CAs are trusted."""
     policy = replace(NEW, overlap=30 * DAY)
     world = waiting_for_the_next_authority(policy)
     assert isinstance(world.decide(policy, replace(SEEN_LONG, current=NOW)), Wait)
@@ -263,11 +227,7 @@ def test_while_the_next_authority_waits_a_leaf_that_is_due_is_renewed_by_the_cur
 
 
 def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_trusted_yet() -> None:
-    """The next CA is not trusted until a person restores the label of the configurations. The serving certificate is
-    due.
-
-    The current CA renews it, because the repair may take long.
-    """
+    """The next CA is not trusted until a person restores the label of the configurations, which may take long."""
     world = waiting_for_the_next_authority()
     world.put(configurations=())
     assert isinstance(world.take(), IssueLeaf)
@@ -283,10 +243,7 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """A CA exists only in one caBundle. It is removed like a retired CA, and is not copied to other caBundles.
-
-    It stays trusted until every endpoint has presented a certificate of another CA for the retention period.
-    """
+    """The CA stays trusted until every endpoint has presented a certificate of another CA for the retention."""
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
     assert isinstance(world.take(POLICY), NoteServed)
@@ -315,11 +272,7 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """The flag `--issued-before` is a time in the future. It is ignored, so no certificate is replaced.
-
-    The flag replaces all certificates that were issued before a time. With a future time, each new certificate would be
-    replaced again.
-    """
+    """With `--issued-before` in the future, each new certificate would be replaced again."""
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
 
@@ -361,11 +314,7 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """A webhook configuration is locked: another tool manages it, so the rotation must not write it.
-
-    It trusts the broken certificate that the pods serve, so this certificate is not replaced. Another certificate would
-    break the calls of the configuration.
-    """
+    """The rotation must not write a locked configuration, and its calls would fail with another certificate."""
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
@@ -388,10 +337,7 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """A webhook configuration of an earlier installation is locked, so the rotation must not write it.
-
-    Its caBundle never trusted the serving certificate. Its calls fail anyway, so it does not block the rotation.
-    """
+    """The calls of a configuration that an earlier installation left behind fail anyway."""
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)

@@ -34,10 +34,7 @@ def unregistered(kind: str = "ValidatingWebhookConfiguration", name: str = "vali
 
 
 def first_start() -> World:
-    """Return a new installation in which nothing has run yet.
-
-    The first pod becomes ready 20 s after it has a certificate.
-    """
+    """Return a new installation. Its first pod becomes ready 20 s after it has a certificate."""
     configurations = (unregistered("MutatingWebhookConfiguration", "mutate"), unregistered())
     pod = Pod("10.0.0.1:8443", timedelta(seconds=20), ready=False)
     return World(State(configurations=configurations), [pod])
@@ -77,7 +74,6 @@ def test_nothing_is_registered_for_a_replica_that_cannot_be_called(ready: bool) 
 
 
 def test_webhooks_that_differ_keep_the_cas_that_they_trust_and_are_registered_again() -> None:
-    """Some webhooks of a configuration trust a CA of another tool. The configuration is repaired, and keeps that CA."""
     stranger = healthy().current.certificate
     world = healthy(timedelta())
     [mutating, validating] = world.state.configurations

@@ -58,11 +58,7 @@ NOBODY = {
 def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     change: Callable[[World], None], text: str, command: str
 ) -> None:
-    """No webhook configuration or no endpoint exists, although all certificates are valid. After ten minutes this is
-    reported.
-
-    No pod can be created in this state, so a person must fix it. The ten minutes are for a first installation.
-    """
+    """No pod can be created in this state. The ten minutes are for a first installation."""
     world = healthy()
     change(world)
     assert report(world).problems == ()
@@ -123,11 +119,7 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
 
 
 def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
-    """An endpoint sends an intermediate CA with its certificate. The report calls its trust unknown, which is no
-    problem.
-
-    Python's ssl module returns only the leaf certificate. So the report cannot tell whether the leaf is trusted.
-    """
+    """Python's ssl module returns only the leaf, so the report cannot tell whether the leaf is trusted."""
     world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
     root = foreign("root", "root", key)
     middle = foreign("middle", "root", key)

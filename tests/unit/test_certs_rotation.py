@@ -91,10 +91,7 @@ def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int
 
 
 def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: timedelta) -> object:
-    """Run the rotation once a day, and return the result of the last run.
-
-    Each of the first runs is killed after a number of writes, which are given in order.
-    """
+    """Return the result of the last of many daily runs. The first runs are killed after these numbers of writes."""
     ended: object = None
     for dies_after in [*deaths, *[None] * 12]:
         ended = run(world, policy, budget, dies_after)
@@ -105,10 +102,7 @@ def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: t
 
 
 def assert_at_rest(world: World) -> None:
-    """Assert that every caBundle contains our only CA, and apart from it only CAs of other tools.
-
-    Assert that every pod serves a certificate of our CA.
-    """
+    """Assert that every caBundle has our only CA, and that every pod serves a certificate of it."""
     current, there = world.current, world.state.authorities
     assert (there.next_ca, there.retired) == (None, ())
     assert {hook.bundle for hook in world.state.hooks()} <= {(current.certificate,), (FOREIGN, current.certificate)}
@@ -133,10 +127,7 @@ def test_a_rotation_killed_anywhere_ends_the_same_and_never_removes_trust(
 
 @pytest.mark.parametrize("hooks", [1, 2])
 def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: int) -> None:
-    """Each run of the rotation is killed at its first write. In the end a run finishes.
-
-    A run must not undo the work of an earlier run, or the runs would never finish.
-    """
+    """A run must not undo the work of an earlier run, or the runs would never finish."""
     world = healthy()
     world.put(configurations=world.state.configurations[:hooks])
     world.sleep(60)
@@ -219,11 +210,7 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """No serving certificate expires while a pod serves it, whatever the lifetimes of CAs and certificates are.
-
-    Two CAs may be trusted for longer than a serving certificate is still valid. A webhook configuration may be
-    read-only for a time.
-    """
+    """Two CAs may be trusted for longer than a certificate is valid, and a configuration may be read-only."""
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
     world = healthy(*lags, policy=policy)
@@ -242,10 +229,7 @@ def test_no_leaf_expires_while_it_is_served_for_any_lives(
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
-    """Two runs of the rotation take alternating steps. Together they do no harm.
-
-    In a step, a run reads and decides, or writes an earlier decision with the resourceVersion as precondition.
-    """
+    """A step reads and decides, or writes an earlier decision with the resourceVersion as precondition."""
     world = with_stragglers(healthy(*lags), late)
     world.sleep(60)
     policy = replace(NEW, overlap=DAY / 24)

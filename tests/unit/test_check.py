@@ -26,7 +26,6 @@ team-w: {mode: warn, quota: {M40: 1}}
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Return a directory that contains a quota in quota.yaml."""
     (tmp_path / "quota.yaml").write_text(QUOTA)
     return tmp_path
 
@@ -65,10 +64,7 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
 
 
 def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
-    """`check` gets manifests without pods. It succeeds, and prints a message.
-
-    An empty table would look as if all pods were admitted.
-    """
+    """An empty table would look as if all pods were admitted."""
     result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
     assert check(directory, cards(1)).stderr == ""
@@ -264,11 +260,7 @@ def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: M
 
 
 def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
-    """`check` gets a workload of eight replicas, and the quota is eight cards. Replicas with equal decisions share a
-    row.
-
-    The first seven share one. The eighth has its own row, because it is admitted with a warning.
-    """
+    """The eighth replica has its own row, because it is admitted with a warning."""
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 8}}")
     result = check(directory, deployment(12, ONE_CARD), options=("-o", "json"))
     only = "the only possible model"
@@ -287,10 +279,7 @@ def test_replicas_fill_one_model_after_the_other(directory: Path) -> None:
 
 
 def test_many_more_replicas_than_may_be_pending_at_once(directory: Path) -> None:
-    """`check` gets more replicas than the webhook permits as pending charges. All of them are decided by the quota.
-
-    The limit of pending charges does not apply, because no API server has to store the pods.
-    """
+    """The limit of pending charges does not apply, because no API server has to store the pods."""
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: 6}}")
     found = decisions(directory, deployment(700, {"nvidia.com/vcuda-core": 1, "nvidia.com/vcuda-memory": 1}))
     counts = {"admitted": 0, "refused": 0}
@@ -306,7 +295,6 @@ def test_workloads_are_decided_together_with_those_before_them(directory: Path) 
 
 
 def test_a_model_with_a_node_is_preferred_to_one_without(directory: Path) -> None:
-    """Two models have room, and only one of them has a node. The pod gets this model."""
     nodes = directory / "nodes.yaml"
     nodes.write_text(yaml.safe_dump({"kind": "Node", "metadata": {"name": "a", "labels": {MODEL: "P100"}}}))
     assert decisions(directory, cards(1), options=("--nodes", str(nodes))) == ["1 admitted P100"]
@@ -399,10 +387,7 @@ def test_a_quota_that_only_audits_prints_no_warning(directory: Path) -> None:
 @pytest.mark.parametrize("namespace", sorted(UNASKED_NAMESPACES))
 @pytest.mark.parametrize("core", [100, 150, 900])
 def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Path, namespace: str, core: int) -> None:
-    """Pods of a system namespace are counted by `check`, and never rejected.
-
-    The API server does not call the webhook for them. So even malformed pods are admitted there.
-    """
+    """The API server does not call the webhook for them. So even malformed pods are admitted there."""
     (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
     replicas = deployment(3, {"tencent.com/vcuda-core": core})
     result = check(directory, replicas, options=("-n", namespace, "-o", "json"))

@@ -107,10 +107,7 @@ def test_claims_are_decided_together_with_pods_and_claims_before_them(tmp_path: 
 
 
 def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
-    """A pod names a claim template. In the table of `check`, the claims of the pod follow the pod.
-
-    In the manifest, the template may follow the pod, because Kubernetes creates the claims later.
-    """
+    """In the manifest, the template may follow the pod, because Kubernetes creates the claims later."""
     rows = check(tmp_path, claiming("gpus", "big"), template(), template(of_product(M40), name="big"))
     assert short(rows)[:3] == [
         "Pod/train: 1 admitted",
@@ -121,10 +118,7 @@ def test_the_claims_of_a_pod_follow_it_in_the_table(tmp_path: Path) -> None:
 
 
 def test_each_replica_has_its_own_claim(tmp_path: Path) -> None:
-    """A workload has several replicas with a claim template. Each replica is charged a claim of its own.
-
-    If the quota has no room for a pod's claim, the pod is still stored and waits for the claim.
-    """
+    """If the quota has no room for a pod's claim, the pod is still stored and waits for the claim."""
     rows = check(tmp_path, deployment(7, claiming("gpus")), stored=(template(namespace="team-a"),))
     assert short(rows) == [
         "Deployment/web: 5 admitted",

@@ -104,10 +104,7 @@ _DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:
 
 
 def conditions(expression: str) -> Iterator[str]:
-    """Yield the parts of a CEL expression that are combined by `&&`.
-
-    The tests compare this simple, slow algorithm, which reads token by token, with the digest's own.
-    """
+    """Yield the parts of a CEL expression that `&&` combines, by a simple and slow algorithm."""
     parts: list[list[str]] = [[]]
     depth, before, at = 0, "", 0
     while at < len(expression):

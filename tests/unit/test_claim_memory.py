@@ -81,10 +81,7 @@ def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: Templa
 
 
 def test_a_list_that_breaks_does_not_use_up_room_permanently(api: ApiDouble, known: TemplateInformer) -> None:
-    """A LIST of claim templates fails halfway. The templates that it returned take up no room permanently.
-
-    They may be deleted before the next LIST.
-    """
+    """The templates that it returned may be deleted before the next LIST."""
     [reflector] = known.reflectors().values()
     listed = api.list_pages
 

@@ -201,11 +201,7 @@ def test_an_annotation_decides_nothing() -> None:
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
 ) -> None:
-    """A claim for a share of a card has an annotation that lifts the limit of the share. /validate rejects the claim.
-
-    It admits the claim if the quota allows the annotation. vgpu-manager reads the limit from the annotations of the
-    claim. A claim made from a template has the template's annotations.
-    """
+    """vgpu-manager reads the limit from the annotations of the claim, which are those of its template."""
     key = "example.com/vgpu-compute-policy"
     manifest = create(asked)
     about = manifest if create is claim else manifest["spec"]

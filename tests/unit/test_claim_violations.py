@@ -35,10 +35,7 @@ def pod(name: str, age: int, cards: int = 1, **fields: Any) -> StoredPod:
 
 
 def claim(name: str, age: int = 1, *, terminating: bool = False, given: int = 0, **taken: Any) -> PricedClaim:
-    """Return a claim that was created ``age`` hours ago. By default it is pinned to M40 and requests one card.
-
-    ``given``: the number of P100 cards that are allocated to the claim.
-    """
+    """Return a claim that was created ``age`` hours ago, and to which ``given`` P100 cards are allocated."""
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     stored = StoredClaim(f"uid-{name}", "team-a", name, pack(ClaimDigest()), (), created, terminating)
     charges = {"M40": CARD, **({"P100": Charge(100 * given)} if given else {})}
@@ -165,10 +162,7 @@ def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, m
 
 
 def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
-    """A pod exceeds the quota because of older claims. It is evicted only after all these claims have been charged.
-
-    While the charge of a stored claim is unknown, nothing is evicted.
-    """
+    """While the charge of a stored claim is unknown, nothing is evicted."""
     limit(api, {"quota": {"M40": 2}})
     quota, registry = quota_of(api), CollectorRegistry()
     manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))

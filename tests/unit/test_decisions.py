@@ -32,10 +32,7 @@ BOTH = (*MUTATE, *VALIDATE)
 
 
 class Ledgers(MemoryLedgers):
-    """Test ledgers of a namespace that already uses four M40.
-
-    If ``fault`` is given, each charge and each read returns it or raises it.
-    """
+    """Ledgers of a namespace that already uses four M40. Each call returns or raises ``fault``, if it is given."""
 
     def __init__(self, fault: Decision | VcudaError | None = None) -> None:
         super().__init__()

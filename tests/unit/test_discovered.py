@@ -314,11 +314,7 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """The controller labelled a node with the name of its product. Later the quota maps this product to a model. The
-    label stays.
-
-    Pods may be restricted to the old label value.
-    """
+    """Pods may be restricted to the old label value."""
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)
     assert not found_on(manifest, known=ROWS).differs(ROWS.models)

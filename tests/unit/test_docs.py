@@ -74,16 +74,13 @@ def test_every_relative_link_and_anchor_resolves(page: Path) -> None:
 
 @pages_of_the_site
 def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> None:
-    """A page of the docs site links to a file. The file must be on the site, or `make docs` fails."""
+    """`make docs` fails if a linked file is not on the site."""
     assert [target for target, _ in relative_links(page) if not target.resolve().is_relative_to(DOCS)] == []
 
 
 @pages_of_the_site
 def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
-    """Every list and every table in the docs must follow an empty line.
-
-    GitHub does not need the empty line. Without it, mkdocs renders a list as text of the paragraph before.
-    """
+    """GitHub does not need the empty line. Without it, mkdocs renders a list as text of the paragraph before."""
     lines = ["", *prose(page)]
     broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]
     assert broken == []

@@ -25,9 +25,7 @@ def text_of(path: str) -> str:
 
 
 def code_of(path: str) -> list[tuple[str, str]]:
-    """Return the language and the lines of each code block of a page. Comments are left out, because they are
-    translated.
-    """
+    """Return the language and the lines of each code block, without comments, which are translated."""
     return [(language, COMMENT.sub("", code)) for _, language, code in BLOCK.findall(text_of(path))]
 
 

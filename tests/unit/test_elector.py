@@ -18,10 +18,7 @@ TIMING = LeaseTiming.of(30)
 
 
 class Candidate:
-    """A candidate of the leader election. Its clock advances only when the candidate waits.
-
-    ``meanwhile`` is called at every wait. If it returns True, it stops the candidate.
-    """
+    """A candidate whose clock advances only when it waits. It then calls ``meanwhile``, and stops if that is True."""
 
     def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
         self.now = 1000.0
@@ -125,10 +122,7 @@ def test_a_lease_lasts_for_its_duration_since_it_was_seen(
 
 
 def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDouble, us: Candidate) -> None:
-    """A candidate could not reach the API server for long, while the holder renewed the Lease all the time.
-
-    The candidate starts to count the Lease's duration again, because it did not see the renewals.
-    """
+    """The holder may have renewed the Lease while the candidate could not reach the API server."""
     held_by(api, "them")
     assert not us.acquires_within(2)
     api.deliver = lost_request
@@ -140,9 +134,7 @@ def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDou
 
 
 def overtaken(api: ApiDouble, method: str) -> Delivery:
-    """Return a network in which another candidate takes the Lease just before the first call with this method reaches
-    the API server.
-    """
+    """Return a network in which another candidate takes the Lease just before the first call with this method."""
 
     def take(_method: str, _timeout: float, effect: Effect) -> bytes:
         held_by(api, "them")
@@ -233,11 +225,7 @@ def test_a_leader_that_cannot_renew_stops_before_others_take_over(
 
 
 def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:
-    """The API server stored a leader's Lease at once, but its answer was slow. The leader's time counts from before the
-    call.
-
-    Other candidates count the Lease's duration from the write, so the leader must not count from the answer.
-    """
+    """Other candidates count from the write, so the leader must not count from a slow answer."""
     us = Candidate(api)
     written = 0.0
 
@@ -314,10 +302,7 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
 
 
 def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:
-    """Return the number of seconds without success in each warning that is logged.
-
-    The API server is unreachable for ``seconds`` seconds meanwhile.
-    """
+    """Return the seconds without success in each logged warning, while the API server is unreachable."""
     api.deliver = slow(candidate)
     with structlog.testing.capture_logs() as logs:
         assert not candidate.acquires_within(seconds)

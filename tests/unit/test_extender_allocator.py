@@ -52,11 +52,7 @@ def test_a_pod_is_placed_and_journaled_before_the_answer(api: ApiDouble, leader:
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
-    """Pods are placed in quick succession, and the watch delivers no event meanwhile. They never get the same share of
-    a card.
-
-    Only the journal (a ConfigMap with the placements) shows which cards are allocated.
-    """
+    """The watch delivers no event meanwhile, so only the journal shows which cards are allocated."""
     pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
@@ -78,10 +74,7 @@ def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble,
 
 
 def test_a_pod_that_was_placed_and_not_bound_is_placed_again_on_its_node(api: ApiDouble) -> None:
-    """A pod was placed on a node and is not bound. It is placed again on this node, even if another node is fuller.
-
-    gpu-admission always rejects such a pod instead.
-    """
+    """gpu-admission always rejects such a pod instead."""
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
     pod = store_pod(api, "train", 100)
     for names in (["n2"], ["n1", "n2"]):
@@ -114,11 +107,7 @@ def test_a_pod_that_is_bound_or_has_ended_is_not_placed(
 
 
 class Call(NamedTuple):
-    """A call of the scheduler for pod ``train``.
-
-    ``ask``: makes the call and returns its error.
-    ``done``: returns whether the call took effect.
-    """
+    """A call of the scheduler for pod ``train``. ``ask`` returns its error, and ``done`` whether it took effect."""
 
     ask: Callable[[], str]
     done: Callable[[], bool]
@@ -138,10 +127,7 @@ def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call
 def test_the_scheduler_is_answered_before_its_timeout_even_if_the_api_server_is_slow(
     api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
-    """The API server is slow, and other writers change the pod and the journal meanwhile.
-
-    The extender still answers the scheduler before the scheduler's timeout.
-    """
+    """Other writers change the pod and the journal meanwhile."""
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
@@ -180,21 +166,14 @@ def test_the_next_call_resolves_a_journal_write_of_unknown_outcome(
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
-    """The scheduler's timeout exceeds the extender's deadline by at least the time of one API call.
-
-    The reason is that an API call with expired credentials is sent twice.
-    """
+    """An API call with expired credentials is sent twice, so there must be time for one more call."""
     config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
     assert [each["httpTimeout"] for each in config] == ["15s"]
     assert DEADLINE_SECONDS + TIMEOUT <= 15
 
 
 def test_two_processes_that_both_believe_they_lead_see_each_others_placements(api: ApiDouble, leader: Leader) -> None:
-    """Two processes both believe that they lead, and place pods. Each respects the placements of the other.
-
-    The journal of placements is written by compare-and-swap. A process learns of the other's placements when its own
-    write fails.
-    """
+    """A process learns of the other's placements when its own write of the journal fails."""
     other = Leader(api).leads()
     for name, who in zip(("a", "b", "c"), itertools.cycle((leader, other))):
         who.filter(store_pod(api, name, 100))
@@ -253,10 +232,7 @@ def test_a_pod_keeps_its_cards_until_it_ends_is_deleted_or_is_bound_elsewhere(
 def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_under_any_leader(
     api: ApiDouble, leader: Leader
 ) -> None:
-    """A bound pod is deleted by force. It keeps its cards for its grace period, also under the next leader.
-
-    Its containers may run for so long.
-    """
+    """The containers of a pod that was deleted by force may run for so long."""
     leader.place("train", cores=200)
     leader.bind("train", "n1")
     leader.sees("train")
@@ -316,10 +292,7 @@ FORGED = [
 def test_annotations_that_the_extender_did_not_write_are_ignored(
     api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
 ) -> None:
-    """The owner of a pod writes annotations that name cards. The extender ignores them.
-
-    If such annotations counted, eight tiny pods could block a node.
-    """
+    """If such annotations counted, eight tiny pods could block a node."""
     made = store_pod(api, "forged", 5, annotations=forged["annotations"])
     api.store(pod_path("forged"), {**made, **forged, "spec": {**made["spec"], **forged["spec"]}})
     leader.sees("forged")
@@ -328,10 +301,7 @@ def test_annotations_that_the_extender_did_not_write_are_ignored(
 
 
 def test_cards_stay_allocated_after_any_edit_of_the_pod_by_its_owner(api: ApiDouble, leader: Leader) -> None:
-    """The owner of a pod edits its annotations. The cards of the pod stay allocated.
-
-    If an edited annotation released the cards, a pod that needs a whole card would get a card that is in use.
-    """
+    """Otherwise a pod that needs a whole card would get a card that is in use."""
     leader.place("mine", cores=60)
     leader.bind("mine", "n1")
     bound = as_stored(api, "mine")
@@ -360,12 +330,7 @@ def test_the_cards_of_pods_bound_earlier_are_adopted_once(api: ApiDouble) -> Non
 
 
 def test_victims_that_make_no_room_on_a_single_card_are_not_preempted(api: ApiDouble) -> None:
-    """The scheduler wants to preempt pods whose cards together, but not singly, have room for a new pod. Nothing is
-    preempted.
-
-    The scheduler only adds up the free cores. Half of one card and half of another do not make the whole card that the
-    pod needs.
-    """
+    """The scheduler only adds up the free cores, but two halves of cards are not the whole card that a pod needs."""
     leader = Leader(api, cards={"n1": 2, "n2": 1}).leads()
     for name, node, cores in (("a", "n1", 60), ("b", "n1", 60), ("c", "n1", 30), ("d", "n2", 30)):
         leader.place(name, node, cores)

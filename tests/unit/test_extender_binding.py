@@ -72,7 +72,6 @@ def test_a_pod_is_bound_where_it_was_placed_at_its_version_and_with_its_cards(ap
 
 @pytest.mark.parametrize("asked", [limits(60), {CORES: 100}, limits(100), {CORES: 200}, limits(200)], ids=str)
 def test_a_pod_is_bound_before_the_watch_has_delivered_it(api: ApiDouble, asked: Mapping[str, int]) -> None:
-    """The scheduler requests a binding before the extender's watch has delivered the pod. The pod is bound."""
     leader = Leader(api, cards={"n1": 2}).leads()
     metadata = {"name": "train", "namespace": "team-a", "uid": "uid-train"}
     api.store(pod_path("train"), vcuda_pod(asked, metadata=metadata))
@@ -145,11 +144,7 @@ def test_the_cards_of_a_binding_that_may_land_stay_allocated(
 
 
 def test_a_binding_at_an_outdated_version_keeps_no_cards(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler requests a binding for an old resourceVersion of a pod. The journal keeps no cards for it.
-
-    Such a binding can never take effect. The pod has a newer version, because the scheduler writes the failure into its
-    status.
-    """
+    """Such a binding can never take effect. The scheduler has written the failure into the status of the pod."""
     leader.place("train", "n1")
     api.deliver = Script(lost_request, methods=("POST",))
     assert UNKNOWN in leader.bind("train", "n1")
@@ -174,10 +169,7 @@ def test_a_pod_keeps_the_cards_of_a_binding_that_may_land(api: ApiDouble) -> Non
 
 
 def test_bindings_of_unknown_outcome_do_not_fill_the_journal(api: ApiDouble, leader: Leader) -> None:
-    """The outcome of many bindings of one pod is unknown. They do not fill the journal of placements.
-
-    The scheduler retries a binding for as long as the pod exists. All attempts use one entry of the journal.
-    """
+    """The scheduler retries a binding for as long as the pod exists."""
     leader.place("train", "n1")
     for _ in range(5):
         api.deliver = Script(lost_request, methods=("POST",))
@@ -245,10 +237,7 @@ def test_a_rejected_binding_is_reported_and_the_pod_keeps_its_cards_for_the_next
 
 
 def test_a_pod_that_requests_zero_cards_is_bound_without_an_allocation(api: ApiDouble, leader: Leader) -> None:
-    """A pod names a GPU resource with amount 0, so the scheduler calls the extender to bind it.
-
-    The pod is bound without an allocation of cards.
-    """
+    """The scheduler calls the extender because the pod names a GPU resource, with amount 0."""
     store_pod(api, "train", 0)
     assert leader.bind("train", "cpu") == ""
     assert (node_of(api, "train"), journaled(api)) == ("cpu", {"n1": {}, "n2": {}})

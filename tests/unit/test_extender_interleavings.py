@@ -78,9 +78,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, card=st.integers(0, 3), node=st.sampled_from(["n1", "n2", "n3"]), who=WHICH)
     @precondition(lambda self: self.pods())
     def forge(self, which: int, card: int, node: str, who: int) -> None:
-        """Write forged cards into the annotations of a pod, as its owner can do. The watch of a leader delivers the
-        change.
-        """
+        """Write forged cards into the annotations of a pod, as its owner can do, and deliver them to a leader."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         forged = {**on_card(card, node=node), "tencent.com/predicate-time": "9" * 19}
@@ -90,10 +88,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
-        """Act as the scheduler: ask the newest leader or its predecessor to place a pod.
-
-        The leader's API calls may be lost or arrive late.
-        """
+        """Act as the scheduler: ask a leader, whose API calls may be lost or arrive late, to place a pod."""
         name = self.pods()[which % len(self.pods())]
         self.api.deliver = self.faults(PUT=put)
         self.leader(who).filter(as_stored(self.api, name), nodes)
@@ -102,9 +97,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
-        """Act as the scheduler: request the binding of a pod to its node, or to a node where the pod was placed
-        earlier.
-        """
+        """Act as the scheduler: request a binding to the pod's node, or to a node where it was placed earlier."""
         placed = self.placed()
         name, last = sorted(placed.items())[which % len(placed)]
         self.api.deliver = self.faults(POST=post, PUT=put)
@@ -115,9 +108,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """Let a former leader bind a pod, by a call that arrives late. Meanwhile the newest leader places the same pod
-        again.
-        """
+        """Let a leader bind a pod by a call that arrives late. Meanwhile the newest leader places the pod again."""
         name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)
@@ -194,9 +185,7 @@ class Placements(RuleBasedStateMachine):
         ]
 
     def counts(self, node: str, uid: str) -> bool:
-        """Return whether the pod exists, has not ended, and may use cards of this node, so that its
-        placement counts.
-        """
+        """Return whether the pod exists, has not ended, and may use cards of this node."""
         name = uid.removeprefix("uid-")
         if name not in self.pods():
             return False
@@ -225,9 +214,7 @@ class Placements(RuleBasedStateMachine):
         }
 
     def faults(self, **by_method: str) -> Delivery:
-        """Return a network that delivers the next call of each named method with its given fault. It delivers all other
-        calls normally.
-        """
+        """Return a network that delivers the next call of each named method with its given fault."""
         known: dict[str, Delivery] = {**DELIVERIES, "late": self.late}
         scripts = {method: Script(known[fault], methods=(method,)) for method, fault in by_method.items()}
 

@@ -63,10 +63,7 @@ def test_a_deleted_journal_is_restored_from_memory(api: ApiDouble) -> None:
 
 
 def test_the_size_of_a_journal_is_bounded(api: ApiDouble, journal: Journal) -> None:
-    """The largest possible journal of a node with eight cards is far below the API server's size limit.
-
-    A journal is the ConfigMap with the placements on one node.
-    """
+    """The largest journal of a node with eight cards is far below the API server's size limit."""
     entries = {f"{number:036}": ENTRY for number in range(MAX_PLACEMENTS + 1)}
     with pytest.raises(NotPlaced, match="node n1 already has the maximum of 1000 pods"):
         journal.write(NodeJournal("n1", "", entries))

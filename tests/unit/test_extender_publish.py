@@ -52,10 +52,7 @@ def test_figures_that_are_no_longer_updated_are_withdrawn(api: ApiDouble) -> Non
 
 
 def test_fragments_are_counted_by_model_and_pool() -> None:
-    """A node has cards that are partly in use. The report of free cards has their fragments by model and pool.
-
-    A fragment is the free part of a card that is in use. A pod that requests whole cards cannot use fragments.
-    """
+    """A fragment is the free part of a card that is in use. Pods that request whole cards cannot use fragments."""
     two = Cards.unused(GPU_MANAGER, 2, 128)
     known: dict[str, Cards | Unplaceable] = {
         "a": two.taken([Share(0, 30, 256)]),

@@ -19,11 +19,7 @@ GIB = 1024
 
 
 def node(*used: int, memory: int = 0) -> Cards:
-    """Return the cards of a node, each with 16 GiB.
-
-    ``used``: the number of cores in use on each card.
-    ``memory``: the memory in use on each card.
-    """
+    """Return a node's cards of 16 GiB, with the cores in use on each card, and the memory in use on used cards."""
     cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
@@ -137,9 +133,7 @@ REQUESTS = [found for found in (read_card_request(step.pod) for step in steps())
 
 
 def whole_share(strategy: Strategy, seed: int) -> float:
-    """Place pods, and after each pod measure the share of the cluster's cards that are completely free. Return the
-    average.
-    """
+    """Place pods. Return the average share of the cluster's cards that are completely free meanwhile."""
     rng = random.Random(seed)  # noqa: S311  # equal pods in each run
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
     running: list[tuple[int, int, Placement]] = []

@@ -39,9 +39,7 @@ def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
 
 
 def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
-    """Return the keys of the queue's entries in the order in which they get a place. Each entry leaves before the next
-    gets one.
-    """
+    """Return the keys in the order in which they get a place. Each entry leaves before the next gets one."""
     order = ""
     while found := granted(entries):
         assert len(found) == 1
@@ -58,11 +56,7 @@ def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
 
 
 def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
-    """An entry of a new key arrives while entries of other keys wait. It gets a place after at most one entry of each
-    other key.
-
-    The entry that has a place must leave before.
-    """
+    """The entry that already has a place leaves first."""
     line = queue(ONE)
     flood = [line.enter("a", 0) for _ in range(20)]
     assert served(line, [*flood, line.enter("b", 0)])[:3] == "aba"
@@ -113,10 +107,7 @@ def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_
 
 
 def test_further_keys_share_a_line() -> None:
-    """Entries of very many keys wait in the queue. Beyond a number of keys, all further keys share one line.
-
-    So a tenant that invents a new key for each entry cannot fill the queue.
-    """
+    """So a tenant that invents a new key for each entry cannot fill the queue."""
     line = queue(FEW)
     for key in "abcd":
         line.enter(key, 1)
@@ -125,10 +116,7 @@ def test_further_keys_share_a_line() -> None:
 
 
 def test_an_entry_is_never_granted_after_its_end() -> None:
-    """The process was suspended, so the deadlines of waiting entries passed before their timers could run.
-
-    None of these entries gets a place.
-    """
+    """The process was suspended, so deadlines of waiting entries passed before their timers could run."""
     clock = Clock()
     line = queue(ONE, clock)
     first, late, good = line.enter("a", 0), line.enter("b", 0, end=5), line.enter("c", 0, end=7)

@@ -12,10 +12,7 @@ from vcuda.allocations.cards import CardRequest, annotations_for, read_card_requ
 
 
 class Answer(NamedTuple):
-    """A recorded decision of gpu-admission: the nodes that pass the filter, and the annotations without the time.
-
-    It also has the number of whole cards that the pod breaks up.
-    """
+    """A decision: the nodes that pass, the annotations without the time, and the number of cards it breaks up."""
 
     passed: tuple[str, ...]
     written: Mapping[str, str]

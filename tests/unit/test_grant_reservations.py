@@ -93,10 +93,6 @@ def test_a_grant_that_begins_admits_at_once(world: ReservationWorld) -> None:
 def test_without_the_comparison_of_terms_the_reservation_would_admit_more(
     world: ReservationWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The check that the limits have not changed is disabled. A replica then admits charges after the grant has ended.
-
-    So this check is needed.
-    """
     end_grant(world)
     monkeypatch.setattr(ReservationLease, "is_by", lambda *_: True)
     assert admitted_by(world, A, 3) > 0

@@ -57,10 +57,7 @@ def clock_at(moment: float, zone: ZoneInfo) -> datetime.datetime:
 
 @st.composite
 def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
-    """Draw the times of a grant, and a moment to test.
-
-    The moment is near a change of the zone's clock, and often near the beginning or end of the grant.
-    """
+    """Draw the times of a grant, and a moment near a change of the zone's clock."""
     zone, day = draw(CHANGES)
     middle = moment_of(datetime.date.fromisoformat(day), zone)
     moment = middle + 60 * draw(st.integers(-2 * MINUTES_PER_DAY, 2 * MINUTES_PER_DAY))
@@ -74,9 +71,7 @@ def moments_and_times(draw: st.DrawFn) -> tuple[float, Times]:
 
 
 def by_the_clock(times: Times, moment: float) -> bool:
-    """Return whether the grant is in force. The result is computed independently, with a calendar and the zone's wall
-    clock.
-    """
+    """Compute whether the grant is in force independently, with a calendar and the zone's wall clock."""
     clock = clock_at(moment, times.zone)
     if not times.start <= moment < times.end or (times.days and clock.isoweekday() - 1 not in times.days):
         return False

@@ -86,10 +86,7 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """A model occurs only in grants. It is always one of the quota's models, also while no grant is in force.
-
-    So the models that a pod may use do not depend on the time.
-    """
+    """So the models that a pod may use do not depend on the time."""
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
     assert Quota({"team-a": written}).models == {"A100", "T4"}
@@ -271,11 +268,7 @@ def test_10000_grants_are_rejected_in_one_message() -> None:
 
 
 def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
-    """A quota document with more than 1,000 different weekly and daily times is rejected, because the times are
-    compared with the clock.
-
-    Dated grants, and namespaces with equal times, do not count towards this limit.
-    """
+    """Dated grants, and namespaces with equal times, do not count towards the limit of different times."""
     assert quota_faults(many_times(MAX_RECURRING)) == ()
     [fault] = quota_faults(many_times(MAX_RECURRING + 1))
     assert str(fault).endswith("the grants must not have more than 1000 different weekly or daily times; got 1001")
@@ -372,10 +365,7 @@ def test_the_report_has_the_parts_that_end_and_the_excess_after_that() -> None:
 
 
 class Followed:
-    """The leader's follower of grants, with an API server double. It settles namespaces when grants begin or end.
-
-    The test sets the clock of the follower.
-    """
+    """The leader's follower of grants, with an API server double and a clock that the test sets."""
 
     def __init__(self, document: str, moment: float) -> None:
         api = ApiDouble()
@@ -391,9 +381,7 @@ class Followed:
         self._follower = GrantFollower(quota, lambda: ["team-a", "team-b", "other"], self.settled.append)
 
     def look(self, moment: float) -> tuple[list[str], float | None]:
-        """Set the clock, and let the follower check the grants once. Return the settled namespaces, and the seconds
-        until the next check.
-        """
+        """Check the grants at a moment. Return the settled namespaces, and the seconds until the next check."""
         self.moment = moment
         self.settled.clear()
         again = self._follower.reconcile("grants")

@@ -48,7 +48,7 @@ NOT_QUANTITIES = (
     ids=repr,
 )
 def test_a_text_that_is_no_quantity_is_rejected(written: str | float) -> None:
-    """A text is no quantity by the rules of apimachinery, even if Python would parse it as a number. It is rejected."""
+    """Python would parse some of these texts as numbers, but apimachinery does not."""
     with pytest.raises(ValueError, match="is not a quantity"):
         parse_quantity(written)
 
@@ -60,7 +60,6 @@ def test_a_whole_number_is_the_same_in_every_notation(number: int) -> None:
 
 @given(st.text("0123456789+-.eEnumkKMGTPi _", max_size=8))
 def test_any_text_is_read_or_rejected_with_a_message(written: str) -> None:
-    """Any text is parsed as a quantity. The parser either raises ValueError or returns an exact, finite number."""
     try:
         number = parse_quantity(written)
     except ValueError:

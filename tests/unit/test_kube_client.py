@@ -37,7 +37,6 @@ class Asked:
         self.paths: list[str] = []
 
     def get(self, path: str, *_: object, **__: object) -> NoReturn:
-        """Record a call, and raise NotFound."""
         self.paths.append(path)
         raise NotFound(404, "no such object")
 
@@ -94,10 +93,7 @@ def test_lines_are_complete_however_the_stream_is_cut(lines: list[bytes], cuts: 
 
 
 def test_a_line_is_returned_as_soon_as_it_is_complete() -> None:
-    """A line of a watch has arrived completely, and the next line has not. The line is returned at once.
-
-    A watch may be silent for a minute, so its last event must not wait for the next line.
-    """
+    """A watch may be silent for a minute, so its last event must not wait for the next line."""
     lines = split_lines(itertools.chain([b"fir", b"st\nsec"], iter(pytest.fail, None)))
     assert next(lines) == b"first"
 
@@ -115,10 +111,7 @@ def test_a_stream_that_ends_inside_a_line_is_torn(chunks: list[bytes]) -> None:
 
 
 def test_each_read_of_a_body_has_only_the_rest_of_the_timeout() -> None:
-    """A server sends its answer byte by byte. This does not extend the timeout.
-
-    Each read of the body may last only for the rest of the timeout.
-    """
+    """So a server that sends its answer byte by byte does not extend the timeout."""
     response = Mock()
     response.read1.side_effect = [b"a", b"b", b"c", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"abc"
@@ -138,10 +131,7 @@ def test_past_the_deadline_nothing_is_read_and_the_connection_is_not_used_again(
 
 
 def test_a_body_is_read_although_its_connection_was_released() -> None:
-    """The server announces that it will close the connection, so Python releases the connection early.
-
-    The body of the answer is read all the same.
-    """
+    """If the server announces that it will close the connection, Python releases the connection early."""
     response = Mock(connection=None)
     response.read1.side_effect = [b"a", b""]
     assert read_body(response, time.monotonic() + 60, 100) == b"a"

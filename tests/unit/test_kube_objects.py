@@ -17,7 +17,6 @@ def endpoint(*addresses: str, **conditions: bool | None) -> Json:
 
 
 def piece(*endpoints: Json, ports: object = (HTTPS,), address_type: str = "IPv4") -> Json:
-    """Return one EndpointSlice."""
     return {"addressType": address_type, "endpoints": list(endpoints), "ports": ports}
 
 

@@ -31,10 +31,7 @@ SIZES = st.lists(
 
 
 class Server:
-    """A server that returns pages of objects with the given sizes.
-
-    The bodies are small, and only pretend to have these sizes.
-    """
+    """A server that returns pages of objects. Its bodies are small, and only pretend to have the given sizes."""
 
     def __init__(self, *sizes: int, seconds: Callable[[int], float] = lambda _: 0.0) -> None:
         self.sizes = sizes

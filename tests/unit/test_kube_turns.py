@@ -157,9 +157,7 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
 
 
 class Uncountable:
-    """A test double of the API server. It never completes a LIST of pods in time for namespaces whose names begin with
-    large-.
-    """
+    """An API server that never completes a LIST of pods in time for namespaces whose names begin with large."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.lists: list[str] = []
@@ -213,11 +211,7 @@ def _overdue(*_: object, **__: object) -> object:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Many callers read the usage of one namespace whose ledger is not open. They share the LISTs of pods.
-
-    Each read without an open ledger needs a LIST. If reads did not share a LIST, dry runs alone could occupy every
-    thread.
-    """
+    """Each read without an open ledger needs a LIST. Otherwise dry runs alone could occupy every thread."""
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 

@@ -16,10 +16,7 @@ LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 
 
 
 class Labelled(ApiDouble):
-    """A test double of the API server with namespace team-a.
-
-    ``asks``: True if the API server already calls the webhook for team-a, which a dry run shows.
-    """
+    """An API server with namespace team-a. ``asks``: whether it already calls the webhook for this namespace."""
 
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
         super().__init__()
@@ -71,11 +68,7 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
 
 @pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])
 def test_no_namespace_is_exempted_by_an_outdated_document(newer: Any) -> None:
-    """The controller's copy of the quota document is outdated: team-a has just got a limit. The label does not exempt
-    team-a.
-
-    If team-a were exempt from the webhook, its first pods would be stored without a charge.
-    """
+    """Otherwise the first pods of a newly limited namespace would be stored without a charge."""
     api = Labelled(FREE, None)
     api.limit(newer)
     assert api.labelled() is None

@@ -30,10 +30,7 @@ def cards(number: int) -> Charge:
 
 
 def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
-    """Return a demand that began ``seconds`` ago.
-
-    It has two charges of V100 in the past, and just now the given charges of each model.
-    """
+    """Return a demand: two charges of V100 since ``seconds`` ago, and just now these charges of each model."""
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("first", "V100", CARD)
@@ -70,29 +67,20 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """A burst of charges has just begun. Its rate is measured from its beginning.
-
-    Otherwise a replica would reserve far too little quota in the first seconds of a burst.
-    """
+    """Otherwise a replica would reserve far too little quota in the first seconds of a burst."""
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
 
 def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
-    """The pods of a namespace are spread over its models, so a replica gets only a few pods of one model.
-
-    The replica reserves quota of this model together with quota of the others.
-    """
+    """The pods of a namespace are spread over its models, so a replica gets only a few pods of one model."""
     quota = NamespaceQuota({"M40": Limit(100_000), "P100": Limit(100_000)})
     reserved = plan(Ledger(), quota, demand(M40=[CARD] * 12, P100=[CARD])).charges
     assert reserved == {"M40": cards(30), "P100": cards(LEAST_GRANTS)}
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
-    """Other replicas have pending charges in the ledger. A replica then reserves quota with its first charge.
-
-    Otherwise each of many replicas would make four writes before its first reservation.
-    """
+    """Otherwise each of many replicas would make four writes before its first reservation."""
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(LEAST_GRANTS - 1)}
@@ -165,11 +153,7 @@ def test_admitted_charges_are_written_when_a_write_is_due(
     ],
 )
 def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, replicas: int, seconds: float) -> None:
-    """Six cards a second are admitted. The sooner the free quota of the namespace is used up, the sooner the replica
-    writes the ledger again.
-
-    ``room``: the free cards. ``seconds``: the time until the next write of the ledger.
-    """
+    """Six cards a second are admitted. ``room``: the free cards. ``seconds``: the time until the next write."""
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
@@ -199,10 +183,7 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_
 def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
     seconds: int, *, granted: bool
 ) -> None:
-    """An object was created long after the replica's last write. It is not admitted from a reservation.
-
-    The API server sets both times. A large difference shows that this machine was suspended together with its clocks.
-    """
+    """The API server sets both times. A large difference shows that this machine was suspended with its clocks."""
     lease = ReservationLease(lambda: 0.0)
     lease.send(Ledger(), {"M40": cards(10)})
     lease.confirmed(answered=1_000_000.0)

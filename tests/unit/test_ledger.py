@@ -58,10 +58,7 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
     ],
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
-    """The API server repeats a call for a pod that is already charged. The pod is admitted again, and charged once.
-
-    The pending charge of the first call admits the repeated call.
-    """
+    """The API server may repeat a call for a pod."""
     decision = granted(ledger, uid="uid-0")
     assert decision.ledger is ledger
     assert decision.usage == ledger.usage("M40")
@@ -153,9 +150,7 @@ def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nea
 
 
 def test_reservations_do_not_make_a_limit_nearly_full() -> None:
-    """Reservations take up much of a limit. No warning says that the limit is nearly used up, because reserved quota is
-    not used.
-    """
+    """Reserved quota is not used."""
     usage = Usage(Charge(800), reserved=Charge(200))
     assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
 
@@ -254,10 +249,7 @@ def test_a_deleted_pod_that_may_still_run_stays_charged(
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
-    """More than 512 pods vanish. The ledger lists 512 of them by uid, and the others stay in its committed charges.
-
-    Under a quota that only warns, no limit bounds the number of pods that may vanish.
-    """
+    """Under a quota that only warns, no limit bounds the number of pods that may vanish."""
     vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
     settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
     assert len(settled.terminating) == MOST_TERMINATING
@@ -307,18 +299,12 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """The leader counts the pods, and the count does not change the ledger. Nothing is written.
-
-    The leader may have been suspended. Then its view may have deleted pods and lack new pods.
-    """
+    """The view of a leader that was suspended may have deleted pods and lack new pods."""
     assert settle(ledger, view, Expired({"z"})) is ledger
 
 
 def test_a_count_from_before_an_edit_of_the_quota_is_renewed_even_if_it_is_equal() -> None:
-    """A ledger was counted before an edit of the quota. A new count is equal, and is written all the same.
-
-    The write records the quota's new version. Otherwise every replica would count the pods by itself.
-    """
+    """The write records the quota's new version. Otherwise every replica would count the pods by itself."""
     ledger, view = Ledger(ONE, "5", A), ObservedPods("7", ONE, ())
     assert settle(ledger, view, counted_since="6") == Ledger(ONE, "7", A)
     assert settle(ledger, view, counted_since="5") is ledger
@@ -352,10 +338,6 @@ VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS
 def test_a_charge_that_is_neither_seen_nor_proven_absent_stays(
     ledger: Ledger, view: ObservedPods, absent: frozenset[str]
 ) -> None:
-    """A settled ledger has the charges of stored objects in its count, and no longer among the pending charges.
-
-    A pending charge whose object was not seen stored, and not proven absent, stays pending.
-    """
     settled = settle(ledger, view, Expired(absent))
     stale = view.is_older(ledger)
     claims = view.claims or ObservedClaims("", ledger.claimed, ())
@@ -377,10 +359,7 @@ def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """A ledger is settled (recounted) twice by the same view of the pods. The second settling changes nothing.
-
-    Otherwise two leaders would write forever. The ledger that was passed in must not change either.
-    """
+    """Otherwise two leaders would write forever. The ledger that was passed in must not change either."""
     before = msgspec.json.encode(ledger)
     once = settle(ledger, view, Expired(absent))
     assert settle(once, view, Expired(absent)) is once

@@ -39,10 +39,7 @@ def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
 
 
 def test_a_group_is_decided_in_order_each_charge_with_those_before_it(api: ApiDouble, replica: Replica) -> None:
-    """A group of charges is decided in order, each by a ledger that includes the charges before it.
-
-    A charge that does not fit does not stop the group. A later, smaller charge is admitted.
-    """
+    """A charge that does not fit does not stop the group. A later, smaller charge is admitted."""
     rest = [asked("b", charge=CARD + CARD), asked("c", charge=CARD + CARD), asked("d"), asked("e")]
     decisions = together(api, replica, asked("a"), rest)
     assert kinds(decisions) == ["Admitted", "Admitted", "PutOff", "Admitted", "PutOff"]
@@ -70,10 +67,7 @@ def test_namespaces_have_separate_ledgers(replica: Replica) -> None:
 
 
 def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Replica) -> None:
-    """A replica has written a ledger. It decides the next group of charges by the written ledger, without a read.
-
-    A ledger that is read meanwhile for /mutate does not replace the remembered ledger.
-    """
+    """A ledger that is read meanwhile for /mutate does not replace the remembered ledger."""
     replica.charge("a")
     replica.usage()
     api.forget_calls()
@@ -85,10 +79,7 @@ def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Rep
 def test_an_admission_without_a_write_is_confirmed_by_a_read(
     api: ApiDouble, replica: Replica, uid: str, dry_run: bool
 ) -> None:
-    """A charge needs no write, so no compare-and-swap confirms the replica's remembered ledger.
-
-    A read shows whether that ledger is still current, before the pod is admitted.
-    """
+    """No compare-and-swap confirms that the remembered ledger is still current."""
     replica.charge("a")
     api.forget_calls()
     assert isinstance(replica.charge(uid, dry_run=dry_run), Admitted)
@@ -103,10 +94,7 @@ def test_a_call_that_is_repeated_after_its_charge_was_released_is_charged_again(
 
 
 def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Replica) -> None:
-    """The remembered ledger of a replica is full. The replica reads the ledger once before it refuses a pod.
-
-    The controller may have released charges since.
-    """
+    """The controller may have released charges since the replica read the ledger."""
     for uid in "abcd":
         replica.charge(uid)
     api.forget_calls()
@@ -122,11 +110,7 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
 
 
 def test_a_group_with_a_refusal_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """One charge of a group is refused by the remembered ledger. The whole group is decided again by a newly read
-    ledger.
-
-    This includes the charges that fit the remembered ledger.
-    """
+    """This includes the charges that fit the remembered ledger."""
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
@@ -146,10 +130,7 @@ def test_too_many_pending_charges_are_busy_and_not_remembered(replica: Replica) 
 
 
 def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
-    """A namespace has no ledger, so a dry run counts the stored pods. The result is not remembered.
-
-    Pods that are created later do not change a version, so a replica must count again.
-    """
+    """Pods that are created later do not change a version, so a replica must count again."""
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
@@ -157,11 +138,7 @@ def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, repl
 
 
 def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica) -> None:
-    """The quota was removed, the controller deleted the ledger, and the quota was restored. The ledger is created again
-    at once.
-
-    Pods that were created in between are charged.
-    """
+    """Pods that were created without a ledger are charged."""
     replica.charge("a")
     replica.store.drop("team-a", str(replica.store.read("team-a").version))
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
@@ -173,11 +150,7 @@ def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica)
 def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
-    """The quota was removed and restored, and no leader deleted the ledger meanwhile. Pods of this time are charged
-    too.
-
-    They were created without a charge while there was no quota.
-    """
+    """They were created without a charge, and no leader has deleted the ledger meanwhile."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -194,11 +167,7 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
 
 
 def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:
-    """The ledger was counted by a newer quota ConfigMap than this replica has read. Nothing is decided while the count
-    fails.
-
-    The replica does not know the new values of units, so it must not recount.
-    """
+    """A replica that does not know the newest values of units must not recount."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]

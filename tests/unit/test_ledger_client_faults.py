@@ -97,8 +97,6 @@ def test_a_write_without_an_answer_is_found_by_uid(
 
 
 def landing(late: Late) -> Delivery:
-    """Return a network for one call. It delivers a delayed write just before this call."""
-
     def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
         late.land()
         return effect()
@@ -129,10 +127,7 @@ def test_a_write_that_lands_late_after_another_was_made_changes_nothing(api: Api
 
 
 def test_the_last_card_is_not_refused_to_the_pod_that_has_it(api: ApiDouble, replica: Replica) -> None:
-    """The write that charged the last card to a pod got no answer. The pod is admitted.
-
-    The replica reads the ledger again. It is full, but already has the uid of this pod.
-    """
+    """The write got no answer. The ledger is full, but already has the uid of this pod."""
     replica.charge("x", charge=Charge(300, 0, 300))
     api.deliver = Script(lost_reply)
     assert isinstance(replica.charge("a"), Admitted)
@@ -150,10 +145,7 @@ def test_a_write_that_cannot_be_checked_admits_and_refuses_nothing(
 
 
 def test_an_unknown_outcome_stays_unknown_after_a_conflict(api: ApiDouble, replica: Replica) -> None:
-    """A write got no answer, and the next write meets a conflict. The outcome of the first write stays unknown.
-
-    The conflict may come from that first write.
-    """
+    """The conflict may come from the write that got no answer."""
     late = Late()
     replica.charge("x")
     api.deliver = failing(Script(late, landing(late)), Script(delivered, lost_request, methods=("GET",)))
@@ -170,10 +162,7 @@ def test_a_write_whose_outcome_stays_unknown_decides_nothing(api: ApiDouble, rep
 def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
-    """A replica's write failed with a conflict, and then the API server is unreachable. The caller gets an error.
-
-    The conflict shows that the charge is certainly not stored, so the error can be reported.
-    """
+    """After a conflict the charge is certainly not stored, so the error can be reported."""
     if method == "GET after a conflict":
         replica.charge("x")
         other.charge("y")
@@ -202,10 +191,7 @@ def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, te
 def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """A caller is cancelled while the charges of its group are written. The other callers get their answers.
-
-    The charge of the cancelled caller is written too. If the API server repeats the call, that charge admits the pod.
-    """
+    """Its charge is written too. If the API server repeats the call, that charge admits the pod."""
 
     async def leave() -> list[Decision]:
         first = asyncio.create_task(replica.ledgers.charge(asked("x")))

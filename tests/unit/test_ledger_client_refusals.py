@@ -34,7 +34,6 @@ class Namespace:
         self.replica = Replica(api, self.clock)
 
     def ledger(self, **fields: Any) -> None:
-        """Replace the stored ledger."""
         self.replica.store.write("team-a", Ledger(**fields), self.replica.store.open("team-a"))
 
     def pods(self, number: int, **fields: Any) -> None:
@@ -157,11 +156,7 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
 
 
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
-    """A charge lacks room only because of another replica's reservation. The answer says when to retry.
-
-    After two seconds the answers do not say so any more. A live replica releases its reservation within two seconds,
-    but a dead replica does not.
-    """
+    """A live replica releases its reservation within two seconds, but a dead replica does not."""
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
     told = []
     for _ in range(4):
@@ -211,10 +206,7 @@ def test_all_waiting_calls_share_one_list_and_the_next_list_waits_half_a_second(
 
 
 def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> None:
-    """A call arrives during a LIST of pods. It waits for the next LIST.
-
-    The running LIST began before the call, so it may lack pods that were created in between.
-    """
+    """The running LIST began before the call, so it may lack pods that were created in between."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -234,10 +226,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """A LIST of a large namespace takes long. The replica waits before it starts the next LIST.
-
-    So LISTs take only a part of the time.
-    """
+    """So LISTs take only a part of the time."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
 
@@ -296,11 +285,7 @@ def test_room_that_was_released_while_a_call_waited_is_used(namespace: Namespace
 
 
 def test_without_a_controller_a_deleted_pod_is_released_when_it_can_no_longer_run(namespace: Namespace) -> None:
-    """A pod is deleted while no controller runs. Its charge is released when the pod can no longer run.
-
-    No watch saw whether the deleted pod ran. So its charge stays for the longest grace period, as after a change of
-    leader.
-    """
+    """No watch saw whether the pod ran, so its charge stays for the longest grace period."""
     namespace.ledger(
         committed={"M40": FULL}, pod_resource_version="90", terminating={"t": Terminating("P100", CARD, 9)}
     )

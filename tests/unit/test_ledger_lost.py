@@ -48,10 +48,7 @@ def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from
 def test_the_wait_is_measured_separately_for_each_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, replaced: str
 ) -> None:
-    """A ledger is lost, recreated, and lost again. A replica saw only the first loss.
-
-    The wait for the second loss starts anew.
-    """
+    """The replica saw only the first loss of the ledger."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -92,10 +89,7 @@ def test_a_ledger_recreated_and_lost_again_unseen_is_a_new_loss(
 def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
     api: ApiDouble, replica: Replica, clock: Clock
 ) -> None:
-    """A namespace with a ledger was deleted and recreated. Its missing ledger is detected as lost.
-
-    A pod whose creation was in progress may be stored in the new namespace.
-    """
+    """A pod whose creation was in progress may be stored in the new namespace."""
     replica.charge("a", deadline=clock.now + 1)
     api.store(TEAM, {"metadata": {"name": "team-a", "uid": "uid-of-another"}})
     assert isinstance(replica.charge("b", deadline=clock.now + 5), Admitted), (
@@ -107,10 +101,7 @@ def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """/mutate reads a namespace whose ledger is lost. It writes a closed ledger, and the wait for its opening begins.
-
-    If /mutate only answered 429 and wrote nothing, the wait would never begin.
-    """
+    """If /mutate only answered 429 and wrote nothing, the wait would never begin."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -138,11 +129,7 @@ def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
 
 
 def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """A mark without a ledger may mean that another replica is creating the ledger. The ledger is awaited, and not
-    taken for lost.
-
-    The mark is a ConfigMap that records that there is a ledger. A replica creates the mark first, and then the ledger.
-    """
+    """A replica creates the mark, a ConfigMap that records that there is a ledger, before the ledger."""
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []
 
@@ -248,10 +235,7 @@ def test_a_restored_ledger_stays_lost_when_a_write_gets_no_answer(
 def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """A ledger was restored to an old version. A replica that saw a newer version long ago does not report a loss.
-
-    A replica forgets such versions. Otherwise each replica would close the restored ledger once more at its first use.
-    """
+    """Otherwise each replica would close the restored ledger once more at its first use."""
     other.charge("a", deadline=clock.now + 1)
     restore = api.backup()
     replica.charge("b", deadline=clock.now + 5)

@@ -52,10 +52,7 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Return a network that delivers all calls normally, except the calls from call ``number`` on.
-
-    For those it uses the given deliveries, one for each call.
-    """
+    """Return a network that uses these deliveries from call ``number`` on, one for each call."""
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -90,11 +87,7 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """Act as the other replicas while one replica is suspended. They open the ledger, and fill the namespace with one
-    pod.
-
-    If the ledger may only open after a wait, they wait.
-    """
+    """Act as the other replicas: open the ledger, if need be after a wait, and fill the namespace with one pod."""
     for attempt in range(3):
         try:
             assert isinstance(other.charge("x", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -142,11 +135,7 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, number: int
 ) -> None:
-    """Two replicas open the first ledger of a namespace at once. Both charge their pods at once.
-
-    One replica creates the mark, a ConfigMap that says that the namespace has had a ledger, and opens the ledger. The
-    other replica reads the ledger until it is open. Only a lost ledger would make the replicas wait.
-    """
+    """One replica creates the mark and opens the ledger. The other replica reads the ledger until it is open."""
     seen: list[str] = []
 
     def beside(_method: str, _timeout: float, effect: Effect) -> bytes:
@@ -167,10 +156,7 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
 def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """A replica reads a closed ledger and is suspended. Meanwhile others may open the ledger, and it may be lost again.
-
-    The replica opens only the version of the ledger that it read before.
-    """
+    """While a replica is suspended, others may open the ledger, and it may be lost again."""
 
     def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
         api.store(LEDGER, api.objects[LEDGER])
@@ -188,11 +174,7 @@ def test_a_replica_opens_only_the_version_that_it_marked(
 def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """A process that deletes a ledger is suspended before it deletes the mark. Meanwhile a newer ledger is opened.
-
-    The mark (a ConfigMap) stays. Without it, a process that finds no ledger could not tell that the newer ledger was
-    lost.
-    """
+    """Without the mark, a process that finds no ledger could not tell that the newer ledger was lost."""
     replica.charge("a")
     version = str(replica.store.read("team-a").version)
 

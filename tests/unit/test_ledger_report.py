@@ -52,11 +52,7 @@ def test_used_includes_terminating_charges() -> None:
 
 
 def test_reserved_cards_are_neither_used_nor_available() -> None:
-    """A namespace has reservations of several replicas. The report shows their sum, as neither used nor available
-    cards.
-
-    A charge that was admitted from a reservation and then written is pending, so it counts as used.
-    """
+    """A charge that was admitted from a reservation and then written is pending, so it counts as used."""
     reserved = {
         "replica-1": Reservation({"M40": Charge(150), "P100": Charge(50, 300)}, 1),
         "replica-2": Reservation({"M40": Charge(50)}, 7),
@@ -77,11 +73,7 @@ def test_without_an_open_ledger_all_unused_cards_are_reserved() -> None:
 
 
 def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
-    """A quota limits cards and memory. In the report, used and reserved memory add up to the charge.
-
-    The memory of whole cards is a part of the memory limit. It must be rounded up once, for used and reserved cards
-    together.
-    """
+    """The memory of whole cards must be rounded up once, for used and reserved cards together."""
     quota = NamespaceQuota({"P100": Limit(300, 1000)})
     ledger = Ledger({"P100": Charge(100, 0, 100)}, reserved={"replica": Reservation({"P100": Charge(100, 0, 100)}, 1)})
     [p100] = used(ledger, quota=quota).models
@@ -94,9 +86,7 @@ def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
 
 
 def test_over_the_limit_nothing_is_available() -> None:
-    """The usage exceeds the limit, because the quota only warns or its limit was lowered. The report says that nothing
-    is available.
-    """
+    """The usage may exceed the limit if the quota only warns, or if its limit was lowered."""
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
 
 

@@ -37,10 +37,7 @@ def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
 
 @given(st.uuids())
 def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
-    """A ledger's text has uids with capital letters. They are read back unchanged.
-
-    The API server compares uids literally.
-    """
+    """The API server compares uids literally."""
     uids = {str(made), str(made).upper(), made.hex}
     ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
     assert read_ledger(write_ledger(ledger)).pending.keys() == uids
@@ -50,10 +47,7 @@ def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
     ("shapes", "bytes_"), [pytest.param(1, 12_000, id="alike"), pytest.param(20, 13_000, id="charges of 20 sizes")]
 )
 def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, bytes_: int) -> None:
-    """A ledger has the maximum number of pending charges. Its text still has at most the expected size.
-
-    The sizes are bytes of the ConfigMap's JSON, in which every quote is escaped. Writes become slow from 20 kB on.
-    """
+    """The sizes are bytes of the ConfigMap's JSON, with escaped quotes. Writes become slow from 20 kB on."""
     pending = {
         str(uuid.uuid4()): Pending("M40", Charge(100 + number % shapes, 512, 0)) for number in range(MOST_PENDING)
     }

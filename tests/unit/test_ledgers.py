@@ -42,9 +42,7 @@ def within(charge: Charge, limit: Limit | None) -> bool:
 
 
 class Admissions(RuleBasedStateMachine):
-    """A state machine with any order of calls in one namespace. It compares the ledger with a list of the admitted pods
-    that still exist.
-    """
+    """Any order of calls in one namespace. The ledger must agree with a list of the admitted pods."""
 
     demands = Bundle[ChargeRequest]("demands")
 
@@ -63,9 +61,7 @@ class Admissions(RuleBasedStateMachine):
         return [demand.charge for demand in self.admitted.values() if demand.model == model]
 
     def put(self, demand: ChargeRequest) -> None:
-        """Decide a request. An enforced quota must admit it only if it fits the limit. Any other quota must
-        admit it.
-        """
+        """Decide a request. An enforced quota must admit it only if it fits. Any other quota must admit it."""
         limit = demand.quota.limits.get(demand.model)
         fits = within(total([*self.taken(demand.model), demand.charge]), limit)
         decision = self.decide(demand)
@@ -92,10 +88,7 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """Repeat an earlier call. If the first call was admitted, the repeated call must be admitted under any quota.
-
-        If not, the repeated call is decided again.
-        """
+        """Repeat an earlier call. An admitted call is admitted under any quota. A refused call is decided again."""
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
         elif demand.uid not in self.finished:
@@ -173,11 +166,7 @@ CHOICES = st.tuples(
 def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """A charge removes the oldest equal entry from the recent choices of models. A plain list must give the same
-    result.
-
-    The release of a choice that does not exist, or that has expired, changes nothing.
-    """
+    """A plain list must give the same result. The release of a missing or expired choice changes nothing."""
     clock = Clock()
     choices = RecentChoices(clock.monotonic)
     model_of: list[tuple[float, str, Charge]] = []
