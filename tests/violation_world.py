@@ -1,0 +1,131 @@
+"""Runs the controller's watcher of pods beyond their quota against an API server double."""
+
+import json
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from controller.metrics import EvictionMetrics, ViolationsCollector
+from controller.violations.violation_watcher import Evictor, ViolationWatcher
+from tests.api_double import ApiDouble
+from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
+from tests.replicas import Clock
+from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.errors import VcudaError
+from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+
+QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
+PODS = "/api/v1/namespaces/team-a/pods"
+PERIOD = 60.0
+NOON = 1_795_608_000.0
+"""2026-11-25T12:00Z, in Unix seconds."""
+HOUR = 3600.0
+
+
+class Cluster(ApiDouble):
+    """An API server on which an evicted pod terminates. If ``refusal`` is set, every eviction raises this error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.evictions: list[dict[str, Any]] = []
+        self.refusal: VcudaError | None = None
+
+    def post(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> bytes:
+        """Create an object, or start the eviction of a pod."""
+        if not path.endswith("/eviction"):
+            return super().post(path, body, params, timeout)
+        self.evictions.append(json.loads(body))
+        if self.refusal:
+            raise self.refusal
+        self.terminate(path.split("/")[-2])
+        return b"{}"
+
+    def terminate(self, name: str) -> None:
+        """Mark a pod as being deleted. The pod still exists."""
+        self._change(name, deletionTimestamp="now")
+
+    def make_anew(self, name: str) -> None:
+        self._change(name, uid=f"other-{name}")
+
+    def _change(self, name: str, **metadata: str) -> None:
+        found = self.objects[f"{PODS}/{name}"]
+        self.store(f"{PODS}/{name}", {**found, "metadata": {**found["metadata"], **metadata}})
+
+    def limit(self, entry: Manifest) -> None:
+        metadata = {"name": "gpuquota", "namespace": "kube-system"}
+        self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
+
+    def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
+        """Store a pod of team-a that was created at this hour. By default the pod is pinned to M40."""
+        at = {"creationTimestamp": f"2026-01-01T{hour:02}:00:00Z", "uid": f"uid-{name}"}
+        pod = vcuda_pod({"tencent.com/vcuda-core": 100 * cards}, **{"affinity": held_to("M40"), **fields})
+        self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
+
+    def events(self, about: str = "") -> list[dict[str, Any]]:
+        """Return the Events of one pod or of all pods, sorted by their names."""
+        return [found for path, found in sorted(self.objects.items()) if f"/events/{about}" in path]
+
+    def told(self) -> list[tuple[str, str]]:
+        """Return for each Event the name of its pod and its reason."""
+        return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
+
+    def evicted(self) -> list[str]:
+        """Return the name of the pod in each request for an eviction."""
+        return [eviction["metadata"]["name"] for eviction in self.evictions]
+
+
+class Watched:
+    """A watcher with stopped clocks. The test itself delivers the stored objects to its watches."""
+
+    def __init__(
+        self,
+        api: Cluster,
+        *,
+        enforce: bool = True,
+        system: frozenset[str] = frozenset(),
+        delete_after: int | None = None,
+        unix: float = NOON,
+    ) -> None:
+        self.api = api
+        self.clock = Clock()
+        self.pods: list[StoredPod] = []
+        self.registry = CollectorRegistry()
+        self.unix = unix
+        self.quota = QuotaInformer(api.kube, QuotaPlace(), system, clock=lambda: self.unix)
+        nodes, clock = NodeInformer(api.kube, LABELS), self.clock.monotonic
+        store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
+        evictor = Evictor(api.kube, store, self.quota, nodes, metrics, delete_after=delete_after) if enforce else None
+        self.watcher = ViolationWatcher(
+            api.kube, self.quota, nodes, lambda _: self.pods, period=PERIOD, evictor=evictor, clock=clock
+        )
+        self.registry.register(ViolationsCollector(self.watcher.counts))
+        self.watch()
+
+    def watch(self) -> None:
+        self.quota.reflector.relist()
+        self.see_pods()
+
+    def see_pods(self) -> None:
+        """Deliver only the stored pods, to the watch of pods."""
+        found = [read_stored(view(each), LABELS) for path, each in self.api.objects.items() if path.startswith(PODS)]
+        self.pods = [pod for pod in found if pod]
+
+    def look(self, after: float = 0.0) -> list[Any]:
+        """Advance the clock by ``after`` seconds, and check namespace team-a once. Return the events in the log."""
+        self.clock.now += after
+        with structlog.testing.capture_logs() as logs:
+            self.watcher.reconcile("team-a")
+        return [line["event"] for line in logs]
+
+    def counted(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"vcuda_audit_{name}", labels)
+
+
+def crowded() -> Cluster:
+    """Return an API server where team-a may use two M40 and uses four. So the two newest pods are beyond the quota."""
+    cluster = Cluster()
+    cluster.limit({"quota": {"M40": 2}})
+    for hour, name in enumerate(("oldest", "old", "new", "newest")):
+        cluster.add(name, hour=hour)
+    return cluster
