@@ -11,11 +11,11 @@ from controller.violations.violation_watcher import Evictor, ViolationWatcher
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
 from tests.replicas import Clock
+from tests.stored_quota import store_quota
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.errors import VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
 
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 PODS = "/api/v1/namespaces/team-a/pods"
 PERIOD = 60.0
 NOON = 1_795_608_000.0
@@ -53,8 +53,7 @@ class Cluster(ApiDouble):
         self.store(f"{PODS}/{name}", {**found, "metadata": {**found["metadata"], **metadata}})
 
     def limit(self, entry: Manifest) -> None:
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
+        store_quota(self, json.dumps({"team-a": entry}))
 
     def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
         """Store a pod of team-a that was created at this hour. By default the pod is pinned to M40."""

@@ -27,6 +27,7 @@ from tests.builders import (
     vcuda_pod,
     view,
 )
+from tests.stored_quota import store_quota
 from tests.tables import cases
 from vcuda.allocations.stored_pods import charges_of, read_stored
 from vcuda.claims.pin import ClaimPin, write_pin
@@ -325,11 +326,9 @@ def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDoub
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)
-    path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
     def edit(rows: str) -> None:
-        data = {"gpu_quota": "{}", "gpu_models": rows}
-        api.store(path, {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data})
+        store_quota(api, "{}", gpu_models=rows)
         quota.reflector.relist()
 
     api.store("/api/v1/nodes/one", {"metadata": {"name": "one", "labels": {MODEL: SHARED}}})

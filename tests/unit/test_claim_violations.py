@@ -12,12 +12,13 @@ from controller.metrics import EvictionMetrics, ViolationsCollector
 from controller.violations.violation_watcher import Evictor, ViolationWatcher, event_of
 from controller.violations.violations import PricedClaim, Violation, find_violations
 from tests.api_double import ApiDouble
-from tests.builders import LABELS, MODEL, Manifest, held_to, nodes, stored_pod, view
+from tests.builders import LABELS, MODEL, Manifest, held_to, nodes, stored_pod
 from tests.replicas import Clock
+from tests.stored_quota import store_quota
 from tests.tables import cases
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
-from vcuda.allocations.stored_pods import StoredPod, read_stored
+from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.digest import ClaimDigest, pack
 from vcuda.errors import Unavailable
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
@@ -121,13 +122,9 @@ PODS = "/api/v1/namespaces/team-a/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
 
 
-def limit(api: ApiDouble, entry: Manifest) -> None:
-    path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
-    metadata = {"name": "gpuquota", "namespace": "kube-system"}
-    api.store(path, {"metadata": metadata, "data": {"gpu_quota": json.dumps({"team-a": entry})}})
-
-
-def quota_of(api: ApiDouble) -> QuotaInformer:
+def limited(api: ApiDouble, entry: Manifest) -> QuotaInformer:
+    """Limit team-a by this entry, and return a watch that has delivered it."""
+    store_quota(api, json.dumps({"team-a": entry}))
     informer = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     informer.reflector.relist()
     return informer
@@ -135,11 +132,11 @@ def quota_of(api: ApiDouble) -> QuotaInformer:
 
 @pytest.mark.parametrize("mode", ["enforce", "warn", "audit"])
 def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, mode: str) -> None:
-    limit(api, {"quota": {"M40": 1}, "mode": mode})
+    quota = limited(api, {"quota": {"M40": 1}, "mode": mode})
     claims, registry, clock = [claim("old", 3), claim("new"), uncounted("free")], CollectorRegistry(), Clock()
     watcher = ViolationWatcher(
         api.kube,
-        quota_of(api),
+        quota,
         NodeInformer(api.kube, LABELS),
         lambda _: [],
         claims=lambda _: claims,
@@ -163,22 +160,15 @@ def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, m
 
 def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
     """While the charge of a stored claim is unknown, nothing is evicted."""
-    limit(api, {"quota": {"M40": 2}})
-    quota, registry = quota_of(api), CollectorRegistry()
+    quota, registry = limited(api, {"quota": {"M40": 2}}), CollectorRegistry()
     manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))
-    metadata = {
-        **manifest["metadata"],
-        "name": "new",
-        "namespace": "team-a",
-        "creationTimestamp": "2026-01-01T22:00:00Z",
-    }
-    api.store(f"{PODS}/new", {**manifest, "metadata": metadata})
-    assert read_stored(view(manifest), LABELS)
-    prices = {"a": [None, ClaimCharge({"M40": Charge(200)}, "M40")]}
+    about = {"name": "new", "namespace": "team-a", "creationTimestamp": "2026-01-01T22:00:00Z"}
+    api.store(f"{PODS}/new", {**manifest, "metadata": {**manifest["metadata"], **about}})
+    prices = [None, ClaimCharge({"M40": Charge(200)}, "M40")]
     api.store(f"{CLAIMS}/a", {"metadata": {"name": "a", "uid": "uid-a", "creationTimestamp": "2026-01-01T20:00:00Z"}})
 
     def price() -> Any:
-        found = prices["a"].pop(0)
+        found = prices.pop(0)
         return (lambda _: found) if found else None
 
     store = LedgerStore(api.kube, "vcuda-quota", lambda: AT, claim_price=price)

@@ -17,6 +17,7 @@ from hypothesis import given, strategies as st
 from controller.settle.grants import MOST_SECONDS, NOTICE_SECONDS, GrantFollower
 from tests.api_double import ApiDouble
 from tests.builders import MODEL, held_to, nodes, pod_of_cores, quota_faults, review, vcuda_pod
+from tests.stored_quota import store_quota
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import QuotaFault
@@ -369,11 +370,7 @@ class Followed:
 
     def __init__(self, document: str, moment: float) -> None:
         api = ApiDouble()
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        api.store(
-            "/api/v1/namespaces/kube-system/configmaps/gpuquota",
-            {"metadata": metadata, "data": {"gpu_quota": document}},
-        )
+        store_quota(api, document)
         self.moment = moment
         quota = QuotaInformer(api.kube, QuotaPlace(), frozenset(), clock=lambda: self.moment)
         quota.reflector.relist()

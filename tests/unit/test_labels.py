@@ -7,11 +7,11 @@ import pytest
 
 from controller.settle.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
 from tests.api_double import ApiDouble
+from tests.stored_quota import store_quota
 from vcuda.errors import ApiError
 from vcuda.kube import QuotaInformer, QuotaPlace
 
 TEAM = "/api/v1/namespaces/team-a"
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 1}}}
 
 
@@ -21,15 +21,11 @@ class Labelled(ApiDouble):
     def __init__(self, document: Any, label: str | None, asks: bool = True) -> None:
         super().__init__()
         self.asks = asks
-        self.limit(document)
+        store_quota(self, json.dumps(document))
         self.store(TEAM, {"metadata": {"name": "team-a", "labels": {ENFORCED_LABEL: label} if label else {}}})
         self.quota = QuotaInformer(self.kube, QuotaPlace(), frozenset())
         self.quota.reflector.relist()
         self.labels = NamespaceLabels(self.kube, self.quota, lambda _: None)
-
-    def limit(self, document: Any) -> None:
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        self.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": json.dumps(document)}})
 
     def post(self, path: str, body: bytes, params: Any = None, timeout: float = 10) -> bytes:
         assert (path, params) == (f"{TEAM}/configmaps", {"dryRun": "All"}), "the probe must be a dry run"
@@ -70,7 +66,7 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
 def test_no_namespace_is_exempted_by_an_outdated_document(newer: Any) -> None:
     """Otherwise the first pods of a newly limited namespace would be stored without a charge."""
     api = Labelled(FREE, None)
-    api.limit(newer)
+    store_quota(api, json.dumps(newer))
     assert api.labelled() is None
 
 

@@ -16,6 +16,7 @@ from msgspec import structs
 from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, together
+from tests.stored_quota import QUOTA
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
@@ -23,8 +24,6 @@ from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledger.ledgers import PutOff
 from webhook.ledger.namespace_ledger import CACHED_USAGE_SECONDS
-
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 
 def test_a_group_is_one_write(api: ApiDouble, replica: Replica) -> None:
