@@ -4,11 +4,10 @@ objects.
 
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
-from examples.claims import A100, M40, NVIDIA, claim, device, entry, published, slice_of, template
+from examples.claims import A100, M40, NVIDIA, claim, entry, published, template
 from tests.builders import LABELS, MODEL, Manifest, stored_pod, vcuda_pod
 from tests.tables import cases
 from vcuda.claims.names import API_VERSION
@@ -134,15 +133,6 @@ def test_devices_and_classes_are_read_as_drivers_publish_them(path: Path) -> Non
     assert policy.products.model_of(A100) == "A100"
     assert policy.products.model_of(M40) == "M40"
     assert policy.devices.classes[NVIDIA].driver == NVIDIA
-
-
-def test_the_newest_generation_of_contradicting_slices_is_used(path: Path) -> None:
-    newer = slice_of(NVIDIA, "old", device(A100), generation=2)
-    manifest = {"apiVersion": API_VERSION, "kind": "ResourceSlice", **yaml.safe_load(msgspec.json.encode(newer))}
-    devices = cluster(path, manifest).policy.claim_policy.devices
-    found = devices.by_name.get((NVIDIA, "old", "gpu-0"))
-    assert found
-    assert found[0].product == A100
 
 
 def test_templates_are_known_by_namespace_and_name(path: Path) -> None:

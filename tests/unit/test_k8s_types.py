@@ -14,14 +14,11 @@ WHOLE = (
 )
 
 
-@pytest.mark.parametrize(("written", "number"), [pair.split("=") for pair in WHOLE.split()])
-def test_text_of_a_whole_number(written: str, number: str) -> None:
+@pytest.mark.parametrize(
+    ("written", "number"), [*(pair.split("=") for pair in WHOLE.split()), (0, 0), (100, 100), (100.0, 100)]
+)
+def test_a_whole_number_is_read(written: str | float, number: str | int) -> None:
     assert parse_whole(written) == int(number)
-
-
-@pytest.mark.parametrize(("written", "number"), [(0, 0), (100, 100), (100.0, 100)])
-def test_a_whole_number_is_read(written: str | float, number: int) -> None:
-    assert parse_whole(written) == number
 
 
 NOT_WHOLE: dict[str, tuple[str | float, ...]] = {

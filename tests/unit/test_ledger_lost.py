@@ -173,27 +173,17 @@ def test_a_ledger_restored_to_an_older_version_is_lost(
     assert replica.uids() == ["a", "e"], "the charges of the restored ledger stay until it is settled"
 
 
-def test_a_first_ledger_that_existed_before_is_lost(
-    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
-) -> None:
-    restore = api.backup()
-    assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "abcd") == ["Admitted"] * 4
-    restore()
-    for each in (replica, other):
-        with pytest.raises(LedgerLost):
-            each.charge("e", deadline=clock.now + 5)
-
-
-def test_a_first_ledger_restored_to_before_its_mark_is_lost(
-    api: ApiDouble, replica: Replica, other: Replica, clock: Clock
+@pytest.mark.parametrize("writes", [0, 1], ids=["before the ledger was created", "before its mark was created"])
+def test_a_first_ledger_restored_to_before_it_was_open_is_lost(
+    api: ApiDouble, replica: Replica, other: Replica, clock: Clock, writes: int
 ) -> None:
     backups = []
 
-    def marked(_method: str, _timeout: float, effect: Effect) -> bytes:
+    def backed_up(_method: str, _timeout: float, effect: Effect) -> bytes:
         backups.append(api.backup())
         return effect()
 
-    api.deliver = Script(delivered, marked)
+    api.deliver = Script(*[delivered] * writes, backed_up)
     assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "abcd") == ["Admitted"] * 4
     backups[0]()
     for each in (replica, other):
