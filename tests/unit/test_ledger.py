@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.tables import cases
 from vcuda.ledger.ledger import (
     MOST_PENDING,
     MOST_TERMINATING,
@@ -47,15 +48,11 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
     assert before.pending == {"old": CARD}, "the ledger that was read must not change"
 
 
-@pytest.mark.parametrize(
+@cases(
     "ledger",
-    [
-        pytest.param(held(1), id="the quota has room"),
-        pytest.param(held(8), id="the quota is full since"),
-        pytest.param(
-            held(MOST_PENDING, Pending("M40", Charge(1, 1))), id="the ledger has too many pending charges since"
-        ),
-    ],
+    the_quota_has_room=held(1),
+    the_quota_is_full_since=held(8),
+    the_ledger_has_too_many_pending_charges_since=held(MOST_PENDING, Pending("M40", Charge(1, 1))),
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
     """The API server may repeat a call for a pod."""
@@ -68,10 +65,6 @@ def test_committed_and_pending_count_alike() -> None:
     full = granted(Ledger({"M40": Charge(500)}, pending={"a": CARD, "b": CARD}))
     assert full.usage.used == Charge(800, 0, 300)
     assert isinstance(admit(full.ledger, "other", CARD, QUOTA, enforced=True), Refused)
-
-
-def test_models_do_not_share_a_limit() -> None:
-    assert granted(Ledger({"M40": Charge(800)}), SHARE).usage.used == SHARE.charge
 
 
 @pytest.mark.parametrize(
@@ -91,10 +84,6 @@ def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Lim
     assert decision == Refused(Shortage(asked.model, asked.charge, ledger.usage(asked.model), limit))
 
 
-def test_a_namespace_without_a_model_is_rejected_with_the_reason() -> None:
-    assert isinstance(admit(Ledger(), "new", CARD, NamespaceQuota({}), enforced=True), Refused)
-
-
 @pytest.mark.parametrize("model", ["M40", "P100", "V100"])
 def test_a_charge_over_a_quota_that_only_warns_is_still_charged(model: str) -> None:
     asked = Pending(model, Charge(900))
@@ -103,10 +92,6 @@ def test_a_charge_over_a_quota_that_only_warns_is_still_charged(model: str) -> N
     assert decision.ledger.pending == {"new": asked}
     assert decision.shortage == Shortage(model, asked.charge, Usage(), limit)
     assert decision.usage.used == asked.charge
-
-
-def test_within_a_quota_that_only_warns_there_is_no_shortage() -> None:
-    assert granted(Ledger(), enforced=False).shortage is None
 
 
 @pytest.mark.parametrize("enforced", [True, False])
@@ -171,26 +156,17 @@ A, B, BOTH = {"a": CARD}, {"b": CARD}, {"a": CARD, "b": CARD}
 OTHER = {"A100": Charge(9)}
 
 
-@pytest.mark.parametrize(
-    ("ledger", "view", "absent", "settled"),
-    [
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7"), id="stored"),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7"), id="stored and deleted"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A), id="not stored yet"),
-        pytest.param(Ledger(ONE, "5"), ObservedPods("6", OTHER, ()), "", Ledger(OTHER, "6"), id="another model"),
-        pytest.param(
-            Ledger(ONE, "5", BOTH), ObservedPods("7", TWO, {"a"}), "", Ledger(TWO, "7", B), id="one of two stored"
-        ),
-        pytest.param(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7"), id="proven absent"),
-        pytest.param(
-            *(Ledger(TWO, "100", BOTH), ObservedPods("99", ONE, {"a"}), "b", Ledger(TWO, "100", A)),
-            id="proven absent, with an old view",
-        ),
-        pytest.param(
-            Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5"), id="a view of the same version"
-        ),
-        pytest.param(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1"), id="never counted before"),
-    ],
+@cases(
+    "ledger, view, absent, settled",
+    stored=(Ledger({}, "5", A), ObservedPods("7", ONE, {"a"}), "", Ledger(ONE, "7")),
+    stored_and_deleted=(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}), "", Ledger({}, "7")),
+    not_stored_yet=(Ledger(ONE, "5", A), ObservedPods("7", {}, ()), "", Ledger({}, "7", A)),
+    another_model=(Ledger(ONE, "5"), ObservedPods("6", OTHER, ()), "", Ledger(OTHER, "6")),
+    one_of_two_stored=(Ledger(ONE, "5", BOTH), ObservedPods("7", TWO, {"a"}), "", Ledger(TWO, "7", B)),
+    proven_absent=(Ledger({}, "5", A), ObservedPods("7", {}, ()), "a", Ledger({}, "7")),
+    absent_with_an_old_view=(Ledger(TWO, "9", BOTH), ObservedPods("8", ONE, {"a"}), "b", Ledger(TWO, "9", A)),
+    a_view_of_the_same_version=(Ledger(TWO, "5"), ObservedPods("5", ONE, ()), "", Ledger(ONE, "5")),
+    never_counted_before=(Ledger({}, ""), ObservedPods("1", ONE, ()), "", Ledger(ONE, "1")),
 )
 def test_a_settled_ledger_counts_stored_pods_and_keeps_pending_charges(
     ledger: Ledger, view: ObservedPods, absent: str, settled: Ledger
@@ -203,43 +179,20 @@ UNSEEN = Terminating("M40", CARD.charge, 30)
 TORN = Ledger({}, "7", {}, {"a": RAN})
 
 
-@pytest.mark.parametrize(
-    ("ledger", "view", "ended", "settled"),
-    [
-        pytest.param(
-            Ledger(ONE, "5"), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="its charge was committed"
-        ),
-        pytest.param(
-            Ledger({}, "5", A), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN, id="its charge was pending"
-        ),
-        pytest.param(
-            TORN,
-            ObservedPods("9", ONE, "a", {"a": RAN}),
-            "",
-            Ledger(ONE, "9", {}, {"a": RAN}),
-            id="deleted once, not charged twice",
-        ),
-        pytest.param(TORN, ObservedPods("9", {}, "a", {"a": RAN}), "a", Ledger({}, "9"), id="terminating time over"),
-        pytest.param(
-            TORN, ObservedPods("6", ONE, ()), "a", Ledger({}, "7"), id="terminating time over, with an old view"
-        ),
-        pytest.param(
-            *(Ledger(TWO, "5"), ObservedPods("7", ONE, (), since="6"), "", Ledger(ONE, "7", {}, {"M40@5": UNSEEN})),
-            id="no watch saw the deletion",
-        ),
-        pytest.param(
-            *(Ledger(ONE, "5", A), ObservedPods("7", ONE, "a", since="6"), ""),
-            Ledger(ONE, "7", {}, {"M40@5": UNSEEN}),
-            id="no watch saw the deletion, and another pod was created",
-        ),
-        pytest.param(
-            *(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN),
-            id="the deleted pod's own grace period",
-        ),
-        pytest.param(
-            Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7"), id="the pod had ended"
-        ),
-    ],
+UNWATCHED = Ledger(ONE, "7", {}, {"M40@5": UNSEEN})
+
+
+@cases(
+    "ledger, view, ended, settled",
+    its_charge_was_committed=(Ledger(ONE, "5"), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN),
+    its_charge_was_pending=(Ledger({}, "5", A), ObservedPods("7", {}, {"a"}, {"a": RAN}), "", TORN),
+    it_is_not_charged_twice=(TORN, ObservedPods("9", ONE, "a", {"a": RAN}), "", Ledger(ONE, "9", {}, {"a": RAN})),
+    terminating_time_over=(TORN, ObservedPods("9", {}, "a", {"a": RAN}), "a", Ledger({}, "9")),
+    terminating_time_over_with_an_old_view=(TORN, ObservedPods("6", ONE, ()), "a", Ledger({}, "7")),
+    no_watch_saw_the_deletion=(Ledger(TWO, "5"), ObservedPods("7", ONE, (), since="6"), "", UNWATCHED),
+    and_another_pod_was_created=(Ledger(ONE, "5", A), ObservedPods("7", ONE, "a", since="6"), "", UNWATCHED),
+    its_own_grace_period=(Ledger(ONE, "5"), ObservedPods("7", {}, "a", {"a": RAN}, since="6"), "", TORN),
+    the_pod_had_ended=(Ledger(TWO, "5"), ObservedPods("7", ONE, "a", since="5"), "", Ledger(ONE, "7")),
 )
 def test_a_deleted_pod_that_may_still_run_stays_charged(
     ledger: Ledger, view: ObservedPods, ended: str, settled: Ledger
@@ -259,19 +212,13 @@ def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed
 CLAIMED = Ledger(ONE, "5", A, {}, "", TWO, "6")
 
 
-@pytest.mark.parametrize(
-    ("claims", "settled"),
-    [
-        pytest.param(ObservedClaims("8", ONE, {"a"}), Ledger(ONE, "7", {}, {}, "", ONE, "8"), id="stored"),
-        pytest.param(
-            ObservedClaims("8", {}, ()),
-            Ledger(ONE, "7", A, {}, "", {}, "8"),
-            id="one deleted, one not stored yet",
-        ),
-        pytest.param(ObservedClaims("5", {}, {"a"}), CLAIMED, id="an older view changes neither count"),
-        pytest.param(ObservedClaims("6", TWO, ()), CLAIMED, id="nothing new"),
-        pytest.param(None, CLAIMED, id="no view of claims"),
-    ],
+@cases(
+    "claims, settled",
+    stored=(ObservedClaims("8", ONE, {"a"}), Ledger(ONE, "7", {}, {}, "", ONE, "8")),
+    one_deleted_one_not_stored_yet=(ObservedClaims("8", {}, ()), Ledger(ONE, "7", A, {}, "", {}, "8")),
+    an_older_view_changes_neither_count=(ObservedClaims("5", {}, {"a"}), CLAIMED),
+    nothing_new=(ObservedClaims("6", TWO, ()), CLAIMED),
+    no_view_of_claims=(None, CLAIMED),
 )
 def test_claims_are_counted_at_their_own_version(claims: ObservedClaims | None, settled: Ledger) -> None:
     assert settle(CLAIMED, ObservedPods("7", ONE, (), claims=claims)) == settled

@@ -31,23 +31,6 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
     assert sorted(replica.uids()) == ["a", "b", "x"]
 
 
-def test_two_replicas_that_open_the_ledger_at_once_both_charge(
-    api: ApiDouble, replica: Replica, other: Replica
-) -> None:
-    """Two replicas open the first ledger of a namespace at once. Both charge their pods.
-
-    Both LIST the pods. One replica creates the ledger, and the other reads it.
-    """
-
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        assert isinstance(other.charge("x", charge=Charge(400, 0, 400)), Admitted)
-        return effect()
-
-    api.deliver = Script(overtaken)
-    assert isinstance(replica.charge("a"), PutOff)
-    assert replica.uids() == ["x"]
-
-
 def test_endless_conflicts_are_answered_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
     def overtaken(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PUT":

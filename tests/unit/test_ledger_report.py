@@ -80,11 +80,6 @@ def test_used_and_reserved_memory_add_up_to_the_charge() -> None:
     assert (p100.memory_used, p100.memory_reserved, p100.memory_available) == (334, 333, 333)
 
 
-def test_memory_of_whole_cards_is_their_share_of_the_limit() -> None:
-    (p100,) = used(Ledger({"P100": Charge(200, 0, 200)})).models[1:]
-    assert (p100.memory_limit, p100.memory_used) == (1000, 800)
-
-
 def test_over_the_limit_nothing_is_available() -> None:
     """The usage may exceed the limit if the quota only warns, or if its limit was lowered."""
     assert used(Ledger({"M40": Charge(900)})).models[0].available == 0
