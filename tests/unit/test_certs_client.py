@@ -9,13 +9,13 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from cryptography.x509 import ExtendedKeyUsage
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from certs import parsing, state, steps
 from certs.rotation import Rotation
 from tests.rotation_world import LONG, SEEN_LONG, START, Pod, World
+from tests.tables import cases
 from vcuda.x509 import Names, common_name, is_ours, make_authority, make_client
 
 DAY = timedelta(days=1)
@@ -127,23 +127,16 @@ def test_a_new_ca_waits_until_mounted_config_maps_have_it() -> None:
 CAS = make_authority(START, client=True).certificate_pem().decode()
 
 
-@pytest.mark.parametrize(
-    ("config_map", "found"),
-    [
-        pytest.param(None, (0, False, False), id="no ConfigMap yet"),
-        pytest.param({"metadata": {}, "data": None}, (0, False, False), id="empty"),
-        pytest.param(
-            {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": CAS}},
-            (1, False, False),
-            id="ours",
-        ),
-        pytest.param({"metadata": {}, "data": {"ca.crt": CAS}}, (1, False, True), id="somebody else's"),
-        pytest.param(
-            {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
-            (1, True, False),
-            id="other text besides certificates",
-        ),
-    ],
+@cases(
+    "config_map, found",
+    no_ConfigMap_yet=(None, (0, False, False)),
+    empty=({"metadata": {}, "data": None}, (0, False, False)),
+    ours=({"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": CAS}}, (1, False, False)),
+    somebody_elses=({"metadata": {}, "data": {"ca.crt": CAS}}, (1, False, True)),
+    other_text_besides_certificates=(
+        {"metadata": {"labels": {parsing.MANAGED_BY: parsing.OURS}}, "data": {"ca.crt": f"{CAS}words"}},
+        (1, True, False),
+    ),
 )
 def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
     """``found``: the number of CAs, whether the ConfigMap needs a repair, and whether somebody else manages it."""

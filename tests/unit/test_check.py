@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from tests.builders import MODEL, ONE_CARD, POOL, Manifest, container, pod, vcuda_pod
 from tests.match_conditions import declared
+from tests.tables import cases
 from tools.reference.sources import ROOT
 from vcuda.quota.model import UNASKED_NAMESPACES
 from webhook.cli import main
@@ -235,25 +236,19 @@ def test_several_files_share_one_quota_and_options_may_be_environment_variables(
 # Tests of decisions
 
 
-@pytest.mark.parametrize(
-    ("manifest", "decided"),
-    [
-        pytest.param(cards(1), "1 admitted M40", id="within quota"),
-        pytest.param(cards(9), "1 refused M40", id="over quota"),
-        pytest.param(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100", id="the model that the pod selects"),
-        pytest.param(cards(1, nodeSelector={MODEL: "A100"}), "1 refused", id="a model that the quota does not list"),
-        pytest.param(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 refused", id="malformed"),
-        pytest.param(pod(container()), "1 no GPU", id="no GPU"),
-        pytest.param(cards(9, metadata={"namespace": "team-x"}), "1 not limited", id="not limited"),
-        pytest.param(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40", id="a quota that only warns"),
-        pytest.param(cards(1, nodeName="gpu-1"), "1 unknown M40", id="a preset nodeName"),
-        pytest.param(
-            cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40", id="a forged allocation"
-        ),
-        pytest.param(
-            cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40", id="a forged mirror pod"
-        ),
-    ],
+@cases(
+    "manifest, decided",
+    within_quota=(cards(1), "1 admitted M40"),
+    over_quota=(cards(9), "1 refused M40"),
+    the_model_that_the_pod_selects=(cards(1, nodeSelector={MODEL: "P100"}), "1 admitted P100"),
+    a_model_that_the_quota_does_not_list=(cards(1, nodeSelector={MODEL: "A100"}), "1 refused"),
+    malformed=(vcuda_pod({"tencent.com/vcuda-core": 150}), "1 refused"),
+    no_GPU=(pod(container()), "1 no GPU"),
+    not_limited=(cards(9, metadata={"namespace": "team-x"}), "1 not limited"),
+    a_quota_that_only_warns=(cards(9, metadata={"namespace": "team-w"}), "1 admitted M40"),
+    a_preset_nodeName=(cards(1, nodeName="gpu-1"), "1 unknown M40"),
+    a_forged_allocation=(cards(1, annotations={"tencent.com/gpu-assigned": ""}), "1 admitted M40"),
+    a_forged_mirror_pod=(cards(9, annotations={"kubernetes.io/config.mirror": ""}), "1 refused M40"),
 )
 def test_a_pod_is_decided_as_the_webhook_decides_it(directory: Path, manifest: Manifest, decided: str) -> None:
     assert decisions(directory, manifest) == [decided]

@@ -24,6 +24,7 @@ from examples.claims import (
     view,
 )
 from tests.builders import MODEL, Manifest, nodes
+from tests.tables import cases
 from vcuda.claims.charges import ClaimPolicy, worth_of_profile
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota
@@ -101,50 +102,36 @@ def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expect
     assert charged(asked) == expected
 
 
-@pytest.mark.parametrize(
-    ("slices", "expected"),
-    [
-        pytest.param([], Charge(30, 0, 100), id="no device yet: all memory"),
-        pytest.param([slice_of(HAMI, "new", device(A100, "hami-gpu"))], CARD, id="not a shared device: a whole card"),
-        pytest.param(
-            [slice_of(HAMI, "old", device(M40, "hami-gpu")), slice_of(HAMI, "new", shared(A100, "hami-gpu"))],
-            Charge(30, 0, 100),
-            id="only devices of the model count",
-        ),
-        pytest.param(
-            [
-                slice_of(HAMI, "new", device(A100, "hami-gpu"), generation=1),
-                slice_of(HAMI, "new", shared(A100, "hami-gpu"), generation=2),
-            ],
-            Charge(30, 0, 100),
-            id="contradicting slices: the newest generation",
-        ),
-    ],
+@cases(
+    "slices, expected",
+    no_device_yet_means_all_memory=([], Charge(30, 0, 100)),
+    no_shared_device_means_a_whole_card=([slice_of(HAMI, "new", device(A100, "hami-gpu"))], CARD),
+    only_devices_of_the_model_count=(
+        [slice_of(HAMI, "old", device(M40, "hami-gpu")), slice_of(HAMI, "new", shared(A100, "hami-gpu"))],
+        Charge(30, 0, 100),
+    ),
+    of_contradicting_slices_the_newest_counts=(
+        [
+            slice_of(HAMI, "new", device(A100, "hami-gpu"), generation=1),
+            slice_of(HAMI, "new", shared(A100, "hami-gpu"), generation=2),
+        ],
+        Charge(30, 0, 100),
+    ),
 )
 def test_a_share_is_charged_by_the_published_devices_of_its_model(slices: list[object], expected: Charge) -> None:
     assert charged(share(cores="30"), policy=claim_policy(slices, quota=QUOTA)) == expected  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        pytest.param(entry(MIG), Charge(42, 20 * 1024), id="the largest profile that is offered"),
-        pytest.param(
-            entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(14, 5 * 1024), id="the profile that the claim demands"
-        ),
-        pytest.param(
-            entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2),
-            Charge(28, 10 * 1024),
-            id="the profile among other conditions",
-        ),
-        pytest.param(entry("small-mig"), Charge(14, 5 * 1024), id="the profile that its class demands"),
-        pytest.param(
-            entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(42, 20 * 1024), id="the profile is not really demanded"
-        ),
-        pytest.param(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(42, 20 * 1024), id="the profile is excluded"),
-        pytest.param(entry(MIG, f'{PROFILE} == "odd"'), CARD, id="an unreadable profile"),
-        pytest.param(entry("mig-manager"), CARD, id="no partition published: any profile"),
-    ],
+@cases(
+    "asked, expected",
+    the_largest_profile_that_is_offered=(entry(MIG), Charge(42, 20 * 1024)),
+    the_profile_that_the_claim_demands=(entry(MIG, f"{PROFILE} == '1g.5gb'"), Charge(14, 5 * 1024)),
+    the_profile_among_other_conditions=(entry(MIG, f'x && {PROFILE} == "1g.5gb"', count=2), Charge(28, 10 * 1024)),
+    the_profile_that_its_class_demands=(entry("small-mig"), Charge(14, 5 * 1024)),
+    the_profile_is_not_really_demanded=(entry(MIG, f'{PROFILE} == "1g.5gb" || true'), Charge(42, 20 * 1024)),
+    the_profile_is_excluded=(entry(MIG, f'!({PROFILE} == "1g.5gb")'), Charge(42, 20 * 1024)),
+    an_unreadable_profile=(entry(MIG, f'{PROFILE} == "odd"'), CARD),
+    no_published_partition_means_any_profile=(entry("mig-manager"), CARD),
 )
 def test_a_mig_partition_is_charged_by_its_profile(asked: Manifest, expected: Charge) -> None:
     assert charged(asked) == expected

@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from examples.claims import A100, HAMI, M40, NVIDIA, claim, claim_policy, entry, first_of, share, view
 from tests.builders import Manifest, nodes
+from tests.tables import cases
 from vcuda.claims.cel import Facts, read_facts
 from vcuda.claims.charges import ClaimPolicy, ClaimRequest
 from vcuda.claims.pin import ClaimPin, read_pin, write_pin
@@ -104,28 +105,22 @@ def test_a_pin_of_undecided_partitions_names_the_profiles_that_are_charged() -> 
     assert held(entry("mig.nvidia.com", pinned("a100"))).charge("A100").cores == 100
 
 
-@pytest.mark.parametrize(
-    ("requests", "model"),
-    [
-        pytest.param([entry(NVIDIA, pinned("m40"))], "M40", id="by the model's own name"),
-        pytest.param([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40", id="in addition to other selectors"),
-        pytest.param([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100", id="by a pattern of the table"),
-        pytest.param(
-            [first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40", id="every alternative"
-        ),
-        pytest.param([entry()], None, id="no selector"),
-        pytest.param([entry(NVIDIA, pinned("m40")), entry()], None, id="one of two requests"),
-        pytest.param([first_of(entry(NVIDIA, pinned("m40")), entry())], None, id="one of two alternatives"),
-        pytest.param([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None, id="two models"),
-        pytest.param(
-            [entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None, id="products of two models in one selector"
-        ),
-        pytest.param([entry(NVIDIA, pinned("m40", "m*"))], None, id="a pattern that is in no table"),
-        pytest.param([entry(NVIDIA, pinned("m40", "h100"))], None, id="an unknown product"),
-        pytest.param([entry(NVIDIA, pinned("m40", driver=HAMI))], None, id="an attribute of another driver"),
-        pytest.param([entry(NVIDIA, f"{pinned('m40')} || true")], None, id="the pin or something else"),
-        pytest.param([entry(NVIDIA, pinned("m40").replace("^", ""))], None, id="another form"),
-    ],
+@cases(
+    "requests, model",
+    by_the_models_own_name=([entry(NVIDIA, pinned("m40"))], "M40"),
+    in_addition_to_other_selectors=([entry(NVIDIA, "true", pinned("m40", fold(M40)))], "M40"),
+    by_a_pattern_of_the_table=([entry(NVIDIA, pinned("nvidia-a100-*", fold(A100)))], "A100"),
+    every_alternative=([first_of(entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("m40")))], "M40"),
+    no_selector=([entry()], None),
+    one_of_two_requests=([entry(NVIDIA, pinned("m40")), entry()], None),
+    one_of_two_alternatives=([first_of(entry(NVIDIA, pinned("m40")), entry())], None),
+    two_models=([entry(NVIDIA, pinned("m40")), entry(NVIDIA, pinned("a100"))], None),
+    products_of_two_models_in_one_selector=([entry(NVIDIA, pinned("m40", "nvidia-a100-*"))], None),
+    a_pattern_that_is_in_no_table=([entry(NVIDIA, pinned("m40", "m*"))], None),
+    an_unknown_product=([entry(NVIDIA, pinned("m40", "h100"))], None),
+    an_attribute_of_another_driver=([entry(NVIDIA, pinned("m40", driver=HAMI))], None),
+    the_pin_or_something_else=([entry(NVIDIA, f"{pinned('m40')} || true")], None),
+    another_form=([entry(NVIDIA, pinned("m40").replace("^", ""))], None),
 )
 def test_the_model_of_a_claim_follows_from_its_selectors(requests: list[Manifest], model: str | None) -> None:
     assert held(*requests).model() == model

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.tables import cases
 from vcuda.errors import NotFound, Unavailable, VcudaError
 from vcuda.kube import (
     Event,
@@ -47,32 +48,20 @@ def store(kube: Kube, namespace: str) -> LedgerStore:
     return LedgerStore(kube, namespace, Nodes)
 
 
-@pytest.mark.parametrize(
-    ("call", "begin"),
-    [
-        pytest.param(
-            lambda kube: store(kube, NAME).open("a"),
-            IN_IT,
-            id="the ledgers' namespace",
-        ),
-        pytest.param(lambda kube: store(kube, "a").list_pods(NAME), IN_IT, id="a namespace's pods"),
-        pytest.param(
-            lambda kube: store(kube, "a").write(NAME, Ledger(), Stored(Ledger(), "1")),
-            f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
-            id="a namespace's ledger",
-        ),
-        pytest.param(lambda kube: FreeCardsInformer(kube, NAME).reflector.relist(), IN_IT, id="the published cards"),
-        pytest.param(
-            lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT, id="the quota"
-        ),
-        pytest.param(
-            lambda kube: post_event(
-                kube, Event(InvolvedObject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")
-            ),
-            IN_IT,
-            id="an Event",
-        ),
-    ],
+@cases(
+    "call, begin",
+    the_ledgers_namespace=(lambda kube: store(kube, NAME).open("a"), IN_IT),
+    a_namespaces_pods=(lambda kube: store(kube, "a").list_pods(NAME), IN_IT),
+    a_namespaces_ledger=(
+        lambda kube: store(kube, "a").write(NAME, Ledger(), Stored(Ledger(), "1")),
+        f"/api/v1/namespaces/a/configmaps/gpu-ledger-{QUOTED}",
+    ),
+    the_published_cards=(lambda kube: FreeCardsInformer(kube, NAME).reflector.relist(), IN_IT),
+    the_quota=(lambda kube: QuotaInformer(kube, QuotaPlace(NAME), frozenset()).stored_version(), IN_IT),
+    an_Event=(
+        lambda kube: post_event(kube, Event(InvolvedObject("v1", "Pod", "a", NAME), "id", "Reason", "message", "test")),
+        IN_IT,
+    ),
 )
 def test_a_slash_in_a_name_is_part_of_the_name(call: Callable[[Kube], object], begin: str) -> None:
     asked = Asked()

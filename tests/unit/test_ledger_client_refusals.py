@@ -13,6 +13,7 @@ import pytest
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, FOUR, POD, Clock, Replica, asked, kinds
+from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import Admitted, Ledger, Pending, Refused, Reservation, Terminating
@@ -64,32 +65,16 @@ def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
 DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 
 
-@pytest.mark.parametrize(
-    ("ledger", "pods", "outcome", "soon"),
-    [
-        pytest.param({"committed": {"M40": FULL}}, 4, Refused, None, id="all charges are of stored pods"),
-        pytest.param({"pending": pending(4, prefix="stored")}, 4, Refused, None, id="pending pods are stored by now"),
-        pytest.param(
-            {"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False, id="pending pods never stored"
-        ),
-        pytest.param({"committed": {"M40": FULL}}, 3, PutOff, True, id="a pod deleted after settling"),
-        pytest.param(
-            {"committed": {"M40": TWO}, "terminating": TERMINATING}, 2, Refused, None, id="stored and terminating"
-        ),
-        pytest.param(
-            {"committed": {"M40": FULL}, "terminating": TERMINATING},
-            1,
-            PutOff,
-            True,
-            id="terminating and a deleted pod",
-        ),
-        pytest.param(
-            {"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True, id="reserved by a dead replica"
-        ),
-        pytest.param(
-            {"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None, id="all stored, and also reserved"
-        ),
-    ],
+@cases(
+    "ledger, pods, outcome, soon",
+    all_charges_are_of_stored_pods=({"committed": {"M40": FULL}}, 4, Refused, None),
+    pending_pods_are_stored_by_now=({"pending": pending(4, prefix="stored")}, 4, Refused, None),
+    pending_pods_never_stored=({"committed": {"M40": TWO}, "pending": pending(2)}, 2, PutOff, False),
+    a_pod_deleted_after_settling=({"committed": {"M40": FULL}}, 3, PutOff, True),
+    stored_and_terminating=({"committed": {"M40": TWO}, "terminating": TERMINATING}, 2, Refused, None),
+    terminating_and_a_deleted_pod=({"committed": {"M40": FULL}, "terminating": TERMINATING}, 1, PutOff, True),
+    reserved_by_a_dead_replica=({"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True),
+    all_stored_and_also_reserved=({"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None),
 )
 def test_only_stored_objects_cause_a_403_and_any_other_shortage_is_a_429(
     namespace: Namespace, ledger: dict[str, Any], pods: int, outcome: type[Decision], soon: bool | None
