@@ -1,7 +1,4 @@
-"""Tests of the webhook's ASGI application without a server.
-
-They cover request bodies, and bodies that never arrive completely.
-"""
+"""Tests of the webhook's ASGI application without a server: request bodies, and bodies that never arrive."""
 
 import asyncio
 import json

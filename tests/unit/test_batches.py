@@ -1,7 +1,4 @@
-"""Tests of the batch committer, which serves callers together that arrive together.
-
-Each caller is served once, in order, and no caller waits forever.
-"""
+"""Tests of the batch committer, which serves callers together that arrive together."""
 
 import asyncio
 import functools

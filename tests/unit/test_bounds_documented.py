@@ -1,6 +1,4 @@
-"""Tests of the table of bounds in docs/security.md. Each row must name an existing constant of the code and an existing
-test.
-"""
+"""Tests that each row of the bounds in docs/security.md names an existing constant and an existing test."""
 
 import importlib
 import re

@@ -1,7 +1,4 @@
-"""Tests of the key `gpu_models` of the quota ConfigMap.
-
-It lists the GPU products of each model, and the value of one whole device.
-"""
+"""Tests of the key `gpu_models`: the GPU products of each model, and the value of one whole device."""
 
 import fnmatch
 import json

@@ -1,6 +1,4 @@
-"""Tests of the card types that HAMi and vgpu-manager may allocate to a pod, on nodes whose annotations list their
-cards.
-"""
+"""Tests of the card types that HAMi and vgpu-manager may allocate, on nodes whose annotations list their cards."""
 
 from collections.abc import Mapping
 

@@ -1,7 +1,4 @@
-"""Tests of the certificate rotation's plan.
-
-They check the order of its steps, the condition of each step, and the states that a person must repair.
-"""
+"""Tests of the certificate rotation's plan: its steps, and the states that a person must repair."""
 
 from collections.abc import Callable
 from dataclasses import replace

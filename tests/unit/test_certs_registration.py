@@ -1,6 +1,4 @@
-"""Tests of the registration of webhooks: when the rotation registers them, with which CAs, and by which
-declarations.
-"""
+"""Tests of when the rotation registers webhooks, with which CAs, and by which declarations."""
 
 from dataclasses import replace
 from datetime import timedelta

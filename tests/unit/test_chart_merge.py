@@ -1,7 +1,4 @@
-"""The chart merges the variants of an object into one tree.
-
-The tests render that tree for each variant, and must get the variant unchanged.
-"""
+"""The chart merges the variants of an object into one tree, and renders each variant unchanged."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Tests of the command `check`, which predicts the webhook's decisions for manifests.
-
-They cover its decisions, table, JSON and exit status.
-"""
+"""Tests of the command `check`, which predicts the webhook's decisions for manifests."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""Tests of the charges of ResourceClaims. They cover the devices that three DRA drivers publish, and malformed
-requests.
-"""
+"""Tests of the charges of ResourceClaims for the devices of three DRA drivers, and of malformed requests."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""Tests of the search for claims and pods that exceed the quota of their namespace. Such claims are reported, never
-deleted.
-"""
+"""Tests of the search for claims and pods beyond their quota. Claims are reported, never deleted."""
 
 import json
 from typing import Any

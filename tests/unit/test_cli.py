@@ -1,7 +1,4 @@
-"""Tests of the addresses at which our programs listen, and of numeric flags.
-
-Invalid values are rejected, in flags and in environment variables.
-"""
+"""Tests of the addresses at which our programs listen, and of numeric flags."""
 
 from collections.abc import Iterator
 

@@ -1,6 +1,4 @@
-"""One table of the webhook's answers as HTTP responses: for each path, each fault of a pod and each mode of
-the quota.
-"""
+"""The webhook's answers as HTTP responses: for each path, each fault of a pod and each mode of the quota."""
 
 import asyncio
 import base64

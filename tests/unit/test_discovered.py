@@ -1,7 +1,4 @@
-"""Tests of how the model of a node is found.
-
-They check which source determines the model, when the model is in doubt, and who owns the node's label.
-"""
+"""Tests of which source determines the model of a node, when the model is in doubt, and who owns the label."""
 
 from typing import Any
 

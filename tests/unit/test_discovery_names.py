@@ -1,7 +1,4 @@
-"""Tests of the names of GPU products. Each source names a product in its own way.
-
-All of these names must lead to the same product name, and to the model of the quota.
-"""
+"""Tests that the names of a GPU product in all sources lead to the same product, and to the model of the quota."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""Tests of README, CHANGELOG, CONTRIBUTING and docs/.
-
-Links must resolve, every page must be on the site, and lists and tables must be rendered.
-"""
+"""Tests of the links, the navigation, and the lists and tables of README, CHANGELOG, CONTRIBUTING and docs/."""
 
 import re
 from collections.abc import Iterator

@@ -1,7 +1,4 @@
-"""The Chinese pages must match the English pages.
-
-They must have the same headings, commands, tables, and links to other projects.
-"""
+"""The Chinese pages must have the headings, commands and tables of the English pages."""
 
 import re
 from pathlib import Path

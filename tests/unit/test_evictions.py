@@ -1,7 +1,4 @@
-"""Tests of the controller's watcher, which finds pods beyond their quota.
-
-Each pod is reported once. With a flag, the newest pods are evicted.
-"""
+"""Tests of the reports about pods beyond their quota, and of the eviction of the newest of them."""
 
 import json
 from collections.abc import Callable

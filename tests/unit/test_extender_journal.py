@@ -1,7 +1,4 @@
-"""Tests of the journals of placements, one ConfigMap per node.
-
-A journal is written by compare-and-swap, bounded in size, and deleted with its node.
-"""
+"""Tests of the journals of placements, which are one ConfigMap per node."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""Tests of the extender's choice of node and cards. The choice must keep more cards whole than gpu-admission's order
-does.
-"""
+"""Tests of the extender's choice of node and cards. It keeps more cards whole than gpu-admission's order does."""
 
 import heapq
 import itertools

@@ -1,7 +1,4 @@
-"""Tests of the queue of large reviews, whose keys are namespaces.
-
-Keys are served in turn, all bounds hold, and no entry waits without need.
-"""
+"""Tests of the queue of large reviews, whose keys are namespaces."""
 
 import asyncio
 import math

@@ -1,7 +1,4 @@
-"""Tests of the search for pods that were charged for one model and got a card of another.
-
-The annotations of HAMi and vgpu-manager show which card a pod got.
-"""
+"""Tests of the search for pods that got a card of another model, as the annotations of the vendors show."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""All recorded decisions of gpu-admission are replayed.
-
-The scheduler extender must choose the same nodes, or none, and the same cards.
-"""
+"""In all recorded decisions of gpu-admission, the extender chooses the same nodes, or none, and the same cards."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -1,7 +1,4 @@
-"""Tests of the times at which a grant (temporary quota) is in force.
-
-They depend on the clock of a time zone, also when that clock is set forward or back.
-"""
+"""Tests of the times at which a grant (temporary quota) is in force by the clock of a time zone."""
 
 import datetime
 import math

@@ -1,7 +1,4 @@
-"""Tests of grants (quota that applies only at certain times).
-
-They cover valid documents, the limits at a moment, and the messages about the end of a grant.
-"""
+"""Tests of grants (quota that applies only at certain times)."""
 
 import asyncio
 import datetime

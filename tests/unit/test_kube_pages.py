@@ -1,7 +1,4 @@
-"""Tests of LISTs in pages.
-
-Pages stay small for objects of any size, and a LIST ends in time for any number of objects.
-"""
+"""Tests of LISTs in pages."""
 
 import json
 from collections.abc import Callable

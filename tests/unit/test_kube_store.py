@@ -1,7 +1,4 @@
-"""Tests of a reflector's store of objects.
-
-For one namespace it must return exactly the objects of that namespace, after any sequence of changes.
-"""
+"""Tests that a reflector's store returns exactly the objects of a namespace."""
 
 from hypothesis import given, strategies as st
 

@@ -1,7 +1,4 @@
-"""Tests of the turns in which namespaces are listed.
-
-A tenant with large objects may delay LISTs of its own namespaces, and of no other tenant's.
-"""
+"""A tenant with large objects may delay LISTs of its own namespaces, and of no other tenant's."""
 
 import asyncio
 import threading

@@ -1,7 +1,4 @@
-"""Tests of reservations (quota that a replica holds in advance).
-
-They check the size of a reservation, and the time when the charges that were admitted from it are written.
-"""
+"""Tests of reservations (quota that a replica holds in advance): their size, and when their charges are written."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""Tests of the ledger of a namespace: whether a charge fits, and settling (recounting the ledger from the stored
-objects).
-"""
+"""Tests of the ledger of a namespace, and of settling (recounting the ledger from the stored objects)."""
 
 import msgspec
 import pytest

@@ -1,7 +1,4 @@
-"""Tests of shared ledgers with faults.
-
-Other replicas write first, API calls are lost, or a deadline passes.
-"""
+"""Tests of shared ledgers: other replicas write first, API calls are lost, or a deadline passes."""
 
 import asyncio
 import time

@@ -1,7 +1,4 @@
-"""Tests of refusals. Only a LIST that began after the request can lead to a 403.
-
-Any other shortage of quota is answered with 429.
-"""
+"""Only a LIST that began after the request can lead to a 403. Any other shortage of quota is a 429."""
 
 import asyncio
 import threading

@@ -1,7 +1,4 @@
-"""Tests of the usage report of a namespace.
-
-It has the models in order, the usage by pods and by claims, and the remaining quota.
-"""
+"""Tests of the usage report of a namespace."""
 
 import msgspec
 import pytest

@@ -1,7 +1,4 @@
-"""Tests of the stored text of a ledger.
-
-It is parsed back as written, it stays small, and a damaged text is an error.
-"""
+"""Tests of the stored text of a ledger."""
 
 import json
 import uuid

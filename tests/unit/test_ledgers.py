@@ -1,7 +1,4 @@
-"""Tests of ledgers in memory. No order of events admits more than the quota.
-
-Recent choices of a model influence the next choices for a short time.
-"""
+"""Tests of ledgers in memory, and of recent choices of a model, which influence the next choices."""
 
 import asyncio
 from fractions import Fraction
