@@ -95,14 +95,17 @@ def kinds(decisions: Iterable[Decision]) -> list[str]:
 
 
 class Gate:
-    """Blocks the first call until the test releases it."""
+    """Blocks the first call, or the first call of a method, until the test releases it."""
 
-    def __init__(self, api: ApiDouble) -> None:
+    def __init__(self, api: ApiDouble, method: str = "") -> None:
         self.arrived, self.opened = threading.Event(), threading.Event()
         self._api = api
+        self._method = method
         api.deliver = self._hold
 
-    def _hold(self, _method: str, _timeout: float, effect: Effect) -> bytes:
+    def _hold(self, method: str, _timeout: float, effect: Effect) -> bytes:
+        if self._method not in ("", method):
+            return effect()
         self._api.deliver = delivered
         self.arrived.set()
         assert self.opened.wait(PATIENT)

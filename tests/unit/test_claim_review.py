@@ -1,12 +1,10 @@
 """Tests of the answers of /mutate and /validate for ResourceClaims, ResourceClaimTemplates, and pods that name them."""
 
 import asyncio
-import copy
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
-import jsonpatch
 import msgspec
 import pytest
 
@@ -23,6 +21,7 @@ from examples.claims import (
     spec,
     template,
 )
+from tests.both_calls import patched
 from tests.builders import POOL, Manifest, container, pod, required, requirement, review, term, vcuda_pod
 from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
@@ -79,7 +78,7 @@ class Server:
     def create(self, manifest: Manifest, uid: str = "u-1") -> AdmissionResponse:
         """Send a new object through /mutate and then /validate, as the API server does."""
         proposed = self.mutate(manifest)
-        return self.validate(patched(manifest, proposed), uid) if proposed.allowed else proposed
+        return self.validate(patched(manifest, proposed.patch), uid) if proposed.allowed else proposed
 
     def used(self) -> Mapping[str, Charge]:
         return {model: usage.used for model, usage in asyncio.run(self.ledgers.usage("team-a")).items()}
@@ -88,11 +87,6 @@ class Server:
     def _request(manifest: Manifest, fields: Mapping[str, Any]) -> AdmissionRequest:
         group, _, version = manifest["apiVersion"].rpartition("/")
         return review(manifest, kind=GroupVersionKind(group, version, manifest["kind"]), **fields)
-
-
-def patched(manifest: Manifest, answer: AdmissionResponse) -> Manifest:
-    result: Manifest = jsonpatch.apply_patch(copy.deepcopy(manifest), msgspec.json.encode(answer.patch))
-    return result
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
@@ -104,7 +98,7 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     server = Server()
     answer = server.mutate(claim(entry(count=2)))
     assert (answer.outcome, answer.model, answer.scheme) == ("pinned", "A100", NVIDIA)
-    stored = patched(claim(entry(count=2)), answer)
+    stored = patched(claim(entry(count=2)), answer.patch)
     assert not server.mutate(stored).patch, "a second call on the result must change nothing"
     charged = server.validate(stored, "claim-1")
     assert (charged.outcome, charged.model) == ("charged", "A100")
@@ -356,8 +350,8 @@ def test_a_pod_with_claims_stays_in_the_pools_of_its_namespace() -> None:
     server = Server(NamespaceQuota({"A100": Limit(400)}, pools=("public",)))
     answer = server.mutate(claiming())
     in_pool = required(term(requirement(POOL, "In", "public")))
-    assert patched(claiming(), answer)["spec"]["affinity"] == in_pool
-    assert server.validate(patched(claiming(), answer)).outcome == "claims"
+    assert patched(claiming(), answer.patch)["spec"]["affinity"] == in_pool
+    assert server.validate(patched(claiming(), answer.patch)).outcome == "claims"
     refusal = server.validate(claiming())
     assert (refusal.outcome, "the pools of namespace team-a: public" in refusal.message) == ("not-pinned", True)
 
@@ -375,7 +369,7 @@ def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> N
 
 def test_every_pin_restricts_the_claim_to_its_model() -> None:
     server = Server()
-    stored = patched(claim(first_of(entry(), share())), server.mutate(claim(first_of(entry(), share()))))
+    stored = patched(claim(first_of(entry(), share())), server.mutate(claim(first_of(entry(), share()))).patch)
     for way, driver in zip(stored["spec"]["devices"]["requests"][0]["firstAvailable"], (NVIDIA, HAMI), strict=True):
         pin = read_pin(way["selectors"][-1]["cel"]["expression"])
         assert pin == ClaimPin(driver, ("a100", "nvidia-a100-sxm4-40gb"))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from tests.replicas import Clock
 from tests.waiting import PATIENT
 from vcuda.errors import Dropped, DropReason
 from webhook.intake.fair_queue import SHARED, Bounds, EntryState, FairQueue, QueueEntry
@@ -17,18 +18,8 @@ ONE = Bounds(grants=1, size=0, key_grants=1, key_size=0, waiting=100, keys=100)
 FEW = Bounds(grants=4, size=100, key_grants=2, key_size=60, waiting=6, keys=3)
 
 
-class Clock:
-    """A clock that changes only when the test sets it."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def queue(bounds: Bounds, clock: Clock | None = None) -> FairQueue:
-    return FairQueue(bounds, "crowded", "late", clock or Clock())
+    return FairQueue(bounds, "crowded", "late", (clock or Clock()).monotonic)
 
 
 def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
@@ -112,16 +103,15 @@ def test_further_keys_share_a_line() -> None:
     assert keys == [*"abc", SHARED, SHARED, "a"]
 
 
-def test_an_entry_is_never_granted_after_its_end() -> None:
+def test_an_entry_is_never_granted_after_its_end(clock: Clock) -> None:
     """The process was suspended, so deadlines of waiting entries passed before their timers could run."""
-    clock = Clock()
     line = queue(ONE, clock)
-    first, late, good = line.enter("a", 0), line.enter("b", 0, end=5), line.enter("c", 0, end=7)
-    clock.now = 6
+    first, late, good = (line.enter(key, 0, end=clock.now + end) for key, end in (("a", 9), ("b", 5), ("c", 7)))
+    clock.pass_by(6)
     line.leave(first)
     assert (late.state, late.reason, good.state) == (EntryState.DROPPED, DropReason.LATE, EntryState.GRANTED)
     with pytest.raises(Dropped, match="late"):
-        asyncio.run(wait(line, "a", end=6))
+        asyncio.run(wait(line, "a", end=clock.now))
 
 
 async def wait(line: FairQueue, key: str, end: float = math.inf) -> str:
@@ -131,9 +121,11 @@ async def wait(line: FairQueue, key: str, end: float = math.inf) -> str:
 
 def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_cancelled() -> None:
     async def run() -> None:
-        line = queue(ONE)
+        clock = Clock()
+        line = queue(ONE, clock)
         first = line.enter("a", 0)
-        late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in (("b", 0.01), ("c", 9), ("d", 9)))
+        ends = {"b": clock.now + 0.01, "c": clock.now + 9, "d": clock.now + 9}
+        late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in ends.items())
         with pytest.raises(Dropped, match="late"):
             await late
         # The next line gives a place to the caller `gone`, which is cancelled before its task runs again.

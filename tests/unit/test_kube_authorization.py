@@ -13,11 +13,6 @@ GET = LIST.replace("cannot list", "cannot get").replace("configmaps is", 'config
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def grace(clock: Clock) -> AuthorizerGrace:
     return AuthorizerGrace(clock.monotonic)
 

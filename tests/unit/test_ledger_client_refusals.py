@@ -1,7 +1,6 @@
 """Only a LIST that began after the request can lead to a 403. Any other shortage of quota is a 429."""
 
 import asyncio
-import threading
 from typing import Any
 
 import msgspec
@@ -9,7 +8,7 @@ import pytest
 
 from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
 from tests.builders import ONE_CARD, stored_pod
-from tests.replicas import CARD, FOUR, POD, Clock, Replica, asked, kinds
+from tests.replicas import CARD, FOUR, POD, Clock, Gate, Replica, asked, kinds
 from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
@@ -153,20 +152,6 @@ def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(n
 # Tests of a LIST whose result all waiting callers share
 
 
-class ListGate:
-    """Blocks the first LIST of pods until the test opens this gate."""
-
-    def __init__(self, api: ApiDouble) -> None:
-        self.arrived, self.opened = threading.Event(), threading.Event()
-        api.deliver = self._hold
-
-    def _hold(self, method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "LIST" and not self.arrived.is_set():
-            self.arrived.set()
-            assert self.opened.wait(PATIENT)
-        return effect()
-
-
 def refuse_many(namespace: Namespace, number: int) -> list[Decision]:
     async def callers() -> list[Decision]:
         deadline = namespace.clock.now + PATIENT
@@ -191,8 +176,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
     """The running LIST began before the call, so it may lack pods that were created in between."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
-
-    gate = ListGate(namespace.api)
+    gate = Gate(namespace.api, "LIST")
 
     async def arrive() -> list[Decision]:
         deadline = namespace.clock.now + PATIENT
@@ -226,7 +210,7 @@ def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> N
 def test_a_caller_past_its_deadline_gets_429_without_retry_after(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
-    gate = ListGate(namespace.api)
+    gate = Gate(namespace.api, "LIST")
     late = namespace.charge(deadline=namespace.clock.now + 0.1)
     gate.opened.set()
     assert isinstance(late, PutOff)
