@@ -86,8 +86,6 @@ def dropped(service: mock.Mock) -> dict[str, float]:
 
 
 def serve(service: mock.Mock, *clients: Client) -> None:
-    """Serve the requests of all clients concurrently by the ASGI application."""
-
     async def run() -> None:
         application = Application(service)
         await asyncio.gather(*(application(each.scope, each.receive, each.send) for each in clients))

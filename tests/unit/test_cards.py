@@ -26,7 +26,6 @@ OTHERS = {"nvidia.com/vcuda-core": "100", "nvidia.com/vcuda-memory": "16000"}
 
 
 def four() -> Cards:
-    """Return the cards of a node: four cards of 16 GiB."""
     return Cards.unused(GPU_MANAGER, 4, 4 * 64)
 
 

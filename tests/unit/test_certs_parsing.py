@@ -126,7 +126,6 @@ def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
 
 
 def unusual(subject: x509.Name, names: bytes) -> Signed:
-    """Return a self-signed certificate whose subject alternative names are encoded as these bytes."""
     key = ec.generate_private_key(ec.SECP256R1())
     certificate = (
         x509.CertificateBuilder()

@@ -26,7 +26,6 @@ def webhook(name: str = "validate.quota.vcuda.io", **fields: Any) -> dict[str, A
 
 
 def unregistered(kind: str = "ValidatingWebhookConfiguration", name: str = "validate") -> Configuration:
-    """Return a webhook configuration that declares one webhook, which is not registered yet."""
     declared = Declared((webhook(name),), (Hook(0, name, ()),), "no webhook is registered yet")
     return Configuration(kind, "vcuda-quota", "1", (), declared=declared)
 

@@ -43,7 +43,6 @@ def resolved(tree: Tree | None, component: str) -> Any:
 
 
 def filled(value: Any) -> Any:
-    """Return a copy of the value that consists of plain mappings and lists."""
     if isinstance(value, dict):
         return {key: filled(each) for key, each in value.items()}
     return [filled(each) for each in value] if isinstance(value, list) else value

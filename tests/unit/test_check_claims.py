@@ -57,7 +57,6 @@ def template(*requests: Manifest, name: str = "gpus", **metadata: str) -> Manife
 
 
 def claiming(*templates: str, **metadata: Any) -> Manifest:
-    """Return a pod that uses claims made from these templates."""
     named = [{"name": f"c{index}", "resourceClaimTemplateName": each} for index, each in enumerate(templates)]
     return pod(container(), resourceClaims=named, metadata={"name": "train", **metadata})
 

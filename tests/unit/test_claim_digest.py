@@ -135,7 +135,6 @@ def demands(expressions: Iterable[str]) -> Mapping[tuple[str, str], frozenset[st
 
 
 def entries_of(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each entry of a claim's spec, together with its field path in the spec."""
     for index, request in enumerate(manifest["devices"]["requests"]):
         path = f"spec.devices.requests[{index}]"
         if "exactly" in request:

@@ -44,7 +44,6 @@ NODE = ["node", "--scheme", "gpu-manager", "--node", "gpu-7"]
 
 
 def options(command: click.Command) -> Iterator[click.Parameter]:
-    """Yield every option of a command and of its subcommands."""
     yield from command.params
     if isinstance(command, click.Group):
         for below in command.commands.values():

@@ -49,7 +49,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def relative_links(page: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each file that the page links to, together with the anchor of the link."""
     for target in LINK.findall("\n".join(prose(page))):
         path, _, anchor = target.partition("#")
         if not re.match(r"[a-z]+:", target):
@@ -90,7 +89,6 @@ def test_every_page_of_docs_is_in_the_navigation_once() -> None:
 
 
 def pages_of(nav: object) -> Iterator[str]:
-    """Yield the file paths in the ``nav`` section of mkdocs.yml."""
     if isinstance(nav, str):
         yield nav
         return

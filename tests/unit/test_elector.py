@@ -27,7 +27,6 @@ class Candidate:
         self.elector = Elector(api.kube, place, identity, timing=timing, wait=self._wait, clock=lambda: self.now)
 
     def stops_after(self, seconds: float) -> None:
-        """Let the candidate make its attempts for ``seconds`` seconds, and then stop it."""
         until = self.now + seconds
         self.meanwhile = lambda: self.now > until
 

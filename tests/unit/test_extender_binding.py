@@ -33,7 +33,6 @@ UNKNOWN = "the outcome of the binding is unknown"
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Leader:
-    """A leader with an extender, whose cluster has two nodes with one card each."""
     return Leader(api, cards={"n1": 1, "n2": 1}).leads()
 
 

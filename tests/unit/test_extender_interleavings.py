@@ -71,7 +71,6 @@ class Placements(RuleBasedStateMachine):
 
     @rule(cores=SIZES, nodes=NODES)
     def create(self, cores: int, nodes: list[str]) -> None:
-        """Create a pod, for which the scheduler then calls the extender."""
         self.created += 1
         self.leaders[-1].filter(store_pod(self.api, f"pod-{self.created}", cores), nodes)
 
@@ -115,19 +114,16 @@ class Placements(RuleBasedStateMachine):
 
     @rule()
     def land(self) -> None:
-        """Deliver the API calls that were delayed before."""
         self.late.land()
 
     @rule(which=WHICH, who=WHICH)
     @precondition(lambda self: self.pods())
     def watch(self, which: int, who: int) -> None:
-        """Let the watch of a leader deliver the current state of one pod."""
         self.show(self.leaders[who % len(self.leaders)], self.pods()[which % len(self.pods())])
 
     @rule(which=WHICH, phase=st.sampled_from(["Running", "Succeeded", None]))
     @precondition(lambda self: self.pods())
     def change(self, which: int, phase: str | None) -> None:
-        """Change one pod: run it on its node, end it, or delete it."""
         name = self.pods()[which % len(self.pods())]
         pod = as_stored(self.api, name)
         if phase is None:
@@ -176,7 +172,6 @@ class Placements(RuleBasedStateMachine):
         assert all(used <= CARD_BLOCKS * 256 for used in memory.values()), taken
 
     def entries(self) -> list[tuple[str, str, Shares]]:
-        """Return all placements in the journals by node and by the uid of the pod."""
         texts = (stored["data"]["placements"] for path, stored in self.api.objects.items() if "/configmaps/" in path)
         return [
             (node["node"], entry["uid"], [share for shares in entry["shares"].values() for share in shares])

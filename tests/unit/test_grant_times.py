@@ -45,7 +45,6 @@ CHANGES = st.sampled_from([(ZoneInfo(zone), day) for zone, days in CLOCK_CHANGES
 
 
 def at(text: str, zone: ZoneInfo = BERLIN) -> float:
-    """Return the Unix time of a local time in a time zone."""
     return moment_of(read_local_time(text), zone)
 
 

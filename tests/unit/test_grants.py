@@ -56,7 +56,6 @@ def entry(written: str, zone: ZoneInfo = UTC) -> NamespaceQuota:
 
 
 def many_times(number: int) -> str:
-    """Return a document whose grants have ``number`` different times."""
     hours = [f"{minute // 60:02}:{minute % 60:02}-24:00" for minute in range(number)]
     return json.dumps({f"n{at}": {"grants": [{"T4": 1, "daily": each}]} for at, each in enumerate(hours)})
 
@@ -305,7 +304,6 @@ ENDS = (
 
 
 def create(used: int, moment: float, quota: NamespaceQuota = TEAM, **fields: Any) -> AdmissionResponse:
-    """Return the answer of /validate to a new pod that requests one A100."""
     policy = PolicySnapshot(Quota({"team-a": quota}, version="41").at(moment), NODES)
     ledgers = MemoryLedgers({"team-a": {"A100": Charge(100 * used)}})
     asked = review(pod_of_cores(100, affinity=held_to("A100")), **fields)

@@ -56,7 +56,6 @@ class Server:
         return Body.of(body, size)
 
     def listed(self, most: int = 500, *, timeout: float = 3.0, seconds: float = 8.0, skip: object = None) -> list[int]:
-        """Return the numbers of the objects on all pages, in their order."""
         pager = Pager(
             self.fetch,
             "LIST /pods",

@@ -32,8 +32,6 @@ class Lists:
         self.made: list[tuple[str, float]] = []
 
     def make(self, namespace: str, takes: float) -> str:
-        """LIST a namespace. The LIST lasts ``takes`` seconds on the test's clock."""
-
         def listed(seconds: float) -> str:
             self.made.append((namespace, seconds))
             self.clock.pass_by(min(takes, seconds))

@@ -27,7 +27,6 @@ SHARE = Pending("A100", Charge(20, 300))
 
 
 def held(number: int, pending: Pending = CARD) -> Ledger:
-    """Return a ledger that has ``number`` equal pending charges."""
     return Ledger(pending={f"uid-{index}": pending for index in range(number)})
 
 

@@ -115,7 +115,6 @@ def choices(clock: Clock) -> RecentChoices:
 
 
 def counted(choices: RecentChoices, namespace: str = "team-a") -> dict[str, Charge]:
-    """Return the charges that count as used, for each model."""
     return {model: usage.used for model, usage in choices.on_top_of({}, namespace).items()}
 
 
