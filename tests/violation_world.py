@@ -10,8 +10,8 @@ from controller.metrics import EvictionMetrics, ViolationsCollector
 from controller.violations.violation_watcher import Evictor, ViolationWatcher
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
+from tests.quota_map import store_quota
 from tests.replicas import Clock
-from tests.stored_quota import store_quota
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.errors import VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace

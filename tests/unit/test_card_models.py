@@ -24,7 +24,7 @@ from tests.builders import (
     vcuda_pod,
     view,
 )
-from tests.stored_quota import store_quota
+from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.allocations.stored_pods import charges_of, read_stored
 from vcuda.claims.pin import ClaimPin, write_pin

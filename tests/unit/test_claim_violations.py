@@ -11,8 +11,8 @@ from controller.violations.violation_watcher import Evictor, ViolationWatcher, e
 from controller.violations.violations import PricedClaim, Violation, find_violations
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, Manifest, held_to, nodes, stored_pod
+from tests.quota_map import store_quota
 from tests.replicas import Clock
-from tests.stored_quota import store_quota
 from tests.tables import cases
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim

@@ -9,7 +9,7 @@ import structlog
 
 from tests.api_double import Delivery, Script, lost_reply, lost_request
 from tests.builders import Manifest
-from tests.stored_quota import QUOTA
+from tests.quota_map import QUOTA
 from tests.violation_world import PERIOD, PODS, Cluster, Watched, crowded
 from vcuda.errors import ApiError, Conflict, HeldByBudget, NotFound, Unavailable, VcudaError
 from vcuda.kube.client import refusal

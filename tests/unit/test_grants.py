@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from controller.settle.grants import MOST_SECONDS, NOTICE_SECONDS, GrantFollower
 from tests.api_double import ApiDouble
 from tests.builders import MODEL, held_to, nodes, pod_of_cores, quota_faults, review, vcuda_pod
-from tests.stored_quota import store_quota
+from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import QuotaFault

@@ -7,7 +7,7 @@ import pytest
 
 from controller.settle.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
 from tests.api_double import ApiDouble
-from tests.stored_quota import store_quota
+from tests.quota_map import store_quota
 from vcuda.errors import ApiError
 from vcuda.kube import QuotaInformer, QuotaPlace
 

@@ -15,8 +15,8 @@ from msgspec import structs
 
 from tests.api_double import ApiDouble
 from tests.builders import ONE_CARD, stored_pod
+from tests.quota_map import QUOTA
 from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, together
-from tests.stored_quota import QUOTA
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
