@@ -317,9 +317,6 @@ def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:
     assert first == second
 
 
-# Tests of pods that name templates
-
-
 def test_a_pod_is_checked_by_digests_of_at_most_eight_different_templates(monkeypatch: pytest.MonkeyPatch) -> None:
     server, asked = Server(train=spec(entry(count=3, selectors=[selector(PRODUCT)]))), list[str]()
     find = server.policy.templates

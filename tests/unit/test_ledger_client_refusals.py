@@ -133,9 +133,6 @@ def test_a_dry_run_gets_the_same_answer_and_writes_nothing(namespace: Namespace)
     }
 
 
-# Tests of the reservation of a replica that has died
-
-
 def test_after_two_seconds_a_reservation_is_no_longer_announced_as_ending_soon(namespace: Namespace) -> None:
     """A live replica releases its reservation within two seconds, but a dead replica does not."""
     namespace.ledger(committed={"M40": CARD + TWO}, reserved=DEAD)
