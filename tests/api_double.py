@@ -42,6 +42,30 @@ def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
     raise Unavailable("timed out")
 
 
+def rejected(error: VcudaError, *methods: str) -> Delivery:
+    """Return a delivery that rejects every call of these methods with this error, and delivers all others."""
+
+    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
+        if method in methods:
+            raise error
+        return effect()
+
+    return deliver
+
+
+def before(method: str, act: Callable[[], object], times: int = 1) -> Delivery:
+    """Return a delivery that calls ``act`` before each of the first ``times`` calls of a method."""
+    left = [times]
+
+    def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
+        if called == method and left[0]:
+            left[0] -= 1
+            act()
+        return effect()
+
+    return deliver
+
+
 class Api(Protocol):
     """An API server whose calls a test delivers or loses. ``date`` is the server's clock."""
 
@@ -306,3 +330,13 @@ class Late:
                 effect()
             except VcudaError:
                 continue
+
+
+def preceded_by(act: Callable[[], object]) -> Delivery:
+    """Return a delivery that calls ``act`` before each call."""
+
+    def deliver(_method: str, _timeout: float, effect: Effect) -> bytes:
+        act()
+        return effect()
+
+    return deliver

@@ -6,7 +6,7 @@ import pytest
 
 from controller.advertiser import Advertiser
 from controller.extender import service
-from tests.api_double import ApiDouble, Effect, Script, lost_request
+from tests.api_double import ApiDouble, Effect, Script, before, lost_request
 from tests.extended import SYSTEM
 from vcuda.errors import VcudaError
 
@@ -68,13 +68,7 @@ def test_a_slice_that_lost_a_label_gets_it_again(api: ApiDouble, label: str, tex
 def test_a_slice_that_another_writer_deletes_first_is_created_again(api: ApiDouble) -> None:
     """The leader deletes its IPv6 slice because its address is now IPv4. Another writer deletes the slice first."""
     advertiser(api, "fd00::1").advertise()
-
-    def between(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "DELETE":
-            api.remove(SLICE)
-        return effect()
-
-    api.deliver = between
+    api.deliver = before("DELETE", lambda: api.remove(SLICE))
     advertiser(api, "10.0.0.1").advertise()
     assert routed_to(api) == "10.0.0.1"
 

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.elector import Elector, LeaseTiming
 from controller.metrics import register_leading
-from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Delivery, Effect, Script, before, delivered, lost_reply, lost_request
 from vcuda.errors import Unavailable
 
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/vcuda-quota/leases/vcuda-controller"
@@ -134,12 +134,7 @@ def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDou
 
 def overtaken(api: ApiDouble, method: str) -> Delivery:
     """Return a network in which another candidate takes the Lease just before the first call with this method."""
-
-    def take(_method: str, _timeout: float, effect: Effect) -> bytes:
-        held_by(api, "them")
-        return effect()
-
-    return Script(take, methods=(method,))
+    return before(method, lambda: held_by(api, "them"))
 
 
 def test_a_candidate_that_loses_the_race_for_a_free_lease_waits(api: ApiDouble, us: Candidate) -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from controller.extender.protocol import BindingArgs
-from tests.api_double import ApiDouble, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Late, Script, before, delivered, lost_reply, lost_request
 from tests.builders import container, pod, vcuda_pod
 from tests.extended import (
     CORES,
@@ -180,25 +180,15 @@ def test_bindings_of_unknown_outcome_do_not_fill_the_journal(api: ApiDouble, lea
 
 def test_a_pod_that_changed_meanwhile_is_read_and_bound_at_its_new_version(api: ApiDouble, leader: Leader) -> None:
     leader.place("train", "n1")
-
-    def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.store(pod_path("train"), as_stored(api, "train"))
-        return effect()
-
-    api.deliver = Script(changed, methods=("POST",))
+    api.deliver = before("POST", lambda: api.store(pod_path("train"), as_stored(api, "train")))
     api.forget_calls()
     assert leader.bind("train", "n1") == ""
     assert api.calls == ["GET", "PUT", "POST"] * 2
 
 
 def test_binding_a_pod_that_others_change_continuously_fails(api: ApiDouble, leader: Leader) -> None:
-    def busy(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "POST":
-            api.store(pod_path("train"), as_stored(api, "train"))
-        return effect()
-
     leader.place("train", "n1")
-    api.deliver = busy
+    api.deliver = before("POST", lambda: api.store(pod_path("train"), as_stored(api, "train")), times=1000)
     assert leader.bind("train", "n1") == "the pod was changed during every attempt to bind it"
 
 

@@ -6,7 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.api_double import (
+    ApiDouble,
+    Delivery,
+    Late,
+    Script,
+    before,
+    delivered,
+    lost_reply,
+    lost_request,
+    preceded_by,
+)
 from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
@@ -29,13 +39,8 @@ def test_a_conflict_reads_and_decides_again(api: ApiDouble, replica: Replica, ot
 
 
 def test_endless_conflicts_are_answered_busy_at_the_deadline(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    def overtaken(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PUT":
-            api.store(LEDGER, api.objects[LEDGER])
-        return effect()
-
     replica.charge("a", deadline=clock.now + 1)
-    api.deliver = overtaken
+    api.deliver = before("PUT", lambda: api.store(LEDGER, api.objects[LEDGER]), times=10_000)
     assert replica.charge("b", deadline=clock.now + 1) == TOO_MANY
     assert replica.uids() == ["a"]
 
@@ -76,14 +81,6 @@ def test_a_write_without_an_answer_is_found_by_uid(
         assert made[: len(calls)] == calls
 
 
-def landing(late: Late) -> Delivery:
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        late.land()
-        return effect()
-
-    return overtaken
-
-
 def failing(writes: Script, reads: Script) -> Delivery:
     return lambda method, timeout, effect: (reads if method == "GET" else writes)(method, timeout, effect)
 
@@ -91,7 +88,7 @@ def failing(writes: Script, reads: Script) -> Delivery:
 def test_a_write_that_lands_after_the_check_is_found_by_a_conflict(api: ApiDouble, replica: Replica) -> None:
     late = Late()
     replica.charge("x")
-    api.deliver = Script(late, landing(late))
+    api.deliver = Script(late, preceded_by(late.land))
     assert isinstance(replica.charge("a"), Admitted)
     assert replica.uids() == ["x", "a"]
     assert replica.counted("conflicts_total") == 1
@@ -128,7 +125,7 @@ def test_an_unknown_outcome_stays_unknown_after_a_conflict(api: ApiDouble, repli
     """The conflict may come from the write that got no answer."""
     late = Late()
     replica.charge("x")
-    api.deliver = failing(Script(late, landing(late)), Script(delivered, lost_request, methods=("GET",)))
+    api.deliver = failing(Script(late, preceded_by(late.land)), Script(delivered, lost_request, methods=("GET",)))
     assert replica.charge("a") == UNSURE
 
 

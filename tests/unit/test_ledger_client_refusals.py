@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.api_double import ApiDouble, Effect, Script, delivered, lost_request
+from tests.api_double import ApiDouble, Effect, Script, before, delivered, lost_request
 from tests.builders import ONE_CARD, stored_pod
 from tests.replicas import CARD, FOUR, POD, Clock, Gate, Replica, asked, kinds
 from tests.tables import cases
@@ -192,13 +192,7 @@ def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> N
     """So LISTs take only a part of the time."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
-
-    def slow(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "LIST":
-            namespace.clock.pass_by(1)
-        return effect()
-
-    namespace.api.deliver = slow
+    namespace.api.deliver = before("LIST", lambda: namespace.clock.pass_by(1), times=100)
     for _ in range(2):
         assert isinstance(namespace.charge(deadline=namespace.clock.now + 60), Refused)
     assert namespace.clock.now == 1000 + 2 + 2 * REST_PER_SECOND + 2

@@ -3,9 +3,11 @@
 Nothing is charged until every pod that was charged in the lost ledger is stored, or can never be stored.
 """
 
+from collections.abc import Callable
+
 import pytest
 
-from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Delivery, Script, delivered, lost_reply, lost_request, preceded_by
 from tests.builders import LABELS, stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.settling import ONE, PENDING, TWO, Settling
@@ -148,12 +150,7 @@ def test_a_ledger_that_another_replica_creates_first_is_read(api: ApiDouble, rep
     replica.charge("a")
     made = api.objects[LEDGER]
     api.remove(LEDGER)
-
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.store(LEDGER, made)
-        return effect()
-
-    api.deliver = Script(overtaken)
+    api.deliver = Script(preceded_by(lambda: api.store(LEDGER, made)))
     assert list(replica.store.read("team-a").ledger.pending) == ["a"]
 
 
@@ -177,13 +174,8 @@ def test_a_ledger_restored_to_an_older_version_is_lost(
 def test_a_first_ledger_restored_to_before_it_was_open_is_lost(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, writes: int
 ) -> None:
-    backups = []
-
-    def backed_up(_method: str, _timeout: float, effect: Effect) -> bytes:
-        backups.append(api.backup())
-        return effect()
-
-    api.deliver = Script(*[delivered] * writes, backed_up)
+    backups: list[Callable[[], None]] = []
+    api.deliver = Script(*[delivered] * writes, preceded_by(lambda: backups.append(api.backup())))
     assert kinds(replica.charge(uid, deadline=clock.now + 5) for uid in "abcd") == ["Admitted"] * 4
     backups[0]()
     assert all(is_lost(each, clock) for each in (replica, other))

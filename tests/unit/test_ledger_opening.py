@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import structlog
 
-from tests.api_double import ApiDouble, Delivery, Effect, Late, Script, delivered, lost_reply, lost_request
+from tests.api_double import ApiDouble, Delivery, Late, Script, delivered, lost_reply, lost_request, preceded_by
 from tests.builders import stored_pod
 from tests.replicas import LEDGER, POD, Clock, Replica, kinds
 from tests.settling import NOBODY, Settling
@@ -117,13 +117,7 @@ def test_a_replica_suspended_while_it_opens_a_ledger_admits_nothing_by_its_old_v
 ) -> None:
     api, clock = ApiDouble(), Clock()
     replica, other = Replica(api, clock), Replica(api, clock)
-
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.deliver = delivered
-        meanwhile(api, other, clock)
-        return effect()
-
-    api.deliver = at_call(number, overtaken)
+    api.deliver = at_call(number, preceded_by(lambda: meanwhile(api, other, clock)))
     for _ in range(3):
         try:
             assert not isinstance(replica.charge("a", deadline=clock.now + 3 * LOST_SECONDS), Admitted)
@@ -138,15 +132,13 @@ def test_two_replicas_that_open_a_ledger_at_once_both_charge_without_a_wait(
     """One replica creates the mark and opens the ledger. The other replica reads the ledger until it is open."""
     seen: list[str] = []
 
-    def beside(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.deliver = delivered
+    def charge() -> None:
         try:
             seen.append(kinds([other.charge("b", deadline=clock.now + 5)])[0])
         except LedgerLost:  # the replica that created the mark ConfigMap has not opened the ledger
             seen.append("lost")
-        return effect()
 
-    api.deliver = at_call(number, beside)
+    api.deliver = at_call(number, preceded_by(charge))
     assert isinstance(replica.charge("a", deadline=clock.now + 5), Admitted)
     assert isinstance(other.charge("b", deadline=clock.now + 5), Admitted)
     assert sorted(replica.uids()) == ["a", "b"]
@@ -157,12 +149,7 @@ def test_a_replica_opens_only_the_version_that_it_marked(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
     """While a replica is suspended, others may open the ledger, and it may be lost again."""
-
-    def changed(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.store(LEDGER, api.objects[LEDGER])
-        return effect()
-
-    api.deliver = at_call(len(OPENING) - 1, changed)
+    api.deliver = at_call(len(OPENING) - 1, preceded_by(lambda: api.store(LEDGER, api.objects[LEDGER])))
     assert is_lost(replica, clock)
     assert is_lost(other, clock)
     clock.pass_by(LOST_SECONDS)
@@ -175,14 +162,8 @@ def test_a_suspended_deletion_leaves_the_mark_of_a_newer_ledger(
     """Without the mark, a process that finds no ledger could not tell that the newer ledger was lost."""
     replica.charge("a")
     version = str(replica.store.read("team-a").version)
-
-    def overtaken(_method: str, _timeout: float, effect: Effect) -> bytes:
-        api.deliver = delivered
-        lives_on(api, other, clock)
-        return effect()
-
     api.forget_calls()
-    api.deliver = at_call(3, overtaken)
+    api.deliver = at_call(3, preceded_by(lambda: lives_on(api, other, clock)))
     replica.store.drop("team-a", version)
     assert api.calls[:4] == ["GET", "PATCH", "DELETE", "DELETE"]
     assert MARK in api.objects
