@@ -63,11 +63,6 @@ def test_an_invalid_number_is_bad_input(number: str) -> None:
     assert (result.exit_code, "Invalid value for '--grace'" in result.stderr) == (2, True), result.output
 
 
-def test_a_number_in_an_environment_variable_must_be_finite_too() -> None:
-    result = CliRunner().invoke(controller, NODE, env={"VCUDA_GRACE": "nan"})
-    assert (result.exit_code, "nan is not a finite number." in result.stderr) == (2, True), result.output
-
-
 @pytest.mark.parametrize(("number", "expected"), [("0", 0.0), ("1.5", 1.5), ("10", 10.0)])
 def test_a_number_within_its_bounds_is_accepted(number: str, expected: float) -> None:
     assert FiniteRange(0, 10).convert(number, None, None) == expected

@@ -62,11 +62,6 @@ def test_a_pod_that_fits_again_is_no_longer_found(api: Cluster, mend: Callable[[
     assert watched.counted("pods", namespace="team-a", finding="over-quota") is None
 
 
-def test_a_namespace_that_was_never_limited_is_ignored(api: Cluster) -> None:
-    remove_quota(api)
-    assert (Watched(api).look(), api.told()) == ([], [])
-
-
 def test_a_pod_that_is_not_pinned_has_its_own_event_and_is_never_evicted(api: Cluster) -> None:
     api.limit({"quota": {"M40": 4}})
     api.add("free", hour=9, affinity={})
