@@ -36,13 +36,6 @@ def test_the_report_of_a_namespace_that_uses_nothing_has_its_limits() -> None:
     )
 
 
-def test_used_includes_pending_charges() -> None:
-    ledger = Ledger({"M40": Charge(250)}, "7", {"a": Pending("M40", ONE_CARD), "b": Pending("P100", Charge(50, 300))})
-    m40, p100 = used(ledger).models
-    assert (m40.used, m40.pending, m40.available) == (3.5, 1, 4.5)
-    assert (p100.used, p100.pending, p100.available, p100.memory_used) == (0.5, 0.5, 2, 300)
-
-
 def test_used_includes_terminating_charges() -> None:
     [m40, _] = used(Ledger({"M40": ONE_CARD}, terminating={"a": Terminating("M40", ONE_CARD, 30)})).models
     assert (m40.used, m40.terminating, m40.available) == (2, 1, 6)
