@@ -20,7 +20,7 @@ def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
 
 ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
 """A grant that makes all four M40 permitted. It ends at midnight, 36 hours after the tests' clock."""
-THEN = "a GPU grant ends at 2026-11-27 00:00 UTC; then this pod"
+ENDS = "a GPU grant ends at 2026-11-27 00:00 UTC. This pod"
 
 
 def test_a_day_before_a_grant_ends_an_event_announces_the_outcome_for_each_pod(api: Cluster) -> None:
@@ -33,7 +33,7 @@ def test_a_day_before_a_grant_ends_an_event_announces_the_outcome_for_each_pod(a
         watched.look()
     assert api.told() == [("new", "GrantEnds"), ("newest", "GrantEnds")]
     [event] = api.events("newest.")
-    assert event["message"].startswith(f"{THEN} will be evicted: beyond GPU quota: M40 in namespace team-a, used: 4")
+    assert event["message"].startswith(f"{ENDS} will then be evicted: beyond GPU quota: M40 in namespace team-a, ")
     assert api.calls.count("POST") == 2
 
 
@@ -41,7 +41,8 @@ def test_a_day_before_a_grant_ends_an_event_announces_the_outcome_for_each_pod(a
 def test_without_evictions_the_event_says_that_the_pod_stays(api: Cluster, mode: str, enforce: bool) -> None:
     grant(api, ALL_FOUR, mode=mode)
     Watched(api, enforce=enforce, unix=NOON + 20 * HOUR).look()
-    assert api.events("newest.")[0]["message"].startswith(f"{THEN} stays, and new pods and claims are rejected until")
+    [event] = api.events("newest.")
+    assert event["message"].startswith(f"{ENDS} stays, but then new pods and claims are rejected until")
 
 
 def test_a_quota_that_audits_announces_nothing(api: Cluster) -> None:
@@ -53,7 +54,7 @@ def test_a_quota_that_audits_announces_nothing(api: Cluster) -> None:
 def test_each_pods_event_names_the_first_end_after_which_it_does_not_fit(api: Cluster) -> None:
     grant(api, {"M40": 1, "until": "2026-11-25T18:00"}, {"M40": 1, "until": "2026-11-25T20:00"})
     Watched(api).look()
-    ends = {name: api.events(f"{name}.")[0]["message"].split(";")[0] for name in ("new", "newest")}
+    ends = {name: api.events(f"{name}.")[0]["message"].split(". ")[0] for name in ("new", "newest")}
     assert ends == {
         "newest": "a GPU grant ends at 2026-11-25 18:00 UTC",
         "new": "a GPU grant ends at 2026-11-25 20:00 UTC",
