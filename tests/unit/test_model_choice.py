@@ -128,9 +128,7 @@ def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_t
 
 
 def test_cards_of_pending_pods_do_not_count_as_free() -> None:
-    """Several pods are created in a burst. The cards of its pending pods do not count as free for the next pod.
-
-    The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to the same
+    """The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to one
     model.
     """
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
@@ -183,10 +181,7 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
-    """A model has free parts of cards, but no card with room for a container of the pod. This model is tried last.
-
-    A container cannot combine the free parts of several cards. A pod that is pinned to a model cannot change it later.
-    """
+    """A container cannot combine free parts of several cards, and a pinned pod cannot change its model later."""
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
     asking = view(pod(*(container(each) for each in limits)))
     request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})
@@ -217,10 +212,7 @@ def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> Non
 
 
 def test_whole_cards_take_their_share_of_the_memory() -> None:
-    """Two of four cards are in use by pods with whole cards. So half of the limit of memory is in use too.
-
-    A pod that needs more than the other half gets another model.
-    """
+    """Two of four cards are in use by pods with whole cards. So half of the limit of memory is in use too."""
     quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
     usage = {"M40": Usage(Charge(200, card_memory=200))}
     here = ("M40", "the first in the namespace's quota, 2 cards of 4 cards free")

@@ -41,9 +41,7 @@ NOTHING: Manifest = {}
 
 
 class Labeller:
-    """The leader's labelling of nodes, with an API server double and a stopped clock. It checks nodes only when the
-    test calls it.
-    """
+    """The leader's labelling of nodes, with an API server double and a stopped clock. The test calls it."""
 
     def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
         self.api = api
@@ -90,8 +88,8 @@ class Labeller:
         self.look()
 
     def look(self, seconds: float = LOOK_SECONDS) -> list[Mapping[str, Any]]:
-        """Let time pass, deliver the stored objects to the watches, and check all nodes that are due. Return the events
-        in the log.
+        """Let time pass, deliver the stored objects to the watches, and check all due nodes. Return the events in the
+        log.
         """
         self.now += seconds
         queue, served = self.duty.reconciler.queue, [END]
@@ -290,7 +288,6 @@ def test_a_row_of_the_quota_with_our_labels_value_keeps_it(labeller: Labeller) -
 
 
 def publish(labeller: Labeller) -> None:
-    """Publish one card of the node in a ResourceSlice, as a DRA driver does."""
     pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
     cards = [claims.device(claims.A100)]
     spec = {"driver": claims.NVIDIA, "nodeName": NAME, "pool": pool, "devices": cards}
@@ -359,10 +356,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
-    """The policy rejects each write of a node's label. The leader does not repeat the write on every node.
-
-    The reason is that the policy permits another label than the one in --model-label.
-    """
+    """The policy rejects each of these writes if it permits another label than the one in --model-label."""
 
     def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
         if method == "PATCH":

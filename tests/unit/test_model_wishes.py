@@ -35,9 +35,7 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """A policy with two models outside of the pod's quota: L40S is in the quota of another namespace, and B200 is on a
-    node.
-    """
+    """A policy with two models outside of the pod's quota: L40S has a quota in team-b, and B200 is on a node."""
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
@@ -139,10 +137,7 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """A pod's model annotation is edited after /mutate. The charge does not change.
-
-    /validate reads the pod's model from its node selection, and never from the annotation.
-    """
+    """A tenant may edit the annotation after /mutate. /validate reads the model from the node selection alone."""
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"

@@ -21,7 +21,6 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline that is five seconds ahead of its clock. The clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -105,10 +104,7 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
 
 
 class Counted(Ledgers):
-    """Test ledgers whose usage is found by a count of the stored pods.
-
-    If the usage is None, the count takes too long.
-    """
+    """Test ledgers whose usage is a count of the stored pods. If ``stored`` is None, the count takes too long."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -177,11 +173,7 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """A quota that does not enforce admits a pod without a suitable model. /mutate removes forged annotations from the
-    pod.
-
-    It also sets the scheduler that keeps track of the cards, because the pod still uses a card.
-    """
+    """The scheduler keeps track of the cards, and the pod still uses a card."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(manifest), given, Ledgers({}), deadline=in_time())))
@@ -207,9 +199,7 @@ def test_a_rejection_is_never_based_on_cached_usage() -> None:
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
-    """Return the models of four pods of one card that are created in quick succession, before any of them is
-    charged.
-    """
+    """Return the models of four pods of one card that are created before any of them is charged."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     return [
         asyncio.run(mutate(Creation(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time()))).model

@@ -18,10 +18,7 @@ FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """Return the moment ``seconds`` after the start.
-
-    ``wall``: if given, the time that the wall clock shows at that moment.
-    """
+    """Return the moment ``seconds`` after the start. ``wall`` replaces the time that the wall clock shows."""
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
@@ -73,9 +70,7 @@ def test_a_directory_changed_within_the_grace_period_stays(
 
 
 def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
-    """A directory is missing in one sweep, or its pod exists in one sweep. Its observed time starts again with the next
-    sweep.
-    """
+    """The directory of a pod that exists is also missing among those that a sweep asks for."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]

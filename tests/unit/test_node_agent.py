@@ -36,10 +36,7 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """Replaces the sweeps of the node agent.
-
-    Each sweep reports its outcomes, and then returns or raises its result. The last sweep is repeated.
-    """
+    """Replaces the sweeps. Each reports its outcomes, then returns or raises its result. The last one is repeated."""
 
     script: Script
 
@@ -192,7 +189,6 @@ def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
 
 
 def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
-    """Return the seconds for which the node agent's loop waits."""
     began = time.monotonic()
     wakeup.wait(interval)
     return time.monotonic() - began

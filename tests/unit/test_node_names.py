@@ -116,11 +116,7 @@ def test_a_directory_stays_by_its_name_and_the_existing_pods(
 def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
-    """The API server has no mirror pod for a directory of a static pod. It is removed only if the kubelet has no such
-    pod either.
-
-    The mirror pod of a running static pod may be missing, for example if its namespace does not exist.
-    """
+    """The mirror pod of a running static pod may be missing, for example if its namespace does not exist."""
     assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 

@@ -43,10 +43,7 @@ Each case has the manifest of a pod (``.pod.yaml``) and the expected patch (``.p
 
 @pytest.mark.parametrize("case", NAMES)
 def test_the_patch_is_the_expected_one(case: str) -> None:
-    """/mutate pins each example pod to M40 in the pools public and lab. The patch must be the expected one.
-
-    For the cases named scheduler-…, a flag of the webhook names a scheduler.
-    """
+    """Each pod is pinned to M40 in pools public and lab. For scheduler-… a flag of the webhook names a scheduler."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
     types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
@@ -75,10 +72,7 @@ def test_a_pod_that_gets_no_model_is_still_cleaned() -> None:
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """An admitted pod.
-
-    The fields are the manifest before and after the patch of /mutate, the answer, the quota and the webhook.
-    """
+    """An admitted pod: the manifest before and after the patch of /mutate, the answer, the quota and the webhook."""
 
     sent: Manifest
     patched: Manifest
@@ -102,20 +96,13 @@ def admitted(draw: st.DrawFn) -> Admitted:
 
 
 def for_every_admitted_pod(test: Any) -> Any:
-    """Return a version of the test that runs with many random pods. Pods for which the webhook chooses no model are
-    skipped.
-    """
+    """Return the test for many random pods. Pods for which the webhook chooses no model are skipped."""
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
 
 
 @for_every_admitted_pod
 def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools(case: Admitted) -> None:
-    """A pod is patched by /mutate. It may run on exactly those nodes of its own selection that have its model and
-    pools.
-
-    The test checks every possible node.
-    """
     for name, labels in EVERY_NODE:
         in_pools = not case.quota.pools or labels.get(POOL) in case.quota.pools
         as_pinned = labels.get(MODEL) == case.answer.model and in_pools
@@ -124,10 +111,7 @@ def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools
 
 @for_every_admitted_pod
 def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
-    """A pod has several node selector terms. The patch restricts each term to the model, and leaves empty terms empty.
-
-    A pod runs on a node if any one of its terms matches.
-    """
+    """A pod runs on a node if any one of its terms matches. An empty term matches no node."""
     before = required_terms_of(case.sent)
     after = required_terms_of(case.patched)
     assert after
@@ -200,10 +184,7 @@ In addition, the patch may add requirements to the terms of the required node af
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return the pod without the fields that the patch of /mutate may change.
-
-    A parent field that is null or empty counts as absent.
-    """
+    """Return the pod without the fields that the patch may change. A parent that is null or empty counts as absent."""
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():
         part = own
@@ -230,10 +211,8 @@ def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
 
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """No node has a register (an annotation that lists its cards). The patch writes no annotation with a card type.
-
-    HAMi-DRA compares such an annotation with the product name of a device. Without a register, only the model is
-    known, and its name may differ from the product name.
+    """HAMi-DRA compares the annotation with the product name of a device. Without a register (an annotation that lists
+    the node's cards), only the model is known, and its name may differ from the product name.
     """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
@@ -243,9 +222,7 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
 
 
 def counts_cards(case: Admitted) -> bool:
-    """Return whether the pod requests a plain number of cards. Such a pod keeps its scheduler on nodes where HAMi does
-    not run.
-    """
+    """Return whether the pod requests a plain number of cards. It keeps its scheduler on nodes without HAMi."""
     request = read_request(view(case.sent))
     return not request.registered and all(scheme.register for scheme in request.schemes)
 
@@ -287,10 +264,7 @@ def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_se
 
 @st.composite
 def nearly_pinned(draw: st.DrawFn) -> Manifest:
-    """Draw a pod whose owner tries to make it look restricted to one model.
-
-    Some of its node selector terms are restricted, and others allow further models or pools.
-    """
+    """Draw a pod that looks pinned to one model. Some of its terms may allow further models or pools."""
     model, pool = draw(st.sampled_from(MODELS)), draw(st.sampled_from(POOLS))
     held = [requirement(MODEL, "In", model), requirement(POOL, "In", pool)]
     loose = [
@@ -311,10 +285,7 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
-    """/validate accepts a pod. This pod cannot run on nodes of another model or pool than it is charged for.
-
-    This must hold even if /mutate was never called, or if another webhook changed the pod later.
-    """
+    """This must hold even if /mutate was never called, or if another webhook changed the pod later."""
     verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)
     if verdict.allowed:

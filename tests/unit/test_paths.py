@@ -55,11 +55,7 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """docs/architecture.md lists the modules that decide the creation of a pod, in the order of their calls.
-
-    In this test the first pod creates the ledger. Then another replica admits a second pod. Only the modules that run
-    for the second pod are compared with the list.
-    """
+    """Another pod has created the ledger before. The documented list begins when the ledger exists."""
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),
         Nodes.of({"node-1": {LABELS.model: "M40"}}, LABELS),

@@ -90,9 +90,7 @@ A_OR_NEW = required(*(term(fields=[requirement("metadata.name", "In", name)]) fo
 
 
 def selecting(key: str, operator: str, *values: str) -> Manifest:
-    """Return the part of a pod's spec that selects nodes by this label. If ``key`` is metadata.name, it selects them by
-    name.
-    """
+    """Return the part of a pod's spec that selects nodes by this label, or by their names (metadata.name)."""
     line = requirement(key, operator, *values)
     return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
 
@@ -206,7 +204,6 @@ def test_a_node_without_a_model_has_none(name: str) -> None:
 @given(strategies.pods(), strategies.quotas(), strategies.clusters())
 @settings(max_examples=150)
 def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: NamespaceQuota, cluster: Nodes) -> None:
-    """A node of a model can run a pod. Then this model must be a candidate for the pod. The test checks every node."""
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
     usable = {model for model in quota.limits if wanted(pod, model) and takers(pod, model, quota, cluster)}
     assert found.present == usable
@@ -220,10 +217,7 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """No known node suits a pod that does not select nodes by name. The models are candidates all the same.
-
-    A node that is added later may suit the pod.
-    """
+    """A node that is added later may suit the pod."""
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
@@ -242,10 +236,7 @@ def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> 
 
 
 def wanted(pod: Mapping[str, Any], model: str) -> bool:
-    """Return whether the pod's annotations permit the model.
-
-    Only annotations of those vendors count whose resources the pod's containers request.
-    """
+    """Return whether the model is permitted by the annotations of all vendors whose resources the pod requests."""
     resources = " ".join(name for one in pod["spec"]["containers"] for name in one["resources"]["limits"])
     annotations = pod["metadata"].get("annotations") or {}
 
@@ -305,10 +296,7 @@ def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool
 
 
 def at_length(n: int, *lines: Manifest) -> Manifest:
-    """Return a pod with a single node selector term.
-
-    The term has ``n`` different requirements for one key, and the given requirements.
-    """
+    """Return a pod with one term, of ``n`` different requirements for one key and the given requirements."""
     above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
     return vcuda_pod(affinity=required(term(*above, *lines)))
 
@@ -319,9 +307,7 @@ def by_model(n: int) -> Manifest:
 
 
 def by_many(n: int, terms: int) -> Manifest:
-    """Return a pod with ``n`` keys in its nodeSelector and ``terms`` node selector terms. Each term contradicts one of
-    the keys.
-    """
+    """Return a pod with ``n`` keys in its nodeSelector. Each of its ``terms`` terms contradicts one of the keys."""
     alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
     return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
 
@@ -344,9 +330,7 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_placement_takes_linear_time_in_the_pods_size_and_not_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """A pod has very many node selector terms, or the cluster has many nodes. Placement takes at most linear time.
-
-    Tenants write these terms. With an earlier algorithm, N requirements for one key took N³ steps per model, which
+    """Tenants write these terms. With an earlier algorithm, N requirements for one key took N³ steps per model, which
     stopped admission. Stored pods count too: a tenant can add terms to a gated pod, and the leader reads all stored
     pods.
     """
@@ -362,9 +346,8 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return the number of function calls that find the candidate models and read the pod's model.
-
-    Measured time would depend on the machine instead.
+    """Return the number of function calls that find the candidate models and read the pod's model. Measured time would
+    depend on the machine.
     """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
     find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # this call fills the nodes' caches

@@ -19,9 +19,6 @@ MEMORY = {"memory_limit": 1000, "memory_used": 250}
 
 
 def test_the_bar_is_full_only_if_nothing_is_left() -> None:
-    """The plugin shows the usage as a bar. The bar is empty only if nothing is used, and full only if
-    nothing is left.
-    """
     amounts = [(0, 8, 0), (4, 8, 10), (8, 8, 20), (9, 8, 20), (2.5, 2.5, 20), (0, 0, 0), (1, 0, 20)]
     nearly = [(0.1, 8, 1), (0.01, 1000, 1), (7.9, 8, 19), (7.99, 8, 19)]
     for used, limit, filled in [*amounts, *nearly]:
@@ -29,10 +26,7 @@ def test_the_bar_is_full_only_if_nothing_is_left() -> None:
 
 
 def test_the_bar_shows_reserved_after_used_cards() -> None:
-    """The plugin's bar shows reserved cards after used cards. Even a very small reservation takes one character.
-
-    If nothing else is free, the reservation fills the rest of the bar.
-    """
+    """Even a very small reservation takes one character. If nothing else is free, it fills the rest of the bar."""
     for used, limit, reserved, shown in [
         (4, 8, 2, "##########+++++-----"),
         (4, 8, 0.01, "##########+---------"),
@@ -54,10 +48,7 @@ def test_a_namespace_is_shown_as_a_table(cluster: Cluster) -> None:
 
 
 def test_reserved_cards_have_a_column_only_while_there_are_some(cluster: Cluster) -> None:
-    """The plugin's table has a column of reserved cards only if some cards are reserved.
-
-    Reserved cards are neither used nor free, so they need their own column.
-    """
+    """Reserved cards are neither used nor free, so they need their own column."""
     cluster.publish("team-a", {**M40, "used": 5, "available": 1, "reserved": 2.0}, P100)
     cluster.publish("team-b", {**M40, **MEMORY, "reserved": 1.0, "memory_reserved": 100})
     assert run("-A").stdout.splitlines() == [
@@ -171,9 +162,6 @@ def test_every_namespace_is_listed_with_its_mode_if_it_does_not_enforce(cluster:
 
 @pytest.mark.parametrize(("output", "read"), [("json", json.loads), ("yaml", yaml.safe_load)])
 def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str, read: Any) -> None:
-    """The plugin prints JSON or YAML. The output is a list even for one namespace, and has every field, even with
-    default values.
-    """
     cluster.publish("team-a", M40)
     absent: dict[str, Any] = {
         "memory_limit": None,
@@ -198,10 +186,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
     ],
 )
 def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
-    """Another ConfigMap looks like a usage report. The plugin shows only the report that the controller wrote.
-
-    A policy permits only the controller to write reports, but the policy may be missing.
-    """
+    """A policy permits only the controller to write reports, but the policy may be missing."""
     cluster.publish("team-a", M40)
     forged = {"namespace": "team-b", "mode": "enforce", "models": [M40]}
     metadata = {"name": name, "namespace": "team-b", "labels": labels}
@@ -221,9 +206,7 @@ def test_a_report_of_another_namespace_is_not_shown(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("output", ["table", "json", "yaml", "wide"])
 def test_terminal_codes_are_escaped(cluster: Cluster, manifest: Path, output: str) -> None:
-    """A report contains forged texts with colours, line breaks, cursor movements and right-to-left marks. The plugin
-    escapes them.
-    """
+    """The report has forged texts with colours, line breaks, cursor movements and right-to-left marks."""
     hostile = "M40\x1b[31m\r\n\x9b2A\u202etxt\x7f"
     cluster.publish("team-a", {**M40, "model": hostile}, mode="\x1b[8m")
     cluster.publish("team-b", text='{"namespace": "\\u001b[2J", "mode": "enforce", "models": []}')
@@ -247,10 +230,6 @@ def test_a_namespace_without_a_report_is_reported(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("text", [" ", "{}", "no JSON", '{"namespace": 5}'])
 def test_a_damaged_report_affects_only_its_namespace(cluster: Cluster, text: str) -> None:
-    """The usage report of one namespace is damaged. Users of this namespace get an error.
-
-    The table of all namespaces leaves this namespace out, and shows the others.
-    """
     cluster.publish("team-a", text=text)
     cluster.publish("team-b", M40)
     one, every = run("-n", "team-a"), run("-A")
@@ -299,10 +278,7 @@ PARTS_OF_PATHS = ["team-a/../team-b", "..", "TEAM", "-", "*", "team a", "a" * 64
     ],
 )
 def test_an_invalid_namespace_name_is_bad_input(cluster: Cluster, manifest: Path, given: str, name: Any) -> None:
-    """The plugin gets an invalid name of a namespace. It reports bad input.
-
-    The name becomes a part of an API path, so a name with a slash could lead to another namespace.
-    """
+    """The name becomes a part of an API path, so a name with a slash could lead to another namespace."""
     cluster.publish("team-b", M40)
     in_manifest = given == "of the manifest"
     manifest.write_text(yaml.safe_dump(vcuda_pod(metadata={"namespace": name} if in_manifest else {})))

@@ -155,11 +155,7 @@ def test_no_dry_run_of_a_pod_is_sent_if_a_webhook_would_create_a_claim(
 
 
 def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manifest: Path) -> None:
-    """The plugin sends a probe, which our webhook rejects before HAMi-DRA's webhook is called. This rejection is the
-    answer.
-
-    Our webhook would also reject the pod, so the plugin sends nothing more.
-    """
+    """Our webhook is called before HAMi-DRA's. It would also reject the pod, so the plugin sends nothing more."""
     cluster.webhook = Forbidden(403, f'admission webhook "mutate.quota.vcuda.io" denied pods "{PROBE}": {OVER}')
     (row,) = told(manifest, vcuda_pod())
     assert row["decision"] == "refused"
@@ -168,10 +164,7 @@ def test_an_earlier_rejection_of_the_probe_is_the_answer(cluster: Cluster, manif
 
 
 def test_nothing_is_sent_if_the_name_of_the_claim_would_be_cut(cluster: Cluster, manifest: Path) -> None:
-    """A pod and its namespace have such long names that HAMi-DRA would shorten the name of the claim. No probe is sent.
-
-    A probe has a claim name that is invalid on purpose. The shortening could make the name valid.
-    """
+    """A probe has a claim name that is invalid on purpose. HAMi-DRA shortens long names, which could make it valid."""
     (row,) = told(manifest, vcuda_pod(metadata={"name": "a", "namespace": "n" * 51}))
     assert (row["decision"], row["reason"]) == ("not asked", TOO_LONG)
     assert (cluster.asked, cluster.probes) == ([], [])

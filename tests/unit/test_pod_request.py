@@ -82,9 +82,6 @@ def test_cores_and_memory_of_each_vgpu_are_charged(
     none_said_is_all=({"gpu": 1, "gpumem": 0, "gpumem-percentage": 0}, Charge(100, 0, 100)),
 )
 def test_memory_in_percent_is_that_share_of_a_card(asked: dict[str, int], charge: Charge) -> None:
-    """A pod requests a percentage of memory from HAMi. It is charged this percentage of a card's memory, for cards of
-    any size.
-    """
     assert charge_of(vcuda_pod({f"nvidia.com/{name}": amount for name, amount in asked.items()})) == charge
 
 
@@ -177,9 +174,7 @@ def test_a_pod_without_a_vcuda_request_is_charged_nothing(manifest: Manifest) ->
 @EACH
 @pytest.mark.parametrize("zero", [0, "0"])
 def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> None:
-    """A pod requests amount 0 of GPU resources, as Helm charts write ``nvidia.com/gpu: 0``. It counts as a pod without
-    a request.
-    """
+    """Helm charts write ``nvidia.com/gpu: 0`` for pods without a GPU."""
     manifest = vcuda_pod(dict.fromkeys(scheme.resources, zero))
     assert not asks_for_vcuda(view(manifest))
     request = read_request(view(manifest))
@@ -189,10 +184,7 @@ def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> No
 @EACH
 @pytest.mark.parametrize("amount", [1, "1", "-1", "0.5", "two", "1m", ""])
 def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> None:
-    """A pod has an amount that is not zero, or that cannot be parsed. It counts as a request.
-
-    Otherwise the pod would be admitted without a charge.
-    """
+    """Otherwise a pod with an amount that cannot be parsed would be admitted without a charge."""
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
         assert asks_for_vcuda(view(vcuda_pod({**zeros, resource: amount})))
@@ -226,10 +218,7 @@ def refusals(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """A pod requests an amount that is not a whole number. It is rejected, and only this fault is reported.
-
-    Other faults may follow from this fault.
-    """
+    """Only this fault is reported, because other faults may follow from it."""
     sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
     assert refusals(vcuda_pod({resource: amount})) == [sentence]
 
@@ -252,10 +241,7 @@ The limit must suit the container that requests the most cores.
 
 @pytest.mark.parametrize("scheme", [GPU_MANAGER, NVIDIA_VCUDA], ids=lambda scheme: scheme.name)
 class TestCoresOfTheContainer:
-    """Tests of gpu-manager, and of its fork for nvidia.com.
-
-    There the cores and memory of a request are those of the whole container.
-    """
+    """Tests of gpu-manager and its fork. The cores and memory of a request are those of the whole container."""
 
     @pytest.mark.parametrize("memory", [0, 4])
     @pytest.mark.parametrize(
@@ -292,9 +278,7 @@ class TestCoresOfTheContainer:
 
 
 def core_limit_refusals(scheme: Scheme, text: str, *cores: int) -> list[str]:
-    """Return the faults of a pod whose annotation is its core limit. The pod has one container per amount
-    in ``cores``.
-    """
+    """Return the faults of a pod with this core limit. The pod has one container per amount in ``cores``."""
     containers = [container({scheme.cores: number, scheme.memory: 4}) for number in cores]
     return refusals(pod(*containers, annotations={str(scheme.core_limit): text}))
 
@@ -315,10 +299,7 @@ class TestCoresOfEachVgpu:
     def test_more_than_the_card_of_a_vgpu_is_rejected(
         self, scheme: Scheme, count: int, cores: int, memory: int
     ) -> None:
-        """A pod requests more than 100 cores per vGPU, for example 150 or 200. It is rejected.
-
-        Whole cards are requested by the number of vGPUs, so even 200 cores per vGPU are wrong.
-        """
+        """Whole cards are requested by the number of vGPUs, so even 200 cores per vGPU are wrong."""
         sentence = f"{LIMITS}[{scheme.cores}]: a vGPU must have at most 100 cores (one card); got {cores}"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]
@@ -351,10 +332,7 @@ def test_more_than_all_memory_of_a_card_is_rejected() -> None:
     three=({"nvidia.com/gpu": 1, CORES: 100, "nvidia.com/vgpu-number": 1}, "hami and gpu-manager and vgpu-manager"),
 )
 def test_two_schemes_in_one_container_are_rejected(limits: dict[str, Any], names: str) -> None:
-    """A container requests resources of two schemes (the resource names of two vendors). It is rejected.
-
-    The message names the resources in the order in which the API server stores them.
-    """
+    """The message names the schemes in the order in which the API server stores their resources."""
     sentence = f"{LIMITS}: a container must request resources of only one vendor; got resources of {names}"
     assert refusals(vcuda_pod(limits)) == [sentence]
 

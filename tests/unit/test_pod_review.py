@@ -42,11 +42,7 @@ def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
 
 
 def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
-    """A pod has many containers with two schemes (the resource names of two vendors). Each scheme is named once in the
-    metric's label.
-
-    So pods with many containers create no further label values.
-    """
+    """The names are a label of metrics, so pods with many containers must create no further values."""
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
 
@@ -62,11 +58,7 @@ def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limit
 
 
 def test_the_namespace_is_the_requests_own() -> None:
-    """In a review, the pod's own namespace field is empty or names another namespace. The namespace of the request
-    counts.
-
-    In a review for /mutate, the API server may not have filled the field of the pod yet.
-    """
+    """In a review for /mutate, the API server may not have filled the field of the pod yet."""
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
     assert limited(review(elsewhere, "team-a")).namespace == "team-a"
     assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
@@ -101,10 +93,7 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """The webhook is called for another kind of object. It rejects the object.
-
-    The rules of its registration are wrong then. An admission would hide this mistake.
-    """
+    """An admission would hide that the rules of the registration are wrong."""
     message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer

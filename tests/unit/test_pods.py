@@ -34,11 +34,8 @@ class Busy:
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """Pods change while a view is made, that is, the pods of a namespace at one resourceVersion.
-
-    The view has exactly the pods of its version. With a version that is too new, the charge of a pod that is stored in
-    between would never be counted. With a version that is too old, a leader with exactly that view would remove the
-    charge again.
+    """If the version is too new, the charge of a pod that is stored in between is never counted. If the version is too
+    old, a leader with exactly that view removes the charge again.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -88,10 +85,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """A bound pod is deleted. It is reported as vanished before its event is reported.
-
-    Its charge moves from committed to terminating. By this order, the charge is counted at every moment.
-    """
+    """Its charge moves from committed to terminating. By this order, the charge is counted at every moment."""
     manifest = stored_pod(CARD, "uid-1", **BOUND)
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
     watch = PodInformer(api.kube, LABELS, lambda _: None)

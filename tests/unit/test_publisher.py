@@ -74,10 +74,7 @@ def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publis
 
 
 def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
-    """The first write of a usage report got no answer, but was stored. It is repeated.
-
-    The second attempt finds the report that the first attempt has stored.
-    """
+    """The second attempt finds the report that the first attempt has stored."""
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
@@ -173,11 +170,7 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_reserved_cards_have_their_own_metrics() -> None:
-    """The reserved cards, and the age of a reservation (quota that a replica holds in advance), have metrics of their
-    own.
-
-    After the reservation was deleted with its ledger, these metrics are absent.
-    """
+    """The age of a deleted reservation of team-b is still recorded, and its metric is absent."""
     reserving = use_of(used=2.0, available=5.0, reserved=3.0)
     at_rest = replace(use_of(), namespace="team-b")
     registry = CollectorRegistry()

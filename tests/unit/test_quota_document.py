@@ -41,11 +41,7 @@ GPU_ADMISSION = """{
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
 def test_gpu_admissions_json_works_unchanged(mark: str) -> None:
-    """A quota document has gpu-admission's JSON with tabs, and null for pools, as its tools write it. It is read
-    unchanged.
-
-    A namespace that has pools but no quota may use no model.
-    """
+    """Its tools write tabs, and null for pools. A namespace that has pools but no quota may use no model."""
     assert parse_quota(mark + GPU_ADMISSION) == Quota(
         {
             "team-a": NamespaceQuota({"M40": Limit(200), "P100": Limit(300)}, ("public",)),
@@ -109,7 +105,7 @@ def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
 
 
 def test_yaml_keys_stay_as_written() -> None:
-    """The keys of a quota document look like numbers, booleans or null in YAML 1.1. They are read as texts."""
+    """In YAML 1.1 these keys are numbers, booleans or null."""
     quota = parse_quota("no: {quota: {4090: 1, 1e3: 1, 0x10: 1, 010: 1}}\n123: {}\non: {}\nnull: {}")
     assert list(quota.namespaces) == ["no", "123", "on", "null"]
     assert list(quota.namespaces["no"].limits) == ["4090", "1e3", "0x10", "010"]
@@ -124,10 +120,7 @@ def test_json_that_only_yaml_can_read_is_read_as_yaml() -> None:
 
 
 def test_anchors_and_merge_keys_may_be_used() -> None:
-    """A quota document uses YAML's anchors and merge keys. They are permitted.
-
-    A key that is written in a mapping overrides merged keys. Of several merged mappings, the earlier one wins.
-    """
+    """A key that is written in a mapping overrides merged keys. Of several merged mappings, the earlier one wins."""
     quota = parse_quota(
         "a: &a {mode: warn, pool: &pools [public], quota: {M40: 1}}\n"
         "b: &b {mode: audit, quota: {M40: 2}}\n"
@@ -217,11 +210,7 @@ def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """A quota document has an entry for an impossible namespace name, as gpu-admission's example has. This is reported
-    as a fault.
-
-    Otherwise the entry would silently never apply.
-    """
+    """gpu-admission's example has such an entry. Without a fault, it would silently never apply."""
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
 
@@ -339,10 +328,7 @@ def test_all_faults_are_reported_at_once_in_the_order_of_the_document() -> None:
 
 @pytest.mark.parametrize("text", ['{"\\ud800": {}}', "\ud800: {}"], ids=["json", "unescaped"])
 def test_half_a_character_is_never_repeated_in_a_fault(text: str) -> None:
-    """A quota document contains a lone UTF-16 surrogate. The messages about its faults do not repeat it.
-
-    It cannot be encoded in UTF-8, so an answer that quotes it could not be sent.
-    """
+    """A lone UTF-16 surrogate cannot be encoded in UTF-8, so an answer that quotes it could not be sent."""
     assert faults(text) == [f"[\ufffd]: {NO_NAMESPACE}"]
 
 

@@ -132,7 +132,7 @@ def test_a_malformed_document_is_rejected_with_the_path_of_every_fault() -> None
 
 @pytest.mark.parametrize("raw", [b'{"data": {}}', b'{"data": null}'])
 def test_a_config_map_without_the_document_is_rejected(raw: bytes) -> None:
-    """An edit removes the quota document from the ConfigMap. It is rejected, because it would remove every quota."""
+    """Without the document, no namespace would have a quota."""
     answer = edited(None, object=msgspec.Raw(raw))
     missing = Fault("data.gpu_quota", "is required; this key must have the quota document")
     assert (answer.outcome, answer.allowed, answer.faults) == ("quota-refused", False, (missing,))
@@ -225,9 +225,6 @@ def test_entries_that_do_not_change_are_not_compared_again() -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("no answer"), UnreadableLedger("damaged")])
 def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) -> None:
-    """The usage of a namespace cannot be read. An edit of its quota is accepted all the same, so that quotas stay
-    editable.
-    """
     told = warnings("{team-a: {quota: {M40: 1}}, team-b: {quota: {M40: 1}}}", team_a=error, team_b=Charge(200))
     assert told == [
         f"team-a: the quota was not compared with the current usage: {error}",
@@ -236,10 +233,7 @@ def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) 
 
 
 def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
-    """The stored quota document is malformed and was never in force. An edit is compared only with the usage.
-
-    Otherwise such a document could not be corrected.
-    """
+    """The stored document is malformed and was never in force. It must be possible to correct it."""
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
         f"team-a.quota.M40: the limit is 1 card, but the usage is 2 cards; {TAIL}"
     ]
@@ -253,9 +247,7 @@ def test_a_system_namespace_with_a_quota_gives_a_warning() -> None:
 def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An edit affects so many ledgers that they cannot be compared in time. It is accepted with a warning.
-
-    Each ledger is read by its own API call. If the comparison exceeded the API server's timeout, no edit could be
+    """Each ledger is read by its own API call. If the comparison exceeded the API server's timeout, no edit could be
     stored any more.
     """
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
@@ -268,10 +260,8 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
-    """An edit changes rows in `gpu_models`. Warnings about nodes use the new rows: a node's product now belongs to a
-    model of the quota.
-
-    The setting of one row has no effect because of a DeviceClass, so a warning names it.
+    """By the new rows, a node's product belongs to a model of the quota. The setting of one row has no effect because
+    of a DeviceClass.
     """
     whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
     claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)

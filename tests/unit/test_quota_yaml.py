@@ -66,9 +66,7 @@ def test_no_depth_of_nesting_crashes(opening: str) -> None:
 
 
 def bomb(mapping: str) -> str:
-    """Return a YAML "bomb": ten lines, each with ten aliases of the line above. They would expand to ten thousand
-    million entries.
-    """
+    """Return a YAML "bomb": ten lines, each with ten aliases of the line above, for ten thousand million entries."""
     names = [f"a{n}" for n in range(10)]
     lines = (mapping.format(this=b, above=",".join(10 * [f"*{a}"])) for a, b in pairwise(names))
     return "a0: &a0 {x: 1}\n" + "\n".join(lines)
@@ -178,10 +176,7 @@ def test_any_damaged_document_is_a_quota_or_a_quota_fault(
 @given(JSON_VALUES)
 @settings(max_examples=300)
 def test_faults_are_short_lines_that_can_be_sent(value: Any) -> None:
-    """A quota document is any JSON. The messages about its faults are short lines that can be sent.
-
-    They contain no control characters, no surrogates and no very long values.
-    """
+    """They contain no control characters, no surrogates and no very long values."""
     for fault in quota_faults(json.dumps({"team-a": value})):
         assert str(fault).isprintable()
         assert str(fault).encode()

@@ -157,11 +157,6 @@ WITH_A_NAME = {
 def test_access_beyond_the_charge_is_rejected_unless_allowed(
     manifest: Manifest, path: str, allowance: Allowance
 ) -> None:
-    """A pod has a field that gives access to GPUs beyond its charge. It is rejected with status 422 and the path of the
-    field.
-
-    If the quota's `allow` has the name for exactly this field, the pod is admitted.
-    """
     stored = {**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}}
     answer = refused(stored)
     assert (answer.outcome, answer.status) == ("malformed", HTTPStatus.UNPROCESSABLE_ENTITY)
@@ -228,10 +223,7 @@ def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Ma
 @pytest.mark.parametrize(("mode", "told"), [(Mode.WARN, 1), (Mode.AUDIT, 0)])
 @pytest.mark.parametrize("manifest", [pod(container({"amd.com/gpu": 1})), pod(container(**PRIVILEGED))])
 def test_a_quota_that_does_not_enforce_admits_and_reports_it(manifest: Manifest, mode: Mode, told: int) -> None:
-    """A pod could use GPUs beyond its request, and its quota does not enforce. The pod is admitted.
-
-    Under mode warn the owner of the pod gets a warning. Under mode audit the reason is only logged.
-    """
+    """Under mode warn the owner of the pod gets a warning. Under mode audit the reason is only logged."""
     answer = refused(manifest, mode=mode)
     assert (answer.outcome, answer.allowed, len(answer.warnings)) == ("malformed", True, told)
     assert answer.message.startswith("malformed GPU request: ")
@@ -271,9 +263,6 @@ def test_an_unknown_name_is_a_fault(allow: str, fault: str) -> None:
 
 
 def test_a_pod_with_very_many_resources_is_checked_in_linear_time() -> None:
-    """A pod has very many resources. They are checked in one pass, in linear time.
-
-    A comparison of each resource with all others would take a minute here.
-    """
+    """A comparison of each resource with all others would take a minute here."""
     answer = refused(vcuda_pod({"nvidia.com/gpumem": 1, **{f"nvidia.com/x{number}": 1 for number in range(20_000)}}))
     assert (answer.outcome, len(answer.faults)) == ("malformed", MOST_FAULTS + 1)

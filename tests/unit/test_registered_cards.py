@@ -36,9 +36,7 @@ def configured(models: str = "", schemes: str = "") -> GpuResources:
 
 
 def nodes_with(*cards: Card, scheme: str = HAMI.name, named: GpuResources = BUILT_IN) -> Nodes:
-    """Return two T4 nodes. The register (an annotation) of one node lists these cards, and the other node has no
-    register.
-    """
+    """Return two T4 nodes. The register (an annotation) of one lists these cards, and the other has no register."""
     labels = {name: {MODEL: "T4"} for name in ("registered", "plain")}
     return Nodes.of(labels, LABELS, {"registered": {scheme: Register.of(*cards)}}, named.models)
 
@@ -91,10 +89,8 @@ def test_without_the_setting_a_share_is_charged_all_cores_of_its_card() -> None:
     a_stated_memory=configured("{T4: {memory: 8Gi}}", "{hami: {default_cores: memory}}"),
 )
 def test_registers_that_change_no_charge_leave_the_resources_as_they_are(known: GpuResources) -> None:
-    """A new node has a register (an annotation that lists its cards) that changes no charge. The resources object stays
-    the same.
-
-    If that object changed, all pods would be listed again.
+    """If the resources changed with each new register (an annotation that lists a node's cards), all pods would be
+    listed again.
     """
     assert known.with_registered(nodes_with(SMALL).registered_cards) is known
 

@@ -22,10 +22,7 @@ OURS = [
 
 
 def as_hami(cards: list[Card]) -> str:
-    """Return a register (the annotation with a node's cards) as HAMi writes it from version 2.8 on.
-
-    Fields that are zero or false are left out, so an unhealthy card has no ``health``.
-    """
+    """Write a register as HAMi does from version 2.8 on: without fields that are zero or false."""
     modes: dict[bool, dict[str, Any]] = {
         True: {"mode": "mig", "migProfiles": [{"name": "1g.5gb"}]},
         False: {"mode": "hami-core"},
@@ -38,10 +35,7 @@ def as_hami(cards: list[Card]) -> str:
 
 
 def as_hami_text(cards: list[Card]) -> str:
-    """Return a register (the annotation with a node's cards) as HAMi 2.5 to 2.7 writes it.
-
-    Earlier versions leave out the fields index and mode.
-    """
+    """Write a register as HAMi 2.5 to 2.7 does. Earlier versions leave out the fields index and mode."""
     modes = {True: ",0,mig", False: ""}
     return "".join(f"{card.uuid},10,{card.memory},100,{card.type},0,true{modes[card.mig]}:" for card in cards)
 
@@ -122,11 +116,7 @@ def test_any_text_is_a_register_or_an_error(text: str) -> None:
 
 
 def test_a_malformed_register_is_reported_once_and_ignored_until_it_is_corrected(api: ApiDouble) -> None:
-    """A node's register (the annotation with its cards) is malformed. It is reported once, and ignored until it is
-    corrected.
-
-    The Node object changes every few seconds. The register is parsed again only if its text has changed.
-    """
+    """The Node object changes every few seconds. The register is parsed again only if its text has changed."""
     watch, path = NodeInformer(api.kube, LABELS), "/api/v1/nodes/gpu-1"
 
     def heard(text: str, beat: str) -> list[Any]:

@@ -75,9 +75,7 @@ def page() -> str:
 
 
 def rows() -> list[str]:
-    """Return the rows of all tables of the page that have a column "it is charged". The leading bar of each row is
-    removed.
-    """
+    """Return the rows of the page's tables with a column "it is charged", without the leading bar of each row."""
     lines = page().splitlines()
     found = []
     for at in (at for at, line in enumerate(lines) if HEAD.match(line)):

@@ -20,10 +20,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a test world (replicas, leaders and a double of the API server) in which replica A holds a reservation.
-
-    Since replica A reserved quota in advance, no other replica has written the ledger.
-    """
+    """Return a test world in which replica A holds a reservation (quota in advance), and has made the last write."""
     with ReservationWorld() as world:
         world.reserve(A)
         written(world)
@@ -51,7 +48,7 @@ def test_a_replica_that_stops_writes_its_charges_and_releases_the_rest(world: Re
 
 
 def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
-    """A replica with a reservation is told to stop. It still answers calls, but it reserves nothing any more."""
+    """It still answers calls."""
     world.close(A)
     world.ask(A, 20)
     world.go_on()
@@ -65,11 +62,7 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
 def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """A replica with a reservation has crashed. The leader removes the reservation when none of its pods can be stored
-    any more.
-
-    The leader measures the time on its own clock, from when it first saw the reservation.
-    """
+    """The leader measures the time on its own clock, from when it first saw the reservation."""
     world.crash(A)
     world.settle(leader)
     [holder] = world.ledger().reserved

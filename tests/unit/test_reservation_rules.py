@@ -141,9 +141,7 @@ reservations = ChargeAges.reservations
 
 
 def reservations_as(**changed: float) -> Callable[..., Overdue]:
-    """Return a version of ``reservations``, which finds the expired reservations. It acts as if each reservation had
-    these values.
-    """
+    """Return a version of ``reservations`` that acts as if each reservation had these values."""
 
     def expired(ages: ChargeAges, namespace: str, ledger: Ledger, *now: Any) -> Overdue:
         reserved = {replica: msgspec.structs.replace(each, **changed) for replica, each in ledger.reserved.items()}
@@ -168,9 +166,8 @@ def nothing_expired(*_: object) -> Overdue:
 
 
 class Broken(NamedTuple):
-    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``.
-
-    Then ``scenario`` must fail with the fault ``wrong``.
+    """A broken rule: ``value`` replaces the attribute ``name`` of ``where``. Then ``scenario`` must fail with
+    ``wrong``.
     """
 
     rule: str

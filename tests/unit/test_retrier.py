@@ -28,10 +28,7 @@ NODES = Nodes(LABELS)
 
 
 def owner(limits: Mapping[str, int] = ONE, missing: int = 1, **spec: Any) -> Owner:
-    """Return a ReplicaSet that still has to create ``missing`` pods of one container.
-
-    ``spec``: further fields of its pod template.
-    """
+    """Return a ReplicaSet that lacks ``missing`` pods of one container. ``spec`` extends its pod template."""
     template = {"spec": {"containers": [container(limits)], **spec}}
     return read({"spec": {"replicas": missing + 3, "template": template}, "status": {"replicas": 3}})
 
@@ -41,9 +38,7 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota of each model. An argument that is a plain number means so many cores, with unlimited
-    memory.
-    """
+    """Return the free quota of each model. A plain number means so many cores, with unlimited memory."""
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
@@ -167,10 +162,7 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Several owners were rejected at the same time. They are ordered by path.
-
-    Otherwise each pass of the retrier could choose another owner.
-    """
+    """Otherwise each pass of the retrier could choose another owner."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -249,10 +241,7 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """An Event reports a rejected pod of an owner. It leads to an owner in the Event's own namespace, or to none.
-
-    Tenants can write Events, and the leader reads owners with its own rights.
-    """
+    """Tenants can write Events, and the leader reads owners with its own rights."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
@@ -269,10 +258,7 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """One stored workload cannot be decoded. Two valid workloads are retried all the same.
-
-    The rejection of one is in its condition, and the rejection of the other is in an Event.
-    """
+    """The rejection of one valid workload is in its condition, and that of the other is in an Event."""
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
@@ -286,9 +272,7 @@ def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, An
 
 
 class Retried:
-    """A retrier for namespace team-a, which has much free quota and some rejected workloads. The test sets
-    the clock.
-    """
+    """A retrier for namespace team-a, with much free quota and some rejected workloads. The test sets the clock."""
 
     def __init__(self, api: ApiDouble, owners: int, tick: float = 0.0) -> None:
         self.api, self.now, self.tick = api, 0.0, tick
@@ -321,10 +305,7 @@ class Retried:
 
 
 def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: ApiDouble) -> None:
-    """A pass over a namespace ends before all rejected owners are judged. The others are judged in a later pass.
-
-    In this test, each reading of the clock uses a fifth of the time of one pass.
-    """
+    """Each reading of the clock uses a fifth of the time of one pass."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -336,11 +317,7 @@ def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: A
 def test_a_pass_without_rejections_is_one_list_and_sometimes_finds_owners_without_events(
     api: ApiDouble,
 ) -> None:
-    """A namespace has no rejections. A pass of the retrier over it is one LIST, of Events.
-
-    Now and then a pass also lists the owners, and so finds rejected owners without an Event. The Event may have
-    expired, or was never written.
-    """
+    """The Event of a rejected owner may have expired, or was never written. So sometimes a pass also lists owners."""
     retried = Retried(api, owners=0)
 
     def lists() -> int:
@@ -366,10 +343,7 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
 
 
 def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """A LIST takes long. The namespace then rests for a multiple of the LIST's time.
-
-    Meanwhile other namespaces have their turns.
-    """
+    """Meanwhile other namespaces have their turns."""
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -20,10 +20,7 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card, which the leader has already counted.
-
-    The pod requests the card itself, or by a claim.
-    """
+    """Return a running pod with one card that the leader has counted. The card is its own, or belongs to a claim."""
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
     world.store(pod)
@@ -208,10 +205,7 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """A claim loses its devices because its pod is removed with a lost node. Later the claim is used again.
-
-    The scheduler may then allocate other devices to it.
-    """
+    """The pod is removed with a lost node. The scheduler may then allocate other devices to the claim."""
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
@@ -226,10 +220,7 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """A pod is deleted by force before the leader's watch delivers it. Only a replica's LIST has seen the pod.
-
-    In a quiet cluster, the watch lags behind such a LIST.
-    """
+    """In a quiet cluster, the watch lags behind the LIST of a replica."""
     running(world, "other")
     pod = TruePod("pod", LONG)
     world.admit(pod)
@@ -421,10 +412,8 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """A pod with a claim ends, and the watch of claims is ahead of the watch of pods. The claim stays in the count.
-
-    It must not become terminating, because a terminating charge stays for a fixed time. It stays until the watch of
-    pods shows that the pod has ended.
+    """The watch of claims is ahead. The claim must not become terminating, because a terminating charge stays for a
+    fixed time.
     """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
@@ -493,10 +482,8 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     ],
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """A replica admits pods from its reservation, so they are stored before they are pending. Meanwhile another pod
+    """Pods that a replica admits from its reservation are stored before they are pending. Meanwhile another pod
     vanishes.
-
-    The new pods do not hide the decrease of the count.
     """
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)

@@ -26,9 +26,7 @@ BOUND = 5
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """A state machine for deleted pods. Each rule is one step of one process, such as the leader or the claim
-    controller.
-    """
+    """A state machine for deleted pods. Each rule is one step of one process, such as the leader or the kubelet."""
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
@@ -44,9 +42,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
-        """Create a pod and let it make ``steps`` of these steps: admitted, stored, its claim admitted and stored,
-        bound.
-        """
+        """Create a pod and let it make ``steps`` steps: admitted, stored, its claim admitted and stored, bound."""
         self.number += 1
         self._go_on(TruePod(f"pod-{self.number}", grace, f"claim-{self.number}" if claimed else ""), steps)
 
@@ -79,9 +75,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def end(self, which: int, steps: int) -> None:
-        """End a pod, as if its containers had ended. Then let the claim controller make some steps to release the pod's
-        claim.
-        """
+        """End the containers of a pod. Then let the claim controller make some steps to release the pod's claim."""
         if running := self._running():
             pod = running[which % len(running)]
             self.world.end(pod)
@@ -89,9 +83,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def delete_by_force(self, which: int, steps: int) -> None:
-        """Delete a pod in any state by force. Then let the claim controller make some steps to release the
-        pod's claim.
-        """
+        """Delete a pod in any state by force. Then let the claim controller make some steps."""
         stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
         if stored:
             pod = stored[which % len(stored)]

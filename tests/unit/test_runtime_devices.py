@@ -191,10 +191,8 @@ def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """A pod has a claim and sets CUDA_VERSION. It is refused, because the webhook does not know the claim's driver.
-
-    If the pod also sets NVIDIA_VISIBLE_DEVICES to void, it is not refused. Its user loses nothing, because a CDI device
-    makes its cards available with any value.
+    """With NVIDIA_VISIBLE_DEVICES set to void, the pod is admitted. Its user loses nothing, because a CDI device makes
+    its cards available with any value.
     """
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])

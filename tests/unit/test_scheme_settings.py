@@ -43,9 +43,7 @@ def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
 def test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks(row: dict[str, Any], order: str) -> None:
-    """A vendor's webhook changes a pod before or after ours. Charge, pin and scheduler are the same in both cases.
-
-    If another webhook changes a pod after ours, the API server calls ours again (reinvocationPolicy). In the end
+    """If another webhook changes a pod after ours, the API server calls ours again (reinvocationPolicy). In the end
     nothing is left to change.
     """
     asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])

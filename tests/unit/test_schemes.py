@@ -55,10 +55,7 @@ def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
-    """A pod requests a resource of a vendor's domain that is not in the vendor's scheme. It is refused.
-
-    Each scheme has a pattern for the names of its vendor's resources, which must match such a resource too.
-    """
+    """Each scheme has a pattern for the names of its vendor's resources, which must match such a resource too."""
     assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
     assert BUILT_IN.is_unknown_gpu(f"{domain}/{part.removesuffix('*')}missing")
@@ -75,9 +72,7 @@ def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(
 
 @EACH
 def test_some_settings_are_only_for_counted_schemes(scheme: Scheme) -> None:
-    """The table of schemes (the resource names of each vendor) has some settings only for certain schemes.
-
-    A percentage of memory makes sense only with a number of vGPUs. A core limit makes sense only for the cores of a
+    """A percentage of memory makes sense only with a number of vGPUs. A core limit makes sense only for the cores of a
     whole container.
     """
     assert scheme.count or not scheme.memory_percentage
@@ -92,7 +87,7 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 @EACH
 def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
-    """The records of an allocation, which are removed from every pod, include no annotation that users may write."""
+    """The records of an allocation are removed from every pod."""
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -125,10 +120,7 @@ def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """The policy protects exactly the annotations and labels of the schemes (the resource names of each vendor).
-
-    If not, add those of a new scheme to the policy, or remove unused ones from it.
-    """
+    """If this fails, add the keys of a new scheme to the policy, or remove unused ones from it."""
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]

@@ -24,10 +24,7 @@ VGPU = {"vgpu-manager": Register.of(Card("GPU-1", "Tesla V100"))}
 
 
 def cluster(**nodes: tuple[str, dict[str, Register]]) -> Nodes:
-    """Return a cluster of these nodes.
-
-    Each node is given by its name, its model, and the cards in its register (an annotation).
-    """
+    """Return a cluster of nodes, each with its model and the cards in its register (an annotation)."""
     labels = {name: {MODEL: model, HOSTNAME: f"host-{name}"} for name, (model, _) in nodes.items()}
     return Nodes.of(labels, LABELS, {name: register for name, (_, register) in nodes.items() if register})
 
@@ -69,9 +66,7 @@ IGNORED = {"labels": {"hami.io/webhook": "ignore"}}
 
 
 def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
-    """Return the model and the scheduler of the pod after /mutate and /validate. Assert that a second /mutate changes
-    nothing.
-    """
+    """Return the model and the scheduler of the pod after both calls. Assert that a second /mutate changes nothing."""
     answer = asked.mutate(manifest)
     assert answer.allowed, answer.message
     stored = patched(manifest, answer.patch)
@@ -157,11 +152,7 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """A pod that does not use HAMi's scheduler was restricted to nodes without HAMi. Another webhook removed this
-    restriction.
-
-    /validate rejects the pod, because HAMi's device plugin would not serve it.
-    """
+    """The pod does not use HAMi's scheduler, so HAMi's device plugin would not serve it."""
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message
 

@@ -60,10 +60,7 @@ def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledge
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:
-    """The ledger differs from the stored objects because of a recent event, and settling is already queued.
-
-    The difference is not reported as drift.
-    """
+    """The difference is due to a recent event."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settler.queue.add("team-a")
     assert settling.full_resync() == []
@@ -71,11 +68,7 @@ def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replic
 
 
 def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble, replica: Replica) -> None:
-    """A webhook replica has counted the pods at a newer version than the controller's watch has. The controller lists
-    the pods.
-
-    No event has advanced the watch since.
-    """
+    """A webhook replica has counted at a newer version, and no event has advanced the watch since."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
     api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
     settling.settler.queue.add("team-a")
@@ -95,9 +88,7 @@ def settling(api: ApiDouble, replica: Replica) -> Settling:
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
-    """Let the replica charge a pod before each of the next ``times`` writes of the ledger. Return the uids of these
-    pods.
-    """
+    """Let the replica charge a pod before each of the next ``times`` writes of the ledger. Return the pods' uids."""
     left = iter(uids := [f"uid-{number}" for number in range(times)])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -117,10 +108,8 @@ def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
 def test_settling_after_a_conflict_is_retried_at_once_and_then_gives_others_a_turn(
     api: ApiDouble, replica: Replica, other: Replica, settling: Settling, times: int
 ) -> None:
-    """A settling meets a conflict. It is retried at once, and after several conflicts other namespaces have their turn.
-
-    Charges that replicas add during the conflicts stay in the ledger. The charges of deleted pods are released in the
-    namespace's next turn.
+    """Charges that replicas add during the conflicts stay in the ledger. The charges of deleted pods are released in
+    the namespace's next turn.
     """
     uids = overtake(api, other, times)
     settling.run()
@@ -271,10 +260,7 @@ def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: Api
 def test_charges_are_settled_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """The controller has only seen a malformed quota document. It settles the ledgers all the same.
-
-    Replicas may still use an earlier valid document and charge pods by it.
-    """
+    """Replicas may still use an earlier valid document and charge pods by it."""
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
     Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
     settled = replica.store.read("team-a").ledger
@@ -288,10 +274,7 @@ def test_with_a_malformed_document_no_ledger_is_created_or_deleted(api: ApiDoubl
 
 
 def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble) -> None:
-    """A ledger is counted by a LIST. The count has the version of the LIST, and no newer version.
-
-    With a newer version, a pod that is stored after the LIST would count as seen, and its charge would be lost.
-    """
+    """With a newer version, a pod that is stored after the LIST would count as seen, and its charge would be lost."""
     api.store(POD, stored_pod(CARD))
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
     view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
@@ -303,10 +286,7 @@ BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSecond
 
 
 def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
-    """A pod was deleted by force before a change of leader. It stays charged under the next leader.
-
-    The next leader has never seen this pod, and measures its terminating time on its own clock.
-    """
+    """The next leader has never seen this pod, and measures its terminating time on its own clock."""
     first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
     first.settle()
     api.remove(POD)
@@ -338,9 +318,7 @@ def test_a_pod_deleted_without_a_watch_stays_charged_for_30_s(api: ApiDouble, re
 
 
 def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: Replica) -> None:
-    """Many namespaces are deleted together, so their ledgers must be deleted. This does not delay the settling of other
-    ledgers.
-    """
+    """If many namespaces are deleted together, the settling of other ledgers must not be delayed."""
     settling = Settling(api, replica, Ledger({}, COUNTED), gone=True)
     settling.settler.reconciler.turn("team-a")
     assert (LEDGER in api.objects, settling.settler.unlimited.queue.next()) == (True, "team-a")
@@ -354,9 +332,7 @@ def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: R
 def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:
-    """An empty ledger without a limit is newer than the controller's watches. It is deleted without a LIST.
-
-    Thousands of ledgers may be deleted at once, so each deletion must be cheap. The mark (a ConfigMap) of each
+    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The mark (a ConfigMap) of each
     namespace is deleted too.
     """
     settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
@@ -377,10 +353,7 @@ def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, repli
 
 
 def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
-    """A ledger with charges has no limit any more. The pods are listed and counted before the ledger is deleted.
-
-    A pod that no watch saw may still run, and the limit may be restored later.
-    """
+    """A pod that no watch saw may still run, and the limit may be restored later."""
     settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
@@ -391,11 +364,7 @@ def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: Api
 def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """A namespace is missing in the watch of namespaces. Its ledger stays until no pod can still be stored or still
-    run.
-
-    A late watch lacks a namespace that exists.
-    """
+    """A late watch lacks a namespace that exists."""
     settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
     settling.settle()
     settling.later(500)

@@ -113,10 +113,7 @@ def test_a_value_from_another_object_is_rejected_because_it_is_unknown(scheme: S
 
 @VARIABLES
 def test_on_a_whole_card_a_limit_may_be_set(scheme: Scheme, name: str) -> None:
-    """A pod requests a whole card and sets a variable that limits its share. It is admitted.
-
-    Variables that switch the vendor's control off are still rejected.
-    """
+    """Variables that switch the vendor's control off are still rejected."""
     limit = scheme.limits.find(name)
     switches = limit is not None and limit.allowance is Allowance.DISABLE_CONTROL
     assert faults_of(with_variable(card_of(scheme), name)) == [VARIABLE] * switches

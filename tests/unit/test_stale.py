@@ -86,10 +86,7 @@ def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> N
     ids=lambda text: text[:12] or "empty",
 )
 def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
-    """An allocation has an impossible time, such as the largest 64-bit number, by which vgpu-manager means "never".
-
-    The creation time of the pod counts instead.
-    """
+    """The largest 64-bit number is among these times: vgpu-manager means "never" by it."""
     pod = stored(scheme, at=START + 50, created=START, annotations={})
     assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
@@ -116,10 +113,7 @@ def test_the_time_of_each_scheme_is_used(scheme: Scheme, at: float, counts: floa
 
 
 def test_the_newest_of_two_times_is_used() -> None:
-    """An allocation has two times: HAMi writes one when it chooses the node, and another when it binds the pod.
-
-    The newest time counts. HAMi writes the first time again at each attempt.
-    """
+    """HAMi writes one time when it chooses the node, again at each attempt, and another when it binds the pod."""
     for newer in HAMI.predicate_times:
         again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
         assert due(again) == LATE + 70
@@ -150,11 +144,7 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
 
 @EACH
 def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
-    """A pod that is not bound has an annotation that says "success". This annotation does not keep its allocation.
-
-    It was copied together with the pod's manifest. A device plugin only serves bound pods, so it cannot have written
-    it.
-    """
+    """A device plugin only serves bound pods, so the mark was copied together with the pod's manifest."""
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
 
@@ -184,10 +174,7 @@ def test_an_allocation_that_names_no_node_waits_for_its_time(scheme: Scheme) -> 
 def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
     scheme: Scheme, status: str, phase: str | None, nodes: tuple[str, ...]
 ) -> None:
-    """The node of a bound pod is missing. The allocation of the pod on this node is not stale.
-
-    A Node object may be deleted for a moment and registered again, while all pods of the node keep running.
-    """
+    """A Node object may be deleted for a moment and registered again, while all pods of the node keep running."""
     pod = stored(scheme, status=status, phase=phase, bound=NODE)
     assert rules(pod, START + 10 * ABSURD, *nodes) == []
     assert due(pod, *nodes) is None
@@ -195,10 +182,7 @@ def test_an_allocation_is_never_stale_on_the_node_of_its_pod(
 
 @EACH
 def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Scheme) -> None:
-    """A bound pod has an allocation that names no node. It is never stale.
-
-    gpu-manager itself leaves out the node's name if the scheduler has not written it.
-    """
+    """gpu-manager itself leaves out the node's name if the scheduler has not written it."""
     pod = stored(scheme, node=None, bound=NODE)
     assert due(pod) is None
 
@@ -211,10 +195,7 @@ def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Sche
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """An allocation names another node than the node of its pod. It is stale only after its time.
-
-    Before that, the pod may still be starting.
-    """
+    """Before that, the pod may still be starting."""
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
     [removal] = find_stale(pod, LATE, *nodes)
@@ -224,9 +205,7 @@ def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
 
 @EACH
 def test_an_allocation_that_a_device_plugin_confirmed_belongs_to_the_pods_node(scheme: Scheme) -> None:
-    """A device plugin has confirmed an allocation that names another node than the pod's. The allocation is not stale.
-
-    Schedulers count a confirmed allocation on the node where the pod runs. If it were removed, its cards could be
+    """Schedulers count a confirmed allocation on the node where the pod runs. If it were removed, its cards could be
     allocated twice.
     """
     pod = stored(scheme, phase="done", bound="gpu-2")
@@ -249,11 +228,7 @@ def test_an_allocation_on_a_pod_that_has_ended_is_stale_at_once(
 
 @EACH
 def test_a_pod_that_is_being_deleted_is_judged_like_any_other(scheme: Scheme) -> None:
-    """A pod is being deleted. Its allocation is stale by the same rules as that of any other pod.
-
-    A terminating pod uses its cards while it runs. A terminating pod that was never bound may stay forever because of a
-    finalizer.
-    """
+    """A terminating pod uses its cards while it runs. If it was never bound, a finalizer may keep it forever."""
     gone = {"deletionTimestamp": "2023-11-14T22:13:21Z"}
     assert rules(stored(scheme, bound=NODE, status="Running", **gone), LATE) == []
     assert rules(stored(scheme, **gone), LATE) == ["unbound"]
@@ -275,10 +250,7 @@ def test_the_allocations_of_two_schemes_are_judged_separately() -> None:
 
 
 def test_a_name_that_two_schemes_share_is_removed_once() -> None:
-    """A pod has the records of two vendors, which share a key under nvidia.com/. The patch removes this key once.
-
-    A JSON Patch that removes a key twice would fail.
-    """
+    """Two vendors share a key under nvidia.com/. A JSON Patch that removes a key twice would fail."""
     other, _ = marks(VGPU_MANAGER, START)
     pod = stored(NVIDIA_VCUDA, annotations=other)
     assert pod.allocation
@@ -312,9 +284,7 @@ def pods(draw: st.DrawFn) -> StoredPod:
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
 def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
-    """A pod is due at a time exactly if some allocation of it is stale at this time.
-
-    A loop that checks a pod only when it is due must miss no stale allocation, and must never check a pod without a
+    """A loop that checks a pod only when it is due must miss no stale allocation, and must never check a pod without a
     result.
     """
     since = stale.first_stale(pod, nodes.__contains__, now, TIMEOUT)

@@ -64,9 +64,7 @@ def test_a_pod_is_checked_when_its_allocation_can_first_be_stale_and_is_cleared_
 
 
 def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_whole(cleaner: Cleaner) -> None:
-    """A stale allocation has thousands of keys and very long texts. The controller's loop removes it as a whole.
-
-    The watch keeps only a bounded part of the annotations. So the loop reads the pod again before it removes an
+    """The watch keeps only a bounded part of the annotations. So the loop reads the pod before it removes an
     allocation.
     """
     huge = {f"tencent.com/predicate-gpu-idx-{number}": "0" for number in range(5000)}
@@ -88,10 +86,8 @@ def test_an_allocation_of_thousands_of_keys_and_of_huge_texts_is_removed_as_a_wh
 
 
 def test_a_future_time_counts_as_the_time_at_which_it_was_seen(cleaner: Cleaner) -> None:
-    """An allocation has a time in the future. The time at which the controller saw it counts instead.
-
-    The owner of a pod can write any time into its annotations. A time in the future once kept a stale allocation for a
-    day.
+    """The owner of a pod can write any time into its annotations. A time in the future once kept a stale allocation for
+    a day.
     """
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START + 80_000, created=START - 1000))
@@ -117,10 +113,7 @@ def test_a_removed_allocation_is_not_checked_again_while_the_watch_lags(past: Cl
 
 @pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(past: Cleaner, between: bool) -> None:
-    """A pod with a stale allocation is bound before the watch has delivered that. It keeps its allocation.
-
-    The patch requires the resourceVersion that was checked. The bound pod has a newer version, so the patch fails.
-    """
+    """The patch requires the resourceVersion that was checked, and the bound pod has a newer version."""
     kept = marks_on(past.api)
     past.api.deliver = before("PATCH" if between else "GET", lambda: bind(past))
     assert past.serve() == []
@@ -172,10 +165,7 @@ def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal
 
 @pytest.mark.parametrize("loss", [lost_request, lost_reply])
 def test_a_patch_whose_answer_is_lost_is_followed_by_another_check(past: Cleaner, loss: Any) -> None:
-    """The answer to the patch that removes an allocation is lost. The controller's loop reads the pod again.
-
-    If the patch took effect, nothing is left to remove.
-    """
+    """If the patch took effect, nothing is left to remove."""
     past.api.deliver = Script(loss, methods=("PATCH",))
     [line] = past.serve()
     assert line["log_level"] == "warning"
@@ -210,9 +200,7 @@ def test_a_pod_that_cannot_be_read_delays_no_other(past: Cleaner) -> None:
 
 
 def test_a_pod_that_no_longer_requests_vcuda_is_not_changed(past: Cleaner) -> None:
-    """A pod was deleted, and another pod without a GPU request has the same name. The controller's loop does not change
-    it.
-    """
+    """The pod was deleted, and another pod without a GPU request has the same name."""
     past.api.store(POD, {**past.api.objects[POD], "spec": {"containers": [{"name": "main"}]}})
     assert past.serve() == []
     assert marks_on(past.api)
@@ -230,10 +218,7 @@ def test_a_pod_that_was_allocated_again_is_checked_when_that_can_be_stale(past: 
 
 @pytest.fixture
 def orphaned(cleaner: Cleaner) -> Cleaner:
-    """Return the loop just after its watch saw the deletion of the node.
-
-    The allocation on this node is too new to be stale by its time.
-    """
+    """Return the loop after its watch saw the deletion of the node. The allocation is too new to be stale by time."""
     store(cleaner)
     cleaner.api.remove(LOCKED)
     cleaner.watch()
@@ -241,10 +226,7 @@ def orphaned(cleaner: Cleaner) -> Cleaner:
 
 
 def test_a_node_missing_in_the_watch_counts_as_deleted_only_after_a_read(orphaned: Cleaner) -> None:
-    """A node is missing in the watch. The controller's loop reads the node before it treats the node as deleted.
-
-    The node exists here, so its pods wait for the usual time.
-    """
+    """The node exists here, so its pods wait for the usual time."""
     orphaned.api.store(LOCKED, {"metadata": {"name": NODE}})
     assert orphaned.serve() == []
     assert marks_on(orphaned.api)
@@ -267,11 +249,7 @@ def test_nothing_is_removed_while_the_existence_of_a_node_is_unknown(orphaned: C
 
 @pytest.mark.parametrize("node", ["a/b", "../x", "..", "gpu-1?watch=1", "GPU-1", "gpu 1", "a" * 254, "gpu-1\n"])
 def test_an_invalid_node_name_is_not_looked_up_and_names_no_node(cleaner: Cleaner, node: str) -> None:
-    """An allocation names a node with a slash in its name. The name is invalid, so the loop does not read the node.
-
-    It treats the allocation as one that names no node. The API server would read the path nodes/a%2Fb as a subresource
-    and always answer 403.
-    """
+    """The API server would read the path nodes/a%2Fb as a subresource and always answer 403."""
     store(cleaner, node=node)
     cleaner.api.forget_calls()
     [line] = cleaner.serve()
@@ -344,11 +322,7 @@ def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> N
 
 
 def test_a_lock_on_a_node_that_another_client_writes_first_is_judged_again(cleaner: Cleaner) -> None:
-    """Another client writes a Node first, so the patch that removes an expired lock meets a conflict. The lock is
-    judged again.
-
-    The kubelet of the node writes the Node object regularly.
-    """
+    """The kubelet of the node writes the Node object regularly."""
     lock(cleaner, rfc3339(START))
     cleaner.api.deliver = before("PATCH", lambda: cleaner.api.store(LOCKED, cleaner.api.objects[LOCKED]))
     cleaner.now = START + TIMEOUT
@@ -411,10 +385,7 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """No turn of the controller's loop has ended for five periods. The loop is reported as stuck.
-
-    A turn that failed has ended too: if the API server does not answer, a restart would not help.
-    """
+    """A turn that failed has ended too: if the API server does not answer, a restart would not help."""
     assert not cleaner.gc.is_stuck(), "a loop that has not started is not stuck"
     store(cleaner, status="Failed")
     seen: list[bool] = []

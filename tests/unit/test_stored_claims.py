@@ -199,10 +199,7 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """The watch of claims is quiet. Claims are listed only if the ledger differs from the watch.
-
-    A quiet watch does not learn newer versions. Without this rule each settling would LIST the claims.
-    """
+    """A quiet watch does not learn newer versions. Without this rule each settling would LIST the claims."""
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -235,7 +232,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
 def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """A DeviceClass is deleted. A claim for it keeps its charge while this leader remembers the charge."""
+    """This leader remembers the charge."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -254,11 +251,7 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """The API server begins to serve claims, for example after an upgrade to Kubernetes 1.34. The watches of claims
-    begin.
-
-    Until then they delay nothing.
-    """
+    """The API server begins to serve claims with an upgrade to Kubernetes 1.34."""
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 
@@ -353,10 +346,7 @@ def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_cl
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
-    """A user writes many Events about pods. In each turn, only few of these pods are looked up.
-
-    These Events must not delay other namespaces.
-    """
+    """The Events of one user must not delay other namespaces."""
     for number in range(3 * MOST_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

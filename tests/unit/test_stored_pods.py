@@ -64,10 +64,7 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
 
 
 def test_requirements_added_to_a_gated_pod_do_not_remove_its_charge() -> None:
-    """A user adds requirements to the node selection of a stored pod with scheduling gates. The pod stays charged.
-
-    KEP-3838 permits any number of such requirements.
-    """
+    """KEP-3838 permits any number of such requirements."""
     added = builders.requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
     affinity = builders.required(builders.term(builders.requirement(builders.MODEL, "In", "M40"), added))
     assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
@@ -113,7 +110,7 @@ def test_a_pod_is_charged_for_the_model_of_its_node_selection(spec: dict[str, An
 
 
 def test_an_annotation_does_not_determine_the_model() -> None:
-    """A user edits the model annotation of a stored pod. The model of the pod's charge does not change."""
+    """A user may edit the model annotation of a stored pod."""
     assert kept(stored(annotations={"quota.vcuda.io/model": "M40"})).model is None
 
 
@@ -131,10 +128,7 @@ def allocation_on(manifest: builders.Manifest) -> Allocation | None:
 
 @EACH
 def test_every_key_that_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
-    """Every key of a pod that the rules for stale allocations read is removed together with the allocation.
-
-    Otherwise such a key would be read again.
-    """
+    """A key that stays when an allocation is removed would be read again."""
     assert scheme.predicate_node
     assert scheme.predicate_times
     assert scheme.phase
@@ -173,10 +167,7 @@ def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: S
 
 
 def test_a_pod_may_also_have_records_of_another_scheme() -> None:
-    """A pod has the allocation records of two vendors, for example because its manifest was copied.
-
-    Each record is judged by the rules of its own vendor.
-    """
+    """The records may have been copied with the pod's manifest. Each is judged by the rules of its own vendor."""
     foreign, _ = marks(HAMI, 1000)
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
     assert found
@@ -194,10 +185,7 @@ def test_an_empty_value_is_ignored() -> None:
 
 
 def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
-    """Pods with equal requests share one parsed request. The other fields of these pods are not mixed up.
-
-    They may differ: a gated pod's node selection may be narrowed later.
-    """
+    """The other fields of these pods may differ: a gated pod's node selection may be narrowed later."""
     cache = RequestCache(BUILT_IN, builders.LABELS)
     long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
     many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MOST_REQUESTS_REMEMBERED + 2)]
@@ -219,9 +207,7 @@ HUGE = 250_000
 
 
 def size_of(pod: StoredPod) -> int:
-    """Return the number of bytes that are kept of the texts that a tenant can write. Each share of a card counts as 100
-    bytes.
-    """
+    """Return the bytes that are kept of the texts that a tenant can write. Each share of a card counts as 100 bytes."""
     found, cards = pod.allocation, pod.cards
     texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
     texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []
@@ -235,10 +221,7 @@ ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_a
 @pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: str) -> None:
-    """Pods have huge annotations. Only a bounded part of them is kept in memory.
-
-    A user may write such annotations if the user may create pods in a namespace whose quota is not enforced.
-    """
+    """Users can write such annotations in namespaces whose quota is not enforced."""
     key = f"{name}0" if name.endswith("-") else name
     text = fill * (HUGE // len(fill.encode()))
     asked = {"tencent.com/vcuda-core": 10**9}
@@ -279,10 +262,7 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
-    """A pod has so much text that a record of an allocation is cut off. The pod is marked.
-
-    Text that no rule reads may be dropped without a mark.
-    """
+    """Text that no rule reads may be dropped without a mark."""
     limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut
@@ -299,10 +279,7 @@ def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_is_marke
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:
-    """A pod names a model that is longer than a label can be. The name is ignored, because no node can have it.
-
-    The API server of Kubernetes 1.30 stores such a pod.
-    """
+    """No node can have such a model, but the API server of Kubernetes 1.30 stores such a pod."""
     assert kept(stored(affinity=builders.held_to("M" * MAX_PRODUCT))).model == "M" * MAX_PRODUCT
     assert kept(stored(affinity=builders.held_to("M" * HUGE))).model is None
     assert kept(stored(affinity=builders.held_to("M" * HUGE), nodeName="gpu-1")).model_on(NODES) == "P100"

@@ -58,7 +58,6 @@ class Markup(HTMLParser):
 
 
 def client_of(sample: Sample) -> FlaskClient:
-    """Return an HTTP client of the leader's usage page."""
     feed = Feed(sample.source(), VIEWS)
     return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
 
@@ -71,7 +70,6 @@ def linked() -> FlaskClient:
 
 
 def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
-    """Return an HTTP client of the usage page of a standby."""
     return create_app(lambda: Standing(None, reason), VIEWS).test_client()
 
 
@@ -116,10 +114,7 @@ PAGES: dict[str, Callable[[], tuple[FlaskClient, str]]] = {
 
 @pytest.mark.parametrize("page", PAGES)
 def test_no_page_has_inline_script_or_style_or_reaches_elsewhere(page: str) -> None:
-    """No page has inline script or style, or loads anything from another site. This holds even with hostile names.
-
-    The Content-Security-Policy forbids inline script and style. A name that is not escaped would break this rule.
-    """
+    """The Content-Security-Policy forbids inline script and style. A name that is not escaped would break this rule."""
     client, path = PAGES[page]()
     markup = Markup(client.get(path).get_data(as_text=True))
     assert all(set(script) == {"src", "defer"} for script in markup.all("script"))
@@ -167,10 +162,7 @@ def test_hostile_names_are_text_on_a_namespace_s_page() -> None:
 
 
 def test_hostile_names_in_a_change_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A live update contains hostile names. The server escapes them.
-
-    The browser inserts the changes that it receives into the page without escaping them.
-    """
+    """The browser inserts the changes that it receives into the page without escaping them."""
     monkeypatch.setattr("controller.ui.feed.MIN_INTERVAL_SECONDS", 0)
     sample = hostile()
     feed = Feed(sample.source(), VIEWS)
@@ -280,10 +272,7 @@ def test_both_pages_say_when_their_figures_were_read() -> None:
 
 
 def test_a_sum_over_different_models_says_so() -> None:
-    """A namespace uses cards of different models. The table does not add them up, and says so.
-
-    The second column shows the limit that is used up most.
-    """
+    """The second column shows the limit that is used up most."""
     client = client_of(company())
     assert "141</b> of 360 cards of 4 models are free" in html_of(client, "/")
     assert "<b>21.55</b> of 32 cards of 2 models in use" in html_of(client, "/namespaces/notebooks")
@@ -390,10 +379,7 @@ def test_a_standby_names_the_leader_and_says_when_to_retry(path: str) -> None:
 
 
 def test_a_standby_serves_the_styles_of_the_leaders_page() -> None:
-    """A standby serves the styles of the leader's usage page.
-
-    Behind a Service, the browser's next connection may reach another replica than the one that served the page.
-    """
+    """Behind a Service, the browser's next connection may reach another replica than the one that served the page."""
     assert standby().get("/static/page.css").status_code == HTTPStatus.OK
     assert client_of(Sample()).get("/leading").status_code == HTTPStatus.OK
 
@@ -466,10 +452,7 @@ def test_five_hundred_namespaces_of_eight_models_are_a_page_of_a_sane_size() -> 
 )
 @pytest.mark.parametrize("path", ["/", "/updates", "/namespaces/notebooks", "/static/page.js", "/nothing"])
 def test_the_page_is_served_only_under_its_own_names(host: str, served: bool, path: str) -> None:
-    """A request has a host name that is not a name of the usage page. It is rejected.
-
-    With DNS rebinding, another site's name resolves to this address. That site could then read the usage page.
-    """
+    """With DNS rebinding, another site's name resolves to this address. That site could then read the usage page."""
     feed = Feed(company().source(), VIEWS)
     client = create_app(lambda: Standing(feed, ""), VIEWS, ("GPU.example.com",)).test_client()
     answer = client.head(path, headers={"Host": host})

@@ -82,9 +82,7 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
 @pytest.mark.parametrize("field", ["lastTimestamp", "eventTime", "series"])
 def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
-    """An Event has a time in the future, or before the Event was stored. The API server's time of storing is used
-    instead.
-    """
+    """The time is in the future, or before the Event was stored. The API server's time of storing is used instead."""
     written = {"lastObservedTime": forged} if field == "series" else forged
     assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
 
@@ -106,10 +104,7 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
-    """Add a rejection for each given namespace and second.
-
-    Return the rejections that are remembered as NAMESPACE/SECOND, the newest first.
-    """
+    """Add a rejection for each namespace and second. Return the remembered ones as NAMESPACE/SECOND, newest first."""
     newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
     for namespace, at in told:
         newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
@@ -121,10 +116,7 @@ def test_only_the_newest_are_remembered() -> None:
 
 
 def test_events_of_one_namespace_never_displace_those_of_another() -> None:
-    """Events of many namespaces fill the memory for Events. The namespace with the most Events loses one.
-
-    Even several full namespaces remove no Event of another namespace.
-    """
+    """Events of many namespaces fill the memory for Events. The namespace with the most Events loses one."""
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
     assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1

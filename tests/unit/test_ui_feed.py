@@ -48,10 +48,7 @@ def sample() -> Sample:
 
 @pytest.fixture
 def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
-    """Return a feed (live updates of the page) that admits two listeners.
-
-    Its thread is not started. So its picture, the page's data, is computed only on request.
-    """
+    """Return a feed that admits two listeners. It computes its picture (the page's data) only on request."""
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 2)
     return Feed(sample.source(), VIEWS, clock=clock)
 
@@ -151,9 +148,7 @@ def test_a_new_namespace_or_model_reloads_the_page(feed: Feed, sample: Sample, c
 
 
 def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """A pod was bound to a node, and the figures of its namespace did not change. The page of the namespace
-    is updated.
-    """
+    """The figures of the namespace did not change."""
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
@@ -193,10 +188,7 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
 
 @pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
 def test_a_version_of_another_leader_reloads_the_page(feed: Feed, since: str) -> None:
-    """A browser has a version of the usage page from another leader, from the future, or a malformed one.
-
-    It is told to load the page again.
-    """
+    """The version may also be from the future, or malformed."""
     epoch = feed.picture().version.partition("-")[0]
     _, stream = listen(feed, since.format(epoch=epoch))
     assert b"event: reset" in next(stream)
@@ -208,10 +200,8 @@ def test_without_changes_a_heartbeat_shows_that_the_connection_is_alive(feed: Fe
 
 
 def test_the_number_of_listeners_is_bounded(feed: Feed) -> None:
-    """The feed has its maximum number of listeners. A further listener is rejected.
-
-    A listener whose connection is closed releases its place once, even if it is closed twice. A browser may close the
-    connection before the first byte is sent.
+    """A closed listener releases its place once, even if it is closed twice. A browser may close the connection before
+    the first byte is sent.
     """
     version = feed.picture().version
     listen(feed, version)
@@ -230,10 +220,7 @@ def test_closing_ends_every_stream(feed: Feed) -> None:
 
 
 def test_a_message_is_one_line_with_any_content(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """The feed sends a message with any content. The message is one line.
-
-    A line break would end the message, and a tenant's text could pretend to be another message.
-    """
+    """A line break would end the message, and a tenant's text could pretend to be another message."""
     _, stream = listen(feed, feed.picture().version)
     forged = "a\n\nevent: reset\ndata: forged\r\n\r\n"
     sample.refusals = (replace(REFUSAL, message=forged),)

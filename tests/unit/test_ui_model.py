@@ -63,10 +63,7 @@ def test_a_row_sums_its_models_exactly() -> None:
 
 
 def test_reserved_cards_are_shown_with_used_ones_and_are_not_available() -> None:
-    """Some cards of a namespace are reserved. The table shows them with the used cards, and not as available.
-
-    Reserved cards do not darken the cell, because they are not used yet.
-    """
+    """Reserved cards do not darken the cell, because they are not used yet."""
     models = model_use("M40", 8, 4, reserved=1.5), model_use("P100", 2, reserved=0.5)
     found = row_of(namespace_use("a", *models))
     assert (found.total.used, found.total.reserved, found.total.available) == (4, 2, 4)
@@ -81,11 +78,6 @@ SECONDS = {-5: "0 s", 0: "0 s", 59.9: "59 s", 60: "1 min", 3599: "59 min", 3600:
 
 
 def test_numbers_are_written_as_people_write_them() -> None:
-    """The usage page writes numbers as people do.
-
-    Numbers have no needless digits, nouns are singular or plural as needed, and memory and durations have suitable
-    units.
-    """
     assert {cards: model.number(cards) for cards in CARDS} == CARDS
     assert {count: model.plural(count, "card", "cards") for count in NOUNS} == NOUNS
     assert {mebibytes: model.memory(mebibytes) for mebibytes in MEBIBYTES} == MEBIBYTES
@@ -94,10 +86,7 @@ def test_numbers_are_written_as_people_write_them() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-03-04", "2026-03-04T12:00:00", "2026-13-04T12:00:00Z"])
 def test_an_invalid_time_is_none(text: str) -> None:
-    """A text is no valid time, or a time without a time zone. It is read as None.
-
-    The API server never writes a time without a time zone.
-    """
+    """The API server never writes a time without a time zone."""
     assert refusals.moment(text) is None
 
 
@@ -133,11 +122,7 @@ ROWS = [
     ids=["names", "names turned", "most first", "least first", "equal", "fullest limit", "search", "none"],
 )
 def test_rows_are_in_the_requested_order(order: TableQuery, expected: list[str]) -> None:
-    """The table is sorted by a model. Rows are in the order of the used cards of the model, and then of the used share
-    of the limit.
-
-    Rows without this model are last.
-    """
+    """Equal numbers of used cards are ordered by the used share of the limit. Rows without the model are last."""
     assert [row.namespace for row in model.ordered(ROWS, order)] == expected
 
 
@@ -257,20 +242,13 @@ def test_a_node_is_read_by_its_label_and_its_allocatable_resources() -> None:
 
 
 def test_the_cards_of_a_model_are_unknown_if_one_of_its_nodes_does_not_report_them() -> None:
-    """One node of a model does not report its cards. The usage page shows no number of cards for the model.
-
-    The sum over the other nodes would be too low.
-    """
+    """The sum over the other nodes would be too low."""
     nodes = [ModelNode("M40", 8), ModelNode("M40", 4), ModelNode("P100", 2), ModelNode("P100", None)]
     assert model.total_cards(nodes) == {"M40": 12, "P100": None}
 
 
 def test_devices_that_are_parts_of_cards_are_counted_as_parts() -> None:
-    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter. The usage page counts it as
-    this part.
-
-    Other figures stay as they are.
-    """
+    """With NVIDIA's own device plugin, a device may be a part of a card, here a quarter."""
     models = CardModels({"T4-shared": ProductRow(("Tesla-T4-*",), 25)})
     plugin = model.read_node(node({MODEL: "Tesla-T4-SHARED"}, status={"allocatable": {"nvidia.com/gpu": "4"}}), MODEL)
     cores = model.read_node(

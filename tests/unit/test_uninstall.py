@@ -41,9 +41,7 @@ def installed(api: ApiDouble) -> ApiDouble:
 
 
 def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
-    """Run `vcuda-controller uninstall` for at most ten seconds. Return the paths of the removed objects in
-    their order.
-    """
+    """Uninstall for at most ten seconds. Return the paths of the removed objects in their order."""
     lines: list[str] = []
     Uninstall(api.kube, "vcuda-quota-ledgers", lines.append, clock.pass_by, clock.monotonic).run(10)
     return [line.partition(" ")[0] for line in lines]

@@ -70,11 +70,7 @@ def test_a_unit_without_a_value_is_no_request(name: str) -> None:
 
 
 def test_units_are_compared_per_resource_as_by_the_scheduler() -> None:
-    """Several containers of a pod request units. The units of two containers are added up, as the scheduler does for
-    each resource.
-
-    The units of an init container are not added to them.
-    """
+    """The units of two containers are added up. The units of an init container are not added to them."""
     mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
     init = [container(mig), sidecar(shared)]
     request = read_request(view(pod(container(mig), container(shared), init=init)), known())
@@ -187,11 +183,7 @@ def test_a_possible_gpu_that_is_in_no_table_is_found(name: str, unknown: bool) -
 
 
 class World:
-    """A test double of the API server with the quota, and with a pod in team-a that requests two units of a shared
-    card.
-
-    The test sets the value of a unit.
-    """
+    """An API server double with the quota, and with a pod in team-a that requests two units of a shared card."""
 
     def __init__(self, api: ApiDouble) -> None:
         self.api = api
@@ -211,10 +203,7 @@ class World:
 
 
 def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDouble) -> None:
-    """Only the values of units are edited in the quota ConfigMap. The pods are listed and charged again.
-
-    Pods whose requests did not count before the edit must be read again too. No count may use the old values.
-    """
+    """Pods whose requests did not count before the edit must be read again too. No count may use the old values."""
     world = World(api)
     world.edit("{}")
     world.pods.reflector.relist()
@@ -239,9 +228,6 @@ def test_a_count_by_older_units_lowers_no_ledger_and_a_newer_one_always_counts()
 
 
 def test_a_replica_counts_a_ledger_again_that_was_counted_by_older_units(api: ApiDouble) -> None:
-    """A ledger was counted by older values of units. A replica counts it again, even if its count of the
-    pods is new.
-    """
     world, replica = World(api), Replica(api)
     world.edit("{nvidia.com/gpu.shared: {cards: 2}}")
     replica.store.resources = world.quota.resources

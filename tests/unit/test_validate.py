@@ -34,7 +34,6 @@ DEADLINE = 5.0
 
 
 def in_time() -> ReviewDeadline:
-    """Return a deadline that is five seconds ahead of its clock. The clock is stopped."""
     return ReviewDeadline(DEADLINE, lambda: 0.0)
 
 
@@ -92,9 +91,7 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
 def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """A pod does not fit now, and may fit later. The answer is 429 with the reason.
-
-    It has retryAfterSeconds only if the shortage ends soon, because the caller would wait in a worker of
+    """It has retryAfterSeconds only if the shortage ends soon, because the caller would wait in a worker of
     kube-controller-manager.
     """
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
@@ -135,10 +132,8 @@ def test_every_kind_of_pin_to_one_model_is_accepted(quota: NamespaceQuota, place
 
 
 def test_the_whole_pod_is_charged() -> None:
-    """A pod has two containers and a sidecar, which are charged one card each. An init container adds nothing to the
-    charge.
-
-    It runs before them, and needs less than their sum.
+    """The two containers and the sidecar are charged one card each. The init container runs before them, and adds
+    nothing.
     """
     card = container({"tencent.com/vcuda-core": 100})
     init = [card, {**card, "restartPolicy": "Always"}]
@@ -271,10 +266,7 @@ def of_indices(count: int) -> dict[str, str]:
 def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     fields: Manifest, what: str, mode: Mode
 ) -> None:
-    """A pod lacks changes that /mutate would make. /validate rejects it, or admits it with a warning.
-
-    /mutate has failurePolicy Ignore. So a tenant who makes /mutate time out could create such a pod.
-    """
+    """/mutate has failurePolicy Ignore. So a tenant who makes /mutate time out could create such a pod."""
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
     ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
@@ -299,10 +291,7 @@ def test_every_pod_that_mutate_returns_is_admitted(fields: Manifest) -> None:
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
 def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryLater) -> None:
-    """An answer is 429. It has retryAfterSeconds only if a retry within two seconds may succeed.
-
-    kube-controller-manager would wait for retryAfterSeconds in one of its few workers.
-    """
+    """kube-controller-manager would wait for retryAfterSeconds in one of its few workers."""
     busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     answer = validated(pod_of_cores(100), busy)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
@@ -369,9 +358,7 @@ def test_a_quota_that_is_nearly_used_up_gives_a_warning(
 def test_pods_that_a_quota_without_enforcement_admits_are_charged(
     cores: int, affinity: Manifest | None, models: list[str], mode: Mode
 ) -> None:
-    """A quota that does not enforce admits a pod beyond the limit. The pod is charged, so that the reported usage
-    includes it.
-    """
+    """The reported usage must include them."""
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(cores, affinity=affinity), ledgers, replace(POOLED, mode=mode)).allowed
     assert used(ledgers) == {model: Charge(cores, 0, cores) for model in models}

@@ -20,9 +20,7 @@ FOUR = NamespaceQuota({"M40": Limit(400)})
 
 
 def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPod:
-    """Return a pod on M40 that was created ``age`` hours ago and uses these ``cores``. It is charged the memory of
-    whole cards.
-    """
+    """Return a pod on M40 that is ``age`` hours old and has ``cores``. It is charged the memory of whole cards."""
     given = {"model": "M40", "node": "", "live": True, "charge": Charge(cores, 0, cores), **fields}
     created = f"2026-01-01T{23 - age:02}:00:00Z"
     return StoredPod(uid=f"uid-{name}", namespace="team-a", name=name, created=created, **given)  # type: ignore[arg-type]  # a test gives any fields
@@ -147,9 +145,7 @@ def test_only_a_quota_that_enforces_evicts_and_only_pods_that_it_counts(mode: Mo
 
 
 def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
-    """A mirror pod (of a static pod) exceeds the quota. It is reported and not evicted.
-
-    An eviction would only delete the mirror pod. The static pod would keep running, and the kubelet would create the
+    """An eviction would only delete the mirror pod. The static pod would keep running, and the kubelet would create the
     mirror pod again.
     """
     finding = one(pod("static", 500, node="gpu-1", mirror=True))
@@ -158,7 +154,6 @@ def test_a_mirror_pod_is_reported_and_not_evicted() -> None:
 
 
 def named(pods: Sequence[StoredPod]) -> list[StoredPod]:
-    """Give each of these pods a unique name, and return them."""
     return [msgspec.structs.replace(each, name=f"p{at}", uid=f"uid-p{at}") for at, each in enumerate(pods)]
 
 

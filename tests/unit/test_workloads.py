@@ -124,9 +124,7 @@ def test_a_file_without_objects_has_no_workloads(text: str) -> None:
 
 
 def test_unquoted_text_that_yaml_converts_stays_text() -> None:
-    """A manifest has unquoted text that YAML reads as a date or a number. Where a text is expected, it stays text, as
-    with kubectl.
-    """
+    """YAML reads it as a date or a number. kubectl takes it as text too."""
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = typed_workloads("file", text.replace("on:", "'on':"), "team-a")
     assert isinstance(found, Workload)
@@ -214,10 +212,7 @@ def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """A manifest contains objects that create no pods. They are skipped.
-
-    So a whole bundle can be checked, for example the output of kustomize.
-    """
+    """So a whole bundle can be checked, for example the output of kustomize."""
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},
@@ -255,10 +250,7 @@ def test_aliases_of_aliases_are_visited_once() -> None:
 
 
 def test_a_null_field_counts_as_absent(path: Path) -> None:
-    """A field of a manifest is null. It counts as absent, as in Kubernetes.
-
-    YAML that is written by hand or by templates has such fields.
-    """
+    """YAML that is written by hand or by templates has such fields."""
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
     (found,) = read_workloads([path], "team-a")
     assert isinstance(found, Workload)

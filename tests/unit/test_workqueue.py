@@ -54,9 +54,7 @@ def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: C
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Let ``seconds`` pass, and return the keys that are due then. Assert that none of them was due a tenth of a second
-    before.
-    """
+    """Let ``seconds`` pass, and return the keys that are due then. None may be due a tenth of a second before."""
     clock.now += seconds - 0.1
     assert due_now(queue) == []
     clock.now += 0.1
@@ -73,10 +71,7 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """An event arrives during the turn of its key. Another turn of the key follows after the minimum interval.
-
-    The running turn may have missed the event's change. Other keys are not delayed.
-    """
+    """The running turn may have missed the change of an event that arrives meanwhile, so another turn follows."""
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("b")
@@ -248,10 +243,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """A turn of the loop raises an unexpected error. The loop ends with this error.
-
-    The loop's caller then ends the process.
-    """
+    """The loop's caller then ends the process."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):

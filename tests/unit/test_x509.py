@@ -48,7 +48,6 @@ def leaf(authority: Signed) -> Signed:
 
 @pytest.fixture
 def signed(request: pytest.FixtureRequest, authority: Signed, leaf: Signed) -> Signed:
-    """Return the signed certificate of the case with this name."""
     return {"authority": authority, "leaf": leaf}[request.param]
 
 
@@ -65,10 +64,7 @@ def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
 
 
 def set_bits(usage: x509.KeyUsage) -> set[str]:
-    """Return the names of the set bits of a key usage.
-
-    Two further bits exist only together with key_agreement, and are left out.
-    """
+    """Return the set bits of a key usage, without the two that exist only together with key_agreement."""
     bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
 
@@ -118,10 +114,7 @@ def test_authority_and_leaf_share_no_key(authority: Signed, leaf: Signed) -> Non
 
 @pytest.mark.parametrize(("signed", "days"), [("authority", 730), ("leaf", 90)], indirect=["signed"])
 def test_validity_starts_five_minutes_before_now_and_lasts_its_life_from_now(signed: Signed, days: int) -> None:
-    """The validity of a certificate starts five minutes before now, and lasts for its life from now.
-
-    Certificates have times in whole seconds, so the times are rounded down.
-    """
+    """Certificates have times in whole seconds, so the times are rounded down."""
     assert signed.certificate.not_valid_before_utc == START
     assert signed.expires == NOW.replace(microsecond=0) + timedelta(days=days)
 
@@ -137,10 +130,7 @@ def test_a_leaf_never_outlives_its_authority() -> None:
 
 
 def test_serials_are_random_and_have_at_most_20_octets() -> None:
-    """64 certificates are made. Their serial numbers are different, and each fits in 159 bits.
-
-    Each bit is 1 in some serial number and 0 in another.
-    """
+    """Each of the 159 bits is 1 in some serial number and 0 in another."""
     serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
     ever, always = 0, 2**159 - 1
     for serial in serials:
@@ -151,10 +141,7 @@ def test_serials_are_random_and_have_at_most_20_octets() -> None:
 
 
 def test_two_authorities_differ_by_name() -> None:
-    """Two CAs are created. They have different names.
-
-    During a rotation, a bundle has the old and the new CA. The names identify the CA that issued a certificate.
-    """
+    """During a rotation, a bundle has the old and the new CA. The names identify the CA that issued a certificate."""
     assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
 
 
@@ -214,10 +201,7 @@ def test_a_leaf_that_no_client_could_accept_is_not_issued(
 
 
 def test_a_time_without_zone_is_rejected() -> None:
-    """A certificate shall be issued at a time without a time zone. This is rejected.
-
-    Such a time might be local time. If it were read as UTC, it could be wrong by hours.
-    """
+    """Such a time might be local time. If it were read as UTC, it could be wrong by hours."""
     with pytest.raises(ValueError, match="must have a time zone"):
         make_authority(NOW.replace(tzinfo=None))
 
@@ -290,10 +274,7 @@ def test_invalid_addresses_are_rejected(text: str, sentence: str) -> None:
 
 @given(text=st.text(string.ascii_letters + string.digits + "-._ ", max_size=70))
 def test_a_label_is_a_valid_name_of_a_namespace(text: str) -> None:
-    """A text is a valid name of a namespace if it is a label of RFC 1123.
-
-    Such a label has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'.
-    """
+    """A label of RFC 1123 has 1 to 63 lower-case letters, digits and '-', and does not begin or end with '-'."""
     allowed = set(string.ascii_lowercase + string.digits + "-")
     if 1 <= len(text) <= 63 and set(text) <= allowed and text.strip("-") == text:
         assert parse_label(text) == text
