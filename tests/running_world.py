@@ -216,6 +216,12 @@ class RunningWorld:
         pod.runs_until = math.inf
         self._write(pod)
 
+    def start(self, pod: TruePod) -> None:
+        """Admit, store and bind a pod."""
+        self.admit(pod)
+        self.store(pod)
+        self.bind(pod)
+
     def allocate(self, pod: TruePod) -> None:
         """Allocate the claim of a pod, and reserve it for that pod."""
         claim = self.claims[pod.claim]
@@ -286,6 +292,21 @@ class RunningWorld:
         self.check()
         self.leader.settle(looks=True)
         self.check()
+
+    def hear_and_settle(self) -> None:
+        """Deliver all events to the leader, and have it settle."""
+        self.leader.hear_all()
+        self.settle()
+
+    def settle_after(self, seconds: float) -> None:
+        """Have the leader settle after some time."""
+        self.pass_by(seconds)
+        self.settle()
+
+    def settle_by_a_new_leader(self) -> None:
+        """Replace the leader by a new one, which settles at once."""
+        self.change_leader()
+        self.settle()
 
     def change_leader(self) -> None:
         """Replace the leader by a new one."""

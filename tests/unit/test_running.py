@@ -6,9 +6,11 @@ from typing import NamedTuple
 import pytest
 
 from controller import claim_holds, pods
-from controller.claim_holds import AWAIT_PODS_SECONDS, Hold, LostAllocation, hold_by_pod
+from controller.claim_holds import Hold, LostAllocation, hold_by_pod
 from controller.pods import KeptPod, PodLives
 from controller.settle.charge_ages import Watch
+from tests import running_scenarios as scenarios
+from tests.running_scenarios import LONG, let_claim_go, running
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
 from vcuda.ledger import settle as settling
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Reservation, Terminating
@@ -16,252 +18,14 @@ from vcuda.ledger.settle import ObservedPods, settle
 from vcuda.quota.model import Charge
 from vcuda.quota.terms import STORABLE_SECONDS
 
-LONG = 600
 
-
-def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card that the leader has counted. The card is its own, or belongs to a claim."""
-    pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
-    assert world.admit(pod)
-    world.store(pod)
-    if claimed:
-        claim = TrueClaim(pod.claim)
-        assert world.admit_claim(claim)
-        world.store(claim)
-    world.bind(pod)
-    world.leader.hear_all()
-    world.settle()
-    return pod
-
-
-def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
-    """Let the claim controller release and then delete the claim of a deleted pod."""
-    claim = world.claims[pod.claim]
-    world.leave(claim, pod)
-    world.delete_claim(claim)
-
-
-# These scenarios are played in a world that checks after each step that everything that may use a GPU is charged.
-
-
-def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
-    pod = running(world, "pod", 60)
-    world.delete(pod)
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(59)
-    world.settle()
-
-
-def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """A pod was pending for a while, and is then deleted by force. Its terminating time must start at the deletion."""
-    pod = running(world, "pod", 60)
-    world.pass_by(70)
-    world.delete(pod)
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(10)
-    world.settle()
-
-
-def a_pod_is_deleted_by_force_and_its_claim_goes(world: RunningWorld) -> None:
-    pod = running(world, "pod", 60, claimed=True)
-    world.delete(pod)
-    let_claim_go(world, pod)
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(59)
-    world.settle()
-
-
-def a_pod_with_no_grace_period_is_deleted_by_force(world: RunningWorld) -> None:
-    pod = running(world, "pod", 0)
-    world.delete(pod)
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(1)
-    world.settle()
-
-
-def the_watch_of_pods_is_behind_for_long(world: RunningWorld) -> None:
-    pod = running(world, "pod", 60, claimed=True)
-    world.delete(pod)
-    let_claim_go(world, pod)
-    world.leader.hear(CLAIMS, 10)
-    for _ in range(3):
-        world.settle()
-        world.pass_by(AWAIT_PODS_SECONDS)
-    world.leader.hear_all()
-    world.settle()
-
-
-def the_watch_of_pods_missed_the_deletion(world: RunningWorld) -> None:
-    running(world, "other")
-    pod = running(world, "pod", LONG, claimed=True)
-    world.delete(pod)
-    world.change_leader()
-    world.settle()
-    let_claim_go(world, pod)
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(LONG - 10)
-    world.settle()
-
-
-def a_claim_lost_its_devices_while_nobody_led_and_goes_later(world: RunningWorld) -> None:
-    running(world, "other")
-    pod = running(world, "pod", LONG, claimed=True)
-    world.delete(pod)
-    world.leave(world.claims[pod.claim], pod)
-    world.change_leader()
-    world.settle()
-    world.delete_claim(world.claims[pod.claim])
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(LONG - 10)
-    world.settle()
-
-
-def a_pod_goes_and_its_claim_while_nobody_leads(world: RunningWorld) -> None:
-    pod = running(world, "pod", LONG, claimed=True)
-    running(world, "other")
-    world.delete(pod)
-    world.leader.hear_all()
-    world.settle()
-    let_claim_go(world, pod)
-    world.change_leader()
-    world.settle()
-    world.pass_by(LONG - 10)
-    world.settle()
-
-
-def a_pod_goes_while_nobody_leads(world: RunningWorld) -> None:
-    running(world, "other")
-    pod = running(world, "pod", LONG)
-    world.delete(pod)
-    world.change_leader()
-    world.settle()
-    world.pass_by(LONG - 10)
-    world.settle()
-
-
-def a_pod_and_its_claim_go_while_nobody_leads(world: RunningWorld) -> None:
-    running(world, "other", claimed=True)
-    pod = running(world, "pod", LONG, claimed=True)
-    world.delete(pod)
-    let_claim_go(world, pod)
-    world.change_leader()
-    world.settle()
-    world.pass_by(LONG - 10)
-    world.settle()
-
-
-def a_pod_comes_and_goes_while_nobody_leads(world: RunningWorld) -> None:
-    pod = TruePod("pod", LONG)
-    world.admit(pod)
-    world.store(pod)
-    world.bind(pod)
-    world.delete(pod)
-    world.change_leader()
-    world.settle()
-    for _ in range(2):
-        world.pass_by(STORABLE_SECONDS + 1)
-        world.settle()
-
-
-def a_pod_comes_and_goes_with_its_claim_while_nobody_leads(world: RunningWorld) -> None:
-    pod = TruePod("pod", LONG, "pod-claim")
-    world.admit(pod)
-    world.store(pod)
-    world.admit_claim(TrueClaim("pod-claim"))
-    world.store(world.claims["pod-claim"])
-    world.bind(pod)
-    world.delete(pod)
-    let_claim_go(world, pod)
-    world.change_leader()
-    world.settle()
-    for _ in range(2):
-        world.pass_by(STORABLE_SECONDS + 1)
-        world.settle()
-
-
-def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld) -> None:
-    first = running(world, "first", LONG, claimed=True)
-    second = TruePod("second", 30, first.claim)
-    world.admit(second)
-    world.store(second)
-    world.bind(second)
-    world.delete(first)
-    world.leave(world.claims[first.claim], first)
-    world.leader.hear_all()
-    world.settle()
-    world.end(second)
-    world.leader.hear_all()
-    let_claim_go(world, second)
-    world.leader.hear_all()
-    world.settle()
-    world.pass_by(LONG - 10)
-    world.settle()
-
-
-def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """The pod is removed with a lost node. The scheduler may then allocate other devices to the claim."""
-    first = running(world, "first", LONG, claimed=True)
-    world.delete(first)
-    world.leave(world.claims[first.claim], first)
-    world.leader.hear_all()
-    world.settle()
-    second = TruePod("second", 30, first.claim)
-    world.admit(second)
-    world.store(second)
-    world.bind(second)
-    world.leader.hear_all()
-    world.settle()
-
-
-def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """In a quiet cluster, the watch lags behind the LIST of a replica."""
-    running(world, "other")
-    pod = TruePod("pod", LONG)
-    world.admit(pod)
-    world.store(pod)
-    world.bind(pod)
-    world.count_by_replica()
-    world.delete(pod)
-    world.settle()
-    world.pass_by(20)
-    world.settle()
-
-
-SCENARIOS = (
-    a_pod_is_deleted_by_force,
-    a_pod_is_deleted_by_force_some_time_after_it_was_admitted,
-    a_pod_is_deleted_by_force_and_its_claim_goes,
-    a_pod_with_no_grace_period_is_deleted_by_force,
-    the_watch_of_pods_is_behind_for_long,
-    the_watch_of_pods_missed_the_deletion,
-    a_claim_lost_its_devices_while_nobody_led_and_goes_later,
-    a_pod_goes_and_its_claim_while_nobody_leads,
-    a_pod_goes_while_nobody_leads,
-    a_pod_and_its_claim_go_while_nobody_leads,
-    a_pod_comes_and_goes_while_nobody_leads,
-    a_pod_comes_and_goes_with_its_claim_while_nobody_leads,
-    two_pods_share_a_claim_and_the_first_is_deleted_by_force,
-    a_claim_loses_its_devices_and_is_used_again,
-    a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
-)
-
-Scenario = Callable[[RunningWorld], None]
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario: Scenario) -> None:
+@pytest.mark.parametrize("scenario", scenarios.ALL, ids=lambda scenario: scenario.__name__)
+def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario: scenarios.Scenario) -> None:
     world = RunningWorld()
     scenario(world)
     for _ in range(3):
         world.pass_by(LONG + STORABLE_SECONDS)
-        world.leader.hear_all()
-        world.settle()
+        world.hear_and_settle()
     assert world.used() == world.held()
     assert not world.ledger.terminating
 
@@ -273,7 +37,7 @@ class Broken(NamedTuple):
     where: object
     name: str
     value: object
-    scenario: Scenario
+    scenario: scenarios.Scenario
 
 
 def nothing(*_: object) -> Mapping[str, Terminating]:
@@ -297,94 +61,98 @@ MUTANTS = (
         pods.PodInformer,
         "seconds_of",
         lambda *_: 0,
-        a_pod_is_deleted_by_force,
+        scenarios.a_pod_is_deleted_by_force,
     ),
     Broken(
         "a forced deletion keeps the claim's charge",
         claim_holds,
         "hold_by_pod",
         lambda *_: Hold(0),
-        a_pod_is_deleted_by_force_and_its_claim_goes,
+        scenarios.a_pod_is_deleted_by_force_and_its_claim_goes,
     ),
     Broken(
         "every deleted pod stays charged for some seconds",
         pods,
         "LEAST_TERMINATING_SECONDS",
         0,
-        a_pod_with_no_grace_period_is_deleted_by_force,
+        scenarios.a_pod_with_no_grace_period_is_deleted_by_force,
     ),
     Broken(
         "a pod that no watch saw may still run",
         claim_holds,
         "hold_by_pod",
         unused_unless_known,
-        the_watch_of_pods_missed_the_deletion,
+        scenarios.the_watch_of_pods_missed_the_deletion,
     ),
     Broken(
         "a claim that was listed without devices may have had some",
         claim_holds.ClaimHolds,
         "unseen_users",
         lambda *_: (),
-        a_claim_lost_its_devices_while_nobody_led_and_goes_later,
+        scenarios.a_claim_lost_its_devices_while_nobody_led_and_goes_later,
     ),
     Broken(
-        "an unseen decrease of pods stays charged", settling, "_unseen_pods", nothing, a_pod_goes_while_nobody_leads
+        "an unseen decrease of pods stays charged",
+        settling,
+        "_unseen_pods",
+        nothing,
+        scenarios.a_pod_goes_while_nobody_leads,
     ),
     Broken(
         "an unseen decrease of claims stays charged",
         settling,
         "_unseen_claims",
         nothing,
-        a_pod_and_its_claim_go_while_nobody_leads,
+        scenarios.a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
         "an unseen decrease stays charged for the longest grace period",
         settling,
         "_unseen",
         held_by_default,
-        a_pod_goes_while_nobody_leads,
+        scenarios.a_pod_goes_while_nobody_leads,
     ),
     Broken(
         "the longest grace period of the pods is recorded",
         pods,
         "long_graces",
         nothing,
-        a_pod_goes_while_nobody_leads,
+        scenarios.a_pod_goes_while_nobody_leads,
     ),
     Broken(
         "the longest grace period of the pods that use claims is recorded",
         pods,
         "long_grace",
         lambda _: 0,
-        a_pod_and_its_claim_go_while_nobody_leads,
+        scenarios.a_pod_and_its_claim_go_while_nobody_leads,
     ),
     Broken(
         "a pending charge stays if its pod may have been stored and deleted before the watch",
         Watch,
         "is_of",
         lambda *_: True,
-        a_pod_comes_and_goes_while_nobody_leads,
+        scenarios.a_pod_comes_and_goes_while_nobody_leads,
     ),
     Broken(
         "a pending claim stays charged for as long as its pod may run",
         Ledger,
         "longest_claim_grace",
         0,
-        a_pod_comes_and_goes_with_its_claim_while_nobody_leads,
+        scenarios.a_pod_comes_and_goes_with_its_claim_while_nobody_leads,
     ),
     Broken(
         "earlier users of an allocation are remembered",
         claim_holds.ClaimHolds,
         "users_of",
         lambda _, claim: frozenset(claim.users),
-        two_pods_share_a_claim_and_the_first_is_deleted_by_force,
+        scenarios.two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     ),
     Broken(
         "a LIST does not replace deletions that the watch has not delivered",
         settling,
         "_seen_since",
         lambda _listed, watched, _counted: watched.since,
-        a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
+        scenarios.a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
     ),
 )
 
@@ -406,8 +174,7 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
     world.end(pod)
     if claimed:
         let_claim_go(world, pod)
-    world.leader.hear_all()
-    world.settle()
+    world.hear_and_settle()
     assert world.used() == 0
 
 
@@ -435,12 +202,10 @@ def test_a_claim_that_was_reserved_for_a_pod_that_was_never_bound_is_released_at
     world.admit_claim(TrueClaim("pod-claim"))
     world.store(world.claims["pod-claim"])
     world.allocate(pod)
-    world.leader.hear_all()
-    world.settle()
+    world.hear_and_settle()
     world.delete(pod)
     let_claim_go(world, pod)
-    world.leader.hear_all()
-    world.settle()
+    world.hear_and_settle()
     assert world.used() == 0
 
 
@@ -457,8 +222,7 @@ def test_the_record_of_a_long_grace_period_is_removed_with_its_last_pod() -> Non
     assert (world.ledger.graces, world.ledger.claim_grace) == ({MODEL: LONG}, LONG)
     for each in (pod, user):
         world.end(each)
-    world.leader.hear_all()
-    world.settle()
+    world.hear_and_settle()
     assert (world.ledger.graces, world.ledger.claim_grace) == ({}, 0)
 
 

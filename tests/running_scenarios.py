@@ -1,0 +1,203 @@
+"""Situations in which pods or claims are deleted while containers may still use their GPUs.
+
+The world checks after each step that everything that may use a GPU is charged.
+"""
+
+from collections.abc import Callable, Sequence
+
+from controller.claim_holds import AWAIT_PODS_SECONDS
+from tests.running_world import CLAIMS, RunningWorld, TrueClaim, TruePod
+from vcuda.quota.terms import STORABLE_SECONDS
+
+Scenario = Callable[[RunningWorld], None]
+
+LONG = 600
+
+
+def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
+    """Return a running pod with one card that the leader has counted. The card is its own, or belongs to a claim."""
+    pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
+    assert world.admit(pod)
+    world.store(pod)
+    if claimed:
+        claim = TrueClaim(pod.claim)
+        assert world.admit_claim(claim)
+        world.store(claim)
+    world.bind(pod)
+    world.hear_and_settle()
+    return pod
+
+
+def let_claim_go(world: RunningWorld, pod: TruePod) -> None:
+    """Let the claim controller release and then delete the claim of a deleted pod."""
+    claim = world.claims[pod.claim]
+    world.leave(claim, pod)
+    world.delete_claim(claim)
+
+
+def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
+    pod = running(world, "pod", 60)
+    world.delete(pod)
+    world.hear_and_settle()
+    world.settle_after(59)
+
+
+def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
+    """A pod was pending for a while, and is then deleted by force. Its terminating time must start at the deletion."""
+    pod = running(world, "pod", 60)
+    world.pass_by(70)
+    world.delete(pod)
+    world.hear_and_settle()
+    world.settle_after(10)
+
+
+def a_pod_is_deleted_by_force_and_its_claim_goes(world: RunningWorld) -> None:
+    pod = running(world, "pod", 60, claimed=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.hear_and_settle()
+    world.settle_after(59)
+
+
+def a_pod_with_no_grace_period_is_deleted_by_force(world: RunningWorld) -> None:
+    pod = running(world, "pod", 0)
+    world.delete(pod)
+    world.hear_and_settle()
+    world.settle_after(1)
+
+
+def the_watch_of_pods_is_behind_for_long(world: RunningWorld) -> None:
+    pod = running(world, "pod", 60, claimed=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.leader.hear(CLAIMS, 10)
+    for _ in range(3):
+        world.settle()
+        world.pass_by(AWAIT_PODS_SECONDS)
+    world.hear_and_settle()
+
+
+def the_watch_of_pods_missed_the_deletion(world: RunningWorld) -> None:
+    running(world, "other")
+    pod = running(world, "pod", LONG, claimed=True)
+    world.delete(pod)
+    world.settle_by_a_new_leader()
+    let_claim_go(world, pod)
+    world.hear_and_settle()
+    world.settle_after(LONG - 10)
+
+
+def a_claim_lost_its_devices_while_nobody_led_and_goes_later(world: RunningWorld) -> None:
+    running(world, "other")
+    pod = running(world, "pod", LONG, claimed=True)
+    world.delete(pod)
+    world.leave(world.claims[pod.claim], pod)
+    world.settle_by_a_new_leader()
+    world.delete_claim(world.claims[pod.claim])
+    world.hear_and_settle()
+    world.settle_after(LONG - 10)
+
+
+def a_pod_goes_and_its_claim_while_nobody_leads(world: RunningWorld) -> None:
+    pod = running(world, "pod", LONG, claimed=True)
+    running(world, "other")
+    world.delete(pod)
+    world.hear_and_settle()
+    let_claim_go(world, pod)
+    world.settle_by_a_new_leader()
+    world.settle_after(LONG - 10)
+
+
+def a_pod_goes_while_nobody_leads(world: RunningWorld) -> None:
+    running(world, "other")
+    pod = running(world, "pod", LONG)
+    world.delete(pod)
+    world.settle_by_a_new_leader()
+    world.settle_after(LONG - 10)
+
+
+def a_pod_and_its_claim_go_while_nobody_leads(world: RunningWorld) -> None:
+    running(world, "other", claimed=True)
+    pod = running(world, "pod", LONG, claimed=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.settle_by_a_new_leader()
+    world.settle_after(LONG - 10)
+
+
+def a_pod_comes_and_goes_while_nobody_leads(world: RunningWorld) -> None:
+    pod = TruePod("pod", LONG)
+    world.start(pod)
+    world.delete(pod)
+    world.settle_by_a_new_leader()
+    for _ in range(2):
+        world.settle_after(STORABLE_SECONDS + 1)
+
+
+def a_pod_comes_and_goes_with_its_claim_while_nobody_leads(world: RunningWorld) -> None:
+    pod = TruePod("pod", LONG, "pod-claim")
+    world.admit(pod)
+    world.store(pod)
+    world.admit_claim(TrueClaim("pod-claim"))
+    world.store(world.claims["pod-claim"])
+    world.bind(pod)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.settle_by_a_new_leader()
+    for _ in range(2):
+        world.settle_after(STORABLE_SECONDS + 1)
+
+
+def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld) -> None:
+    first = running(world, "first", LONG, claimed=True)
+    second = TruePod("second", 30, first.claim)
+    world.start(second)
+    world.delete(first)
+    world.leave(world.claims[first.claim], first)
+    world.hear_and_settle()
+    world.end(second)
+    world.leader.hear_all()
+    let_claim_go(world, second)
+    world.hear_and_settle()
+    world.settle_after(LONG - 10)
+
+
+def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
+    """The pod is removed with a lost node. The scheduler may then allocate other devices to the claim."""
+    first = running(world, "first", LONG, claimed=True)
+    world.delete(first)
+    world.leave(world.claims[first.claim], first)
+    world.hear_and_settle()
+    second = TruePod("second", 30, first.claim)
+    world.start(second)
+    world.hear_and_settle()
+
+
+def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
+    """In a quiet cluster, the watch lags behind the LIST of a replica."""
+    running(world, "other")
+    pod = TruePod("pod", LONG)
+    world.start(pod)
+    world.count_by_replica()
+    world.delete(pod)
+    world.settle()
+    world.settle_after(20)
+
+
+ALL: Sequence[Scenario] = (
+    a_pod_is_deleted_by_force,
+    a_pod_is_deleted_by_force_some_time_after_it_was_admitted,
+    a_pod_is_deleted_by_force_and_its_claim_goes,
+    a_pod_with_no_grace_period_is_deleted_by_force,
+    the_watch_of_pods_is_behind_for_long,
+    the_watch_of_pods_missed_the_deletion,
+    a_claim_lost_its_devices_while_nobody_led_and_goes_later,
+    a_pod_goes_and_its_claim_while_nobody_leads,
+    a_pod_goes_while_nobody_leads,
+    a_pod_and_its_claim_go_while_nobody_leads,
+    a_pod_comes_and_goes_while_nobody_leads,
+    a_pod_comes_and_goes_with_its_claim_while_nobody_leads,
+    two_pods_share_a_claim_and_the_first_is_deleted_by_force,
+    a_claim_loses_its_devices_and_is_used_again,
+    a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
+)
