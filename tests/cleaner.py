@@ -1,6 +1,6 @@
 """Runs the loop that removes stale allocations against an API server double, with a stored pod and node."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import structlog
@@ -10,7 +10,7 @@ from controller.garbage.stale_gc import EVERYTHING, PatchRemover, Remove, StaleA
 from controller.metrics import GarbageMetrics
 from controller.pods import PodInformer
 from examples.allocations import NODE, allocated_pod
-from tests.api_double import ApiDouble, Delivery, Effect
+from tests.api_double import ApiDouble
 from tests.builders import LABELS
 from vcuda.kube import NodeInformer
 from vcuda.requests.schemes import GPU_MANAGER
@@ -89,16 +89,3 @@ def bind(cleaner: Cleaner) -> None:
     """Bind the pod to the node on which it was allocated."""
     pod = cleaner.api.objects[POD]
     cleaner.api.store(POD, {**pod, "spec": {**pod["spec"], "nodeName": NODE}})
-
-
-def before(method: str, act: Callable[[], object], times: int = 1) -> Delivery:
-    """Return a delivery that calls ``act`` before each of the first ``times`` calls of a method."""
-    left = [times]
-
-    def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
-        if called == method and left[0]:
-            left[0] -= 1
-            act()
-        return effect()
-
-    return deliver

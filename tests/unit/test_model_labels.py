@@ -23,7 +23,7 @@ from controller.discover.model_labels import (
 from controller.pods import PodInformer
 from examples import claims
 from examples.discovery import A100, A100_PRODUCT, NAME, T4, T4_PRODUCT, features, hami, labelled, node
-from tests.api_double import ApiDouble, Delivery, Effect, delivered
+from tests.api_double import ApiDouble, before, delivered, rejected
 from tests.builders import LABELS, MODEL, Manifest, stored_pod
 from tests.tables import cases
 from vcuda.discovery.discovered import Doubt
@@ -159,13 +159,8 @@ def test_a_label_of_the_operator_is_never_changed(labeller: Labeller, part: Mani
 
 
 def test_a_label_that_the_operator_writes_meanwhile_stays(labeller: Labeller) -> None:
-    def race(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PATCH":
-            labeller.api.deliver = delivered
-            labeller.api.store(PATH, node(hami(A100), labelled("mine")))
-        return effect()
-
-    labeller.api.deliver = race
+    mine = node(hami(A100), labelled("mine"))
+    labeller.api.deliver = before("PATCH", lambda: labeller.api.store(PATH, mine))
     labeller.store(node(hami(A100)))
     labeller.look(REWRITE_SECONDS)
     assert (labeller.label, DISCOVERED in labeller.metadata["annotations"]) == ("mine", False)
@@ -357,14 +352,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
     """The policy rejects each of these writes if it permits another label than the one in --model-label."""
-
-    def forbid(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PATCH":
-            raise ApiError(403, "this account changes of nodes …")
-        return effect()
-
-    refuse: Delivery = forbid
-    labeller.api.deliver = refuse
+    labeller.api.deliver = rejected(ApiError(403, "this account changes of nodes …"), "PATCH")
     for number in range(20):
         labeller.api.store(f"/api/v1/nodes/n{number}", node(hami(A100), name=f"n{number}"))
     labeller.look()

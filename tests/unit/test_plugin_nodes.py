@@ -11,7 +11,7 @@ import pytest
 
 from examples import claims
 from examples.discovery import A100, A100_PRODUCT, T4, T4_PRODUCT, features, hami, labelled, node, vgpu_manager
-from tests.api_double import lost_request
+from tests.api_double import lost_request, rejected
 from tests.builders import MODEL, Manifest, container, pod, stored_pod
 from tests.gpuquota import Cluster, run
 from vcuda.claims.names import API_PATH
@@ -173,9 +173,6 @@ def test_terminal_codes_in_a_label_are_escaped(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("refused", [True, False])
 def test_without_an_answer_the_command_fails_and_says_why(cluster: Cluster, refused: bool) -> None:
-    def forbid(*_: object) -> bytes:
-        raise Forbidden(403, "nodes is forbidden")
-
-    cluster.deliver = forbid if refused else lost_request
+    cluster.deliver = rejected(Forbidden(403, "nodes is forbidden"), "GET", "LIST") if refused else lost_request
     told = run("nodes")
     assert (told.exit_code, ("forbidden" if refused else "timed out") in told.stderr) == (1, True)

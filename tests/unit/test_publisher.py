@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.metrics import UsageCollector
 from controller.settle.publisher import Publisher
-from tests.api_double import ApiDouble, Delivery, Effect, Script, delivered, lost_reply
+from tests.api_double import ApiDouble, Script, delivered, lost_reply, rejected
 from tests.replicas import Clock
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
@@ -46,27 +46,16 @@ def published_in(api: ApiDouble) -> list[str]:
     return [path.split("/")[4] for path in api.objects]
 
 
-def refused(error: VcudaError) -> Delivery:
-    """Return a network in which the API server rejects every creation with this error."""
-
-    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "POST":
-            raise error
-        return effect()
-
-    return deliver
-
-
 @pytest.mark.parametrize("refusal", [TERMINATING, NotFound(404, "no such namespace")], ids=["terminating", "gone"])
 def test_no_report_is_written_in_a_terminating_namespace(
     api: ApiDouble, publisher: Publisher, refusal: VcudaError
 ) -> None:
-    api.deliver = refused(refusal)
+    api.deliver = rejected(refusal, "POST")
     assert publish(publisher) == []
 
 
 def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publisher) -> None:
-    api.deliver = refused(FORBIDDEN)
+    api.deliver = rejected(FORBIDDEN, "POST")
     assert publish(publisher) == ["usage not published"]
     api.deliver = delivered
     assert publish(publisher) == []

@@ -19,8 +19,8 @@ from controller.garbage.stale_gc import (
 )
 from controller.workqueue import MAX_RETRY_SECONDS
 from examples.allocations import NODE, allocated_pod, rfc3339
-from tests.api_double import ApiDouble, Effect, Script, delivered, lost_reply, lost_request
-from tests.cleaner import LOCK, NODES, POD, START, TIMEOUT, Cleaner, before, bind, lock, marks_on, store
+from tests.api_double import ApiDouble, Effect, Script, before, delivered, lost_reply, lost_request, rejected
+from tests.cleaner import LOCK, NODES, POD, START, TIMEOUT, Cleaner, bind, lock, marks_on, store
 from vcuda.errors import ApiError, Conflict, Unavailable
 from vcuda.requests.schemes import GPU_MANAGER
 
@@ -145,13 +145,7 @@ def test_a_pod_that_another_client_writes_first_is_judged_again_and_cleared(past
 )
 def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal: ApiError, tries: int) -> None:
     kept = marks_on(past.api)
-
-    def refuse(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PATCH":
-            raise refusal
-        return effect()
-
-    past.api.deliver = refuse
+    past.api.deliver = rejected(refusal, "PATCH")
     [line] = past.serve()
     assert (line["event"], line["log_level"]) == ("stale allocations could not be checked", "warning")
     assert marks_on(past.api) == kept

@@ -3,7 +3,7 @@
 import pytest
 
 from controller.uninstall import Uninstall
-from tests.api_double import ApiDouble, Effect
+from tests.api_double import ApiDouble, Effect, before, rejected
 from tests.replicas import Clock
 from vcuda.errors import Forbidden, Unavailable
 
@@ -83,24 +83,13 @@ def test_a_policy_that_is_in_effect_after_its_deletion_is_waited_for(installed: 
 
 
 def test_a_refusal_that_lasts_is_an_error(installed: ApiDouble) -> None:
-    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "PATCH":
-            raise Forbidden(403, "this account may not patch configmaps")
-        return effect()
-
-    installed.deliver = deliver
+    installed.deliver = rejected(Forbidden(403, "this account may not patch configmaps"), "PATCH")
     with pytest.raises(Forbidden, match="may not patch"):
         uninstall(installed, Clock())
 
 
 def test_a_ledger_that_is_written_again_and_again_is_an_error(installed: ApiDouble) -> None:
     written = dict(installed.objects[LEDGER])
-
-    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
-        if method == "LIST":
-            installed.store(LEDGER, written)
-        return effect()
-
-    installed.deliver = deliver
+    installed.deliver = before("LIST", lambda: installed.store(LEDGER, written), times=100)
     with pytest.raises(Unavailable, match="were written again after their removal"):
         uninstall(installed, Clock())
