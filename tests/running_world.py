@@ -21,6 +21,7 @@ from controller.settle.settler import Settler
 from tests import builders
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
+from tests.quota_map import store_quota
 from vcuda.allocations.stored_claims import ClaimCharge
 from vcuda.errors import VcudaError
 from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
@@ -37,7 +38,6 @@ TEAM, MODEL = "team-a", "A100"
 ONE = Charge(100, 0, 100)
 QUOTA = NamespaceQuota({MODEL: Limit(1000)})
 PODS, CLAIMS = f"/api/v1/namespaces/{TEAM}/pods", f"/apis/resource.k8s.io/v1/namespaces/{TEAM}/resourceclaims"
-QUOTA_PATH = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 LEAST_SECONDS = 2
 """Minimum time that containers run after a forced deletion: kubelet gives each container a second to end."""
 
@@ -156,9 +156,7 @@ class RunningWorld:
         self.times: dict[str, list[float]] = {PODS: [], CLAIMS: []}
         self.pods: dict[str, TruePod] = {}
         self.claims: dict[str, TrueClaim] = {}
-        document = json.dumps({TEAM: {"quota": {MODEL: 10}}})
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        self.api.store(QUOTA_PATH, {"metadata": metadata, "data": {"gpu_quota": document}})
+        store_quota(self.api, json.dumps({TEAM: {"quota": {MODEL: 10}}}))
         self._store = self.new_store()
         self.leader = WatchingLeader(self)
 

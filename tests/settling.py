@@ -13,6 +13,7 @@ from controller.metrics import SettleMetrics
 from controller.settle.settler import Settler
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest
+from tests.quota_map import store_quota
 from tests.replicas import Replica
 from tests.watching import catch_up
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
@@ -22,7 +23,6 @@ from vcuda.quota.model import Charge
 
 FOUR_M40 = json.dumps({"team-a": {"quota": {"M40": 4}}})
 NOBODY = "{}"
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTED, LISTED, FAR = "103", "105", "1000000"
@@ -46,8 +46,7 @@ class Settling:
         document: str = FOUR_M40,
         gone: bool = False,
     ) -> None:
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
+        store_quota(api, document)
         if ledger:
             replica.store.write("team-a", ledger, replica.store.open("team-a"))
         for pod in pods:

@@ -25,6 +25,7 @@ from examples import claims
 from examples.discovery import A100, A100_PRODUCT, NAME, T4, T4_PRODUCT, features, hami, labelled, node
 from tests.api_double import ApiDouble, before, delivered, rejected
 from tests.builders import LABELS, MODEL, Manifest, stored_pod
+from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.discovery.discovered import Doubt
 from vcuda.discovery.sources import DISCOVERED, PRODUCT
@@ -64,9 +65,7 @@ class Labeller:
 
     def write_quota(self, quota: str, models: str = "{}") -> None:
         """Store the quota document, and deliver it to the leader's watch."""
-        metadata = {"namespace": "kube-system", "name": "gpuquota"}
-        data = {"gpu_quota": quota, "gpu_models": models}
-        self.api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", {"metadata": metadata, "data": data})
+        store_quota(self.api, quota, gpu_models=models)
         self.quota.reflector.relist()
 
     def devices_changed(self) -> None:

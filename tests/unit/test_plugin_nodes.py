@@ -14,10 +14,10 @@ from examples.discovery import A100, A100_PRODUCT, T4, T4_PRODUCT, features, ham
 from tests.api_double import lost_request, rejected
 from tests.builders import MODEL, Manifest, container, pod, stored_pod
 from tests.gpuquota import Cluster, run
+from tests.quota_map import store_quota
 from vcuda.claims.names import API_PATH
 from vcuda.errors import Forbidden
 
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 HEADING = ["NODE", "MODELS", "CARDS", "MEMORY", "MiB", "SOURCE", "SCHEME", "FREE"]
 
 
@@ -32,11 +32,6 @@ def store_pod(cluster: Cluster, name: str, node_name: str, limits: Manifest, **f
         f"/api/v1/namespaces/team-a/pods/{name}",
         stored | {"metadata": {"name": name, "uid": name, "namespace": "team-a"}},
     )
-
-
-def write_quota(cluster: Cluster, quota: str = "{}", models: str = "{}") -> None:
-    metadata = {"namespace": "kube-system", "name": "gpuquota"}
-    cluster.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": quota, "gpu_models": models}})
 
 
 def table(*arguments: str) -> list[list[str]]:
@@ -67,7 +62,9 @@ def test_the_nodes_of_a_mixed_cluster_are_shown_as_a_table(cluster: Cluster) -> 
 
 
 def test_rows_of_the_quota_set_the_models_and_the_value_of_a_device(cluster: Cluster) -> None:
-    write_quota(cluster, models=f"{{A100: [NVIDIA-A100-*GB], S: {{products: [{T4_PRODUCT}-SHARED], cards: 0.25}}}}")
+    store_quota(
+        cluster, "{}", gpu_models=f"{{A100: [NVIDIA-A100-*GB], S: {{products: [{T4_PRODUCT}-SHARED], cards: 0.25}}}}"
+    )
     store_nodes(
         cluster,
         node(hami(A100, A100, T4), labelled(A100_PRODUCT, by="hami"), name="h1"),
@@ -135,7 +132,7 @@ def slice_manifest(made: Any) -> Manifest:
 
 
 def test_doubts_and_models_that_no_node_has_are_shown_as_warnings(cluster: Cluster) -> None:
-    write_quota(cluster, f"team-a: {{quota: {{{T4_PRODUCT}: 1, A100: 1}}}}")
+    store_quota(cluster, f"team-a: {{quota: {{{T4_PRODUCT}: 1, A100: 1}}}}")
     store_nodes(cluster, node(hami(A100, T4), labelled(T4_PRODUCT), name="h1"))
     warnings = run("nodes").stderr.splitlines()
     assert warnings == [
@@ -150,12 +147,12 @@ def test_doubts_and_models_that_no_node_has_are_shown_as_warnings(cluster: Clust
 
 
 def test_a_cluster_without_models_is_reported(cluster: Cluster) -> None:
-    write_quota(cluster, "team-a: {quota: {A100: 1}}")
+    store_quota(cluster, "team-a: {quota: {A100: 1}}")
     assert "no node has a GPU model" in run("nodes").stderr
 
 
 def test_a_malformed_quota_does_not_hide_the_nodes(cluster: Cluster) -> None:
-    write_quota(cluster, "{team-a: 8}")
+    store_quota(cluster, "{team-a: 8}")
     store_nodes(cluster, node(hami(A100), name="h1"))
     told = run("nodes")
     assert (told.exit_code, "h1" in told.stdout, "is malformed" in told.stderr) == (0, True, True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, container, pod, vcuda_pod, view
+from tests.quota_map import store_quota
 from tests.replicas import Replica
 from tests.settling import Settling
 from tests.tables import cases
@@ -132,9 +133,7 @@ def write_node(api: ApiDouble, *cards: dict[str, Any]) -> None:
 
 
 def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble) -> None:
-    data = {"gpu_quota": "{}", "gpu_models": "{T4: {cards: 0.25}}"}
-    config_map = {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data}
-    api.store("/api/v1/namespaces/kube-system/configmaps/gpuquota", config_map)
+    store_quota(api, "{}", gpu_models="{T4: {cards: 0.25}}")
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     policies = ClaimPolicies(quota, nodes, DeviceInformer(api.kube))

@@ -4,7 +4,6 @@ They check which owners (controllers of pods) were rejected, and which of them m
 first, and no more retry than fit.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from controller.retry.refused import Owner, RefusedOwner, find_refused
 from controller.retry.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
+from tests.quota_map import store_quota
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.nodes import Nodes
@@ -278,11 +278,8 @@ class Retried:
         self.api, self.now, self.tick = api, 0.0, tick
         for number in range(owners):
             self.add_owner(f"train-{number}")
-        document = json.dumps({"team-a": {"quota": {"M40": 200}}})
-        place, metadata = QuotaPlace(), {"name": "gpuquota", "namespace": "kube-system"}
-        path = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
-        api.store(path, {"metadata": metadata, "data": {place.key: document}})
-        quota = QuotaInformer(api.kube, place, frozenset())
+        store_quota(api, "team-a: {quota: {M40: 200}}")
+        quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
         quota.reflector.relist()
         self.retrier = retries.Retrier(api.kube, quota, NodeInformer(api.kube, LABELS), self.clock)
         self.retrier.report("team-a", NamespaceUse("team-a", "enforce", (ModelUse("M40", 200, 0, 0, 200),)))

@@ -12,8 +12,9 @@ import pytest
 from controller.settle.settler import MANY_PENDING_BYTES, MAX_ATTEMPTS
 from tests.api_double import ApiDouble, Effect, delivered
 from tests.builders import LABELS, stored_pod
+from tests.quota_map import store_quota
 from tests.replicas import LEDGER, Replica
-from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, QUOTA, TWO, Settling
+from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, TWO, Settling
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
@@ -347,7 +348,7 @@ def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, repli
     for document in (FOUR_M40, NOBODY, FOUR_M40):
         settling.settle()
         settling.later(ENDS_SECONDS - 1)
-        api.store(QUOTA, {**api.objects[QUOTA], "data": {"gpu_quota": document}})
+        store_quota(api, document)
         settling.relist()
     assert LEDGER in api.objects
 

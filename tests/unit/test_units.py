@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 from controller.pods import PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, container, pod, sidecar, stored_pod, vcuda_pod, view
+from tests.quota_map import store_quota
 from tests.replicas import POD, Replica
 from tests.tables import cases
 from vcuda.errors import Fault, QuotaFault
@@ -23,7 +24,6 @@ from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import asks_for_vcuda, read_request
 from vcuda.requests.resources import VENDORS, GpuResources
 
-CONFIG_MAP = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 CLASS = "deviceclass.resource.kubernetes.io/"
 OWN = """
 nvidia.com/gpu.shared: {cards: 0.25}
@@ -194,8 +194,7 @@ class World:
         api.store(POD, {**shared, "metadata": {**shared["metadata"], "namespace": "team-a"}})
 
     def edit(self, units: str) -> None:
-        data = {"gpu_quota": "team-a: {quota: {M40: 4}}", "gpu_units": units}
-        self.api.store(CONFIG_MAP, {"metadata": {"name": "gpuquota", "namespace": "kube-system"}, "data": data})
+        store_quota(self.api, "team-a: {quota: {M40: 4}}", gpu_units=units)
         self.quota.reflector.relist()
 
     def observed(self) -> ObservedPods:
