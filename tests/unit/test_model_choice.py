@@ -72,21 +72,6 @@ def test_the_reason_names_the_place_of_the_order(rule: Rule) -> None:
     )
 
 
-def test_pods_of_one_workload_stay_on_one_model_until_it_is_full() -> None:
-    """One workload creates twelve pods of one card each. They fill the models one after another, in the order of the
-    quota.
-    """
-    quota = NamespaceQuota({model: Limit(400) for model in ALL})
-    usage: dict[str, Usage] = {}
-    got = []
-    for _ in range(12):
-        model, _reason = chosen(Candidates(ALL, frozenset(), {}), usage=usage, quota=quota)
-        assert isinstance(model, str)
-        got.append(model)
-        usage[model] = Usage(usage.get(model, Usage()).used + CARD)
-    assert got == [*["M40"] * 4, *["P100"] * 4, *["A100"] * 4]
-
-
 @cases(
     "present, usage, model, reason",
     first_in_the_document=("", {}, "M40", "the model with the most free quota, 8 cards of 8 cards free"),
@@ -189,11 +174,6 @@ def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     nodes = Nodes(free={("M40", ""): halves, ("P100", ""): whole})
     candidates = find_candidates(asking, request, quota, nodes)
     assert chosen(candidates, request.charge, quota=quota) == expected
-
-
-def test_the_reason_for_the_only_candidate_says_so() -> None:
-    candidates = Candidates(("P100",), frozenset({"P100"}), {"M40": "annotation x"})
-    assert chosen(candidates) == ("P100", f"the only possible model, {FREE}")
 
 
 def test_the_shortages_of_all_models_are_in_their_order() -> None:

@@ -88,12 +88,6 @@ def test_a_claim_gets_the_first_model_of_its_annotation_that_has_devices(wish: s
     assert (answer.outcome, answer.model) == ("pinned", model)
 
 
-def test_models_that_the_annotation_omits_are_never_chosen() -> None:
-    answer = mutated(pod("H100"), used={"H100": 100})
-    assert (answer.outcome, answer.status) == ("over-quota", HTTPStatus.FORBIDDEN)
-    assert "T4" not in answer.message
-
-
 KNOWN = "A100, B200, H100, L40S, T4"
 
 

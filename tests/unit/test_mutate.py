@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.builders import MODEL, Manifest, held_to, policy_for, required, requirement, review, vcuda_pod
+from tests.builders import MODEL, Manifest, policy_for, required, requirement, review, vcuda_pod
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
@@ -79,11 +79,6 @@ def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
 def test_the_last_allowed_model_with_room_is_chosen(spec: Manifest, used: Mapping[str, int], reason: str) -> None:
     answer = mutated(vcuda_pod(**spec), used)
     assert (answer.model, answer.reason) == ("P100", f"{reason}, 2 cards of 2 cards free")
-
-
-def test_pools_are_required_too() -> None:
-    answer = mutated(vcuda_pod(), quota=NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab")))
-    assert answer.patch[0] == {"op": "add", "path": "/spec/affinity", "value": held_to("M40", "public", "lab")}
 
 
 # Tests of pods that are refused

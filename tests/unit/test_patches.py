@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, assume, event, given, settings, strategies a
 
 from tests import strategies
 from tests.both_calls import EVERY_NODE, Webhook, patched
-from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, required, requirement, term, vcuda_pod, view
+from tests.builders import LABELS, MODEL, POOL, Manifest, required, requirement, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.strategies import MODELS, NODE_NAMES, POOLS
 from vcuda.admission_review import AdmissionResponse
@@ -49,12 +49,6 @@ def test_the_patch_is_the_expected_one(case: str) -> None:
     types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
     patch = patch_for(pod, "M40", ("public", "lab"), types, hints)
     assert patch == json.loads((CASES / f"{case}.patch.json").read_text())
-
-
-def test_without_pools_only_the_model_is_required() -> None:
-    pod = vcuda_pod(annotations={MODEL_ANNOTATION: "M40"})
-    expected = {"op": "add", "path": "/spec/affinity", "value": held_to("M40")}
-    assert patch_for(view(pod), "M40", (), {}, Hints()) == [expected]
 
 
 def test_the_node_labels_can_be_set() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests import strategies
-from tests.builders import LABELS, MODEL, POOL, Manifest, held_to, nodes, required, requirement, term, vcuda_pod, view
+from tests.builders import LABELS, MODEL, POOL, Manifest, nodes, required, requirement, term, vcuda_pod, view
 from tests.node_selection import may_run_on
 from tests.tables import cases
 from vcuda.k8s_types import Pod
@@ -166,13 +166,6 @@ def test_the_message_for_a_pod_without_a_model_has_the_reason(
     assert found.sentence("team-a", quota) == f"this pod may use no GPU model in namespace team-a: {sentence}"
 
 
-def test_the_message_for_a_quota_without_models_says_so() -> None:
-    quota = NamespaceQuota({})
-    assert candidates_of(vcuda_pod(), quota=quota).sentence("team-a", quota) == (
-        "namespace team-a may use no GPU model: its quota lists none"
-    )
-
-
 @cases(
     "spec, pools, present",
     free=({}, (), {"M40", "P100"}),
@@ -254,34 +247,6 @@ def wanted(pod: Mapping[str, Any], model: str) -> bool:
         if any(part in model.lower() for part in parts(exclude)):
             return False
     return True
-
-
-TWO_MODELS = required(term(requirement(MODEL, "In", "M40", "P100"), requirement(POOL, "In", "lab")))
-LEFT_OPEN = required(term(requirement(MODEL, "In", "M40")), term(requirement("x", "Exists")))
-ANNOTATIONS = {"quota.vcuda.io/model": "M40", WANTED: "M40"}
-
-
-@cases(
-    "stored, models, pools, within",
-    not_held=(vcuda_pod(), None, None, False),
-    held=(vcuda_pod(affinity=held_to("M40", "lab")), {"M40"}, {"lab"}, True),
-    by_selector=(vcuda_pod(nodeSelector={MODEL: "M40", POOL: "lab"}), {"M40"}, {"lab"}, True),
-    any_pool=(vcuda_pod(affinity=held_to("M40")), {"M40"}, None, False),
-    more_pools=(vcuda_pod(affinity=held_to("M40", "lab", "public")), {"M40"}, {"lab", "public"}, False),
-    not_in_the_quota=(vcuda_pod(affinity=held_to("V100", "lab")), {"V100"}, {"lab"}, False),
-    two_models=(vcuda_pod(affinity=TWO_MODELS), {"M40", "P100"}, {"lab"}, False),
-    two_terms=(vcuda_pod(affinity=EITHER), {"M40", "P100"}, None, False),
-    a_term_leaves_it_open=(vcuda_pod(affinity=LEFT_OPEN), None, None, False),
-    nowhere=(vcuda_pod(affinity=required({})), set(), set(), False),
-    a_node_name_holds_no_model=(vcuda_pod(nodeName="c"), None, None, False),
-    annotations_hold_nothing=(vcuda_pod(annotations=ANNOTATIONS), None, None, False),
-)
-def test_a_stored_pod_is_pinned_by_its_spec_alone(
-    stored: Manifest, models: set[str] | None, pools: set[str] | None, within: bool
-) -> None:
-    pin = read_pin(view(stored), LABELS)
-    assert (pin.models, pin.pools) == (models, pools)
-    assert pin.within(quota_of("M40", "P100", pools=("lab",))) is within
 
 
 @cases(

@@ -343,10 +343,6 @@ def test_two_schemes_in_limits_and_requests_are_rejected() -> None:
     assert refusal.startswith(f"{LIMITS}: a container must request resources of only one vendor; ")
 
 
-def test_two_schemes_in_two_containers_are_admitted() -> None:
-    assert refusals(pod(container({"nvidia.com/gpu": 1}), container({CORES: 100}))) == []
-
-
 # Tests of the paths in the reported faults, and of their number
 
 

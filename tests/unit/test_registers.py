@@ -13,7 +13,7 @@ from tests.tables import cases
 from vcuda.kube import NodeInformer
 from vcuda.placement.registers import MAX_CARD_MEMORY, MAX_CARDS, MAX_REGISTER, MAX_TEXT, Card, Register, read_register
 
-HAMI, VGPU_MANAGER = "hami.io/node-nvidia-register", "nvidia.com/node-device-register"
+HAMI = "hami.io/node-nvidia-register"
 PARTS = {"count": 10, "devcore": 100}
 OURS = [
     Card("GPU-0055", "NVIDIA A100-SXM4-40GB", memory=40960),

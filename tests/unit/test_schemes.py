@@ -4,7 +4,6 @@ These are the lists of resources and annotations, and the policies.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Set
 from pathlib import Path
 
@@ -18,39 +17,6 @@ from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, guarded_annotations, i
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
 
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
-
-
-def test_no_resource_belongs_to_two_schemes() -> None:
-    """No resource is in two schemes (the resource names of each vendor).
-
-    The resources that a container requests determine its scheme.
-    """
-    counted = Counter(resource for scheme in SCHEMES for resource in scheme.resources)
-    assert [resource for resource, times in counted.items() if times > 1] == []
-    assert BUILT_IN.scheme_of.keys() == counted.keys()
-
-
-def test_every_resource_of_a_request_is_in_the_table() -> None:
-    """Each scheme (the resource names of one vendor) lists every resource by which the vendor's GPUs are requested.
-
-    A resource that is missing in the list could be used without a charge.
-    """
-    resources = {scheme.name: set(scheme.resources) for scheme in SCHEMES}
-    assert len(resources) == len(SCHEMES)
-    assert (
-        resources.items()
-        >= {
-            "gpu-manager": {"tencent.com/vcuda-core", "tencent.com/vcuda-memory"},
-            "nvidia-vcuda": {"nvidia.com/vcuda-core", "nvidia.com/vcuda-memory"},
-            "hami": {"nvidia.com/gpu", "nvidia.com/gpucores", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"},
-            "vgpu-manager": {"nvidia.com/vgpu-number", "nvidia.com/vgpu-cores", "nvidia.com/vgpu-memory"},
-        }.items()
-    )
-
-
-@EACH
-def test_a_resource_leads_back_to_its_scheme(scheme: Scheme) -> None:
-    assert {BUILT_IN.scheme_of[resource] for resource in scheme.resources} == {scheme}
 
 
 @EACH

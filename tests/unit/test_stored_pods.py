@@ -24,7 +24,6 @@ from vcuda.allocations.stored_pods import (
     read_allocation,
     read_stored,
 )
-from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
@@ -87,12 +86,6 @@ def test_a_pod_uses_its_cards_until_it_has_ended(phase: str | None) -> None:
     assert kept(stored(phase=phase)).live is (phase not in ("Succeeded", "Failed"))
 
 
-def test_a_terminating_pod_still_uses_its_cards() -> None:
-    manifest = stored()
-    manifest["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    assert kept(manifest).live
-
-
 @cases(
     "spec, model",
     by_affinity=({"affinity": builders.held_to("M40")}, "M40"),
@@ -112,11 +105,6 @@ def test_a_pod_is_charged_for_the_model_of_its_node_selection(spec: dict[str, An
 def test_an_annotation_does_not_determine_the_model() -> None:
     """A user may edit the model annotation of a stored pod."""
     assert kept(stored(annotations={"quota.vcuda.io/model": "M40"})).model is None
-
-
-def test_only_live_pods_are_charged() -> None:
-    pods = [kept(stored(phase=phase, affinity=builders.held_to("M40"))) for phase in ("Running", "Failed", "Pending")]
-    assert list(charges_of(pods, Nodes(builders.LABELS))) == [("M40", CARD)] * 2
 
 
 EACH = pytest.mark.parametrize("scheme", RECORDED, ids=lambda scheme: scheme.name)

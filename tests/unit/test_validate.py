@@ -38,7 +38,7 @@ def in_time() -> ReviewDeadline:
 
 
 M40, P100, V100 = (requirement(MODEL, "In", model) for model in ("M40", "P100", "V100"))
-PUBLIC, PRIVATE, LAB = (requirement(POOL, "In", pool) for pool in ("public", "private", "lab"))
+PUBLIC, LAB = (requirement(POOL, "In", pool) for pool in ("public", "lab"))
 EITHER, NO_P100 = requirement(MODEL, "In", "P100", "M40"), requirement(MODEL, "NotIn", "P100")
 PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term(M40)}]}
 
