@@ -3,6 +3,7 @@
 In limited namespaces such pods are rejected, unless the quota allows the field by its name.
 """
 
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -28,11 +29,17 @@ HAMI_SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30, "nvidia.com/gpumem
 VGPU_SHARE = {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": 30, "nvidia.com/vgpu-memory": 1000}
 CLASS = "deviceclass.resource.kubernetes.io/"
 FIRST = "spec.containers[0]"
+ENV = f"{FIRST}.env[1]"
 PRIVILEGED = {"securityContext": {"privileged": True}}
 
 
 def env(name: str, **value: Any) -> Manifest:
     return {"env": [{"name": "A", "value": "b"}, {"name": name, **value}]}
+
+
+def by_env(name: str, value: str, limits: Mapping[str, int] | None = None) -> Manifest:
+    """Return a pod of one container that sets this variable and has these limits."""
+    return pod(container(limits, **env(name, value=value)))
 
 
 def policy_note(value: str) -> dict[str, str]:
@@ -59,81 +66,37 @@ WITH_A_NAME = {
         "spec.initContainers[0].securityContext.privileged",
         Allowance.PRIVILEGED,
     ),
-    "all devices": (
-        pod(container(**env("NVIDIA_VISIBLE_DEVICES", value="all"))),
-        f"{FIRST}.env[1]",
-        Allowance.VISIBLE_DEVICES,
-    ),
-    "a listed device with a share": (
-        pod(container(SHARE, **env("NVIDIA_VISIBLE_DEVICES", value="0"))),
-        f"{FIRST}.env[1]",
-        Allowance.VISIBLE_DEVICES,
-    ),
+    "all devices": (by_env("NVIDIA_VISIBLE_DEVICES", "all"), ENV, Allowance.VISIBLE_DEVICES),
+    "a listed device with a share": (by_env("NVIDIA_VISIBLE_DEVICES", "0", SHARE), ENV, Allowance.VISIBLE_DEVICES),
     "devices from a ConfigMap": (
         pod(container(), init=[container(**env("NVIDIA_VISIBLE_DEVICES", valueFrom={"configMapKeyRef": {}}))]),
         "spec.initContainers[0].env[1]",
         Allowance.VISIBLE_DEVICES,
     ),
+    "another vendor's devices": (by_env("MTHREADS_VISIBLE_DEVICES", "all"), ENV, Allowance.VISIBLE_DEVICES),
+    "a legacy CUDA image": (by_env("CUDA_VERSION", "12.4"), ENV, Allowance.VISIBLE_DEVICES),
+    "control of MIG": (by_env("NVIDIA_MIG_CONFIG_DEVICES", "all", CARD), ENV, Allowance.VISIBLE_DEVICES),
     "a runtime class": (pod(container(), runtimeClassName="nvidia"), "spec.runtimeClassName", Allowance.RUNTIME_CLASS),
-    "control of shares disabled": (
-        pod(container(CARD, **env("CUDA_DISABLE_CONTROL", value="false"))),
-        f"{FIRST}.env[1]",
-        Allowance.DISABLE_CONTROL,
-    ),
-    "cores without a limit": (
-        pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", value="DISABLE"))),
-        f"{FIRST}.env[1]",
-        Allowance.CORE_POLICY,
-    ),
+    "control of shares disabled": (by_env("CUDA_DISABLE_CONTROL", "false", CARD), ENV, Allowance.DISABLE_CONTROL),
+    "control of vgpu-manager disabled": (by_env("DISABLE_VGPU_CONTROL", "true", CARD), ENV, Allowance.DISABLE_CONTROL),
+    "cores without a limit": (by_env("GPU_CORE_UTILIZATION_POLICY", "DISABLE", SHARE), ENV, Allowance.CORE_POLICY),
     "a limit from another object": (
         pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", valueFrom={}))),
-        f"{FIRST}.env[1]",
+        ENV,
         Allowance.CORE_POLICY,
+    ),
+    "another memory limit": (by_env("CUDA_DEVICE_MEMORY_LIMIT_0", "9m", HAMI_SHARE), ENV, Allowance.MEMORY_LIMIT),
+    "another core limit": (by_env("CUDA_CORE_LIMIT", "100", VGPU_SHARE), ENV, Allowance.CORE_LIMIT),
+    "another cache file": (by_env("CUDA_DEVICE_MEMORY_SHARED_CACHE", "/x", HAMI_SHARE), ENV, Allowance.LIMIT_LIBRARY),
+    "another preload file": (
+        pod(container(HAMI_SHARE, volumeMounts=[{"name": "v", "mountPath": "/etc/ld.so.preload", "subPath": "none"}])),
+        f"{FIRST}.volumeMounts[0].mountPath",
+        Allowance.LIMIT_LIBRARY,
     ),
     "a share without a limit": (
         vcuda_pod(SHARE, annotations=policy_note("None")),
         "metadata.annotations[nvidia.com/vgpu-compute-policy]",
         Allowance.COMPUTE_POLICY,
-    ),
-    "another vendor's devices": (
-        pod(container(**env("MTHREADS_VISIBLE_DEVICES", value="all"))),
-        f"{FIRST}.env[1]",
-        Allowance.VISIBLE_DEVICES,
-    ),
-    "a legacy CUDA image": (
-        pod(container(**env("CUDA_VERSION", value="12.4"))),
-        f"{FIRST}.env[1]",
-        Allowance.VISIBLE_DEVICES,
-    ),
-    "control of MIG": (
-        pod(container(CARD, **env("NVIDIA_MIG_CONFIG_DEVICES", value="all"))),
-        f"{FIRST}.env[1]",
-        Allowance.VISIBLE_DEVICES,
-    ),
-    "control of vgpu-manager disabled": (
-        pod(container(CARD, **env("DISABLE_VGPU_CONTROL", value="true"))),
-        f"{FIRST}.env[1]",
-        Allowance.DISABLE_CONTROL,
-    ),
-    "another memory limit": (
-        pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_LIMIT_0", value="99999m"))),
-        f"{FIRST}.env[1]",
-        Allowance.MEMORY_LIMIT,
-    ),
-    "another core limit": (
-        pod(container(VGPU_SHARE, **env("CUDA_CORE_LIMIT", value="100"))),
-        f"{FIRST}.env[1]",
-        Allowance.CORE_LIMIT,
-    ),
-    "another cache file": (
-        pod(container(HAMI_SHARE, **env("CUDA_DEVICE_MEMORY_SHARED_CACHE", value="/data/mine"))),
-        f"{FIRST}.env[1]",
-        Allowance.LIMIT_LIBRARY,
-    ),
-    "another preload file": (
-        pod(container(HAMI_SHARE, volumeMounts=[{"name": "v", "mountPath": "/etc/ld.so.preload", "subPath": "none"}])),
-        f"{FIRST}.volumeMounts[0].mountPath",
-        Allowance.LIMIT_LIBRARY,
     ),
     "a fraction in capitals": (
         pod(container(), annotations={"GPU-Fraction": "0.5"}),
@@ -191,28 +154,26 @@ def test_a_resource_claim_is_rejected_with_any_permission() -> None:
 
 @cases(
     "manifest",
-    no_devices=pod(container(**env("NVIDIA_VISIBLE_DEVICES", value="none"))),
-    void=pod(container(CARD, **env("NVIDIA_VISIBLE_DEVICES", value="void"))),
+    no_devices=by_env("NVIDIA_VISIBLE_DEVICES", "none"),
+    void=by_env("NVIDIA_VISIBLE_DEVICES", "void", CARD),
     a_card_by_its_runtime=vcuda_pod(CARD, runtimeClassName="nvidia"),
     another_runtime=pod(container(), runtimeClassName="kata"),
-    a_limit_that_holds=pod(container(SHARE, **env("GPU_CORE_UTILIZATION_POLICY", value="force"))),
-    a_whole_card_without_one=pod(container(CARD, **env("GPU_CORE_UTILIZATION_POLICY", value="disable"))),
-    a_switch_without_a_card=pod(container(**env("CUDA_DISABLE_CONTROL", value="true"))),
+    a_limit_that_holds=by_env("GPU_CORE_UTILIZATION_POLICY", "force", SHARE),
+    a_whole_card_without_one=by_env("GPU_CORE_UTILIZATION_POLICY", "disable", CARD),
+    a_switch_without_a_card=by_env("CUDA_DISABLE_CONTROL", "true"),
     a_balanced_share=vcuda_pod(SHARE, annotations=policy_note("balance")),
     a_whole_card_of_no_policy=vcuda_pod(CARD, annotations=policy_note("none")),
     not_privileged=pod(container(CARD, securityContext={"privileged": False})),
     somebody_elses_resource=pod(container({"rdma/hca": 1})),
-    another_vendor_s_void=pod(container(**env("AMD_VISIBLE_DEVICES", value="void"))),
-    narrowed_by_a_framework=pod(container(CARD, **env("CUDA_VISIBLE_DEVICES", value="0"))),
-    no_mig_control=pod(container(**env("NVIDIA_MIG_MONITOR_DEVICES", value=""))),
-    driver_libraries=pod(container(**env("NVIDIA_DRIVER_CAPABILITIES", value="all"))),
-    a_constraint_on_the_driver=pod(container(**env("NVIDIA_REQUIRE_CUDA", value="cuda>=12"))),
-    a_logged_share=pod(container(HAMI_SHARE, **env("LIBCUDA_LOG_LEVEL", value="4"))),
-    a_limit_without_a_share=pod(container(CARD, **env("CUDA_DEVICE_MEMORY_LIMIT", value="1g"))),
-    a_limit_without_a_gpu=pod(container(**env("CUDA_DEVICE_MEMORY_LIMIT", value="1g"))),
-    a_priority_from_hami=pod(
-        container({**HAMI_SHARE, "nvidia.com/priority": 1}, **env("CUDA_TASK_PRIORITY", value="1"))
-    ),
+    another_vendor_s_void=by_env("AMD_VISIBLE_DEVICES", "void"),
+    narrowed_by_a_framework=by_env("CUDA_VISIBLE_DEVICES", "0", CARD),
+    no_mig_control=by_env("NVIDIA_MIG_MONITOR_DEVICES", ""),
+    driver_libraries=by_env("NVIDIA_DRIVER_CAPABILITIES", "all"),
+    a_constraint_on_the_driver=by_env("NVIDIA_REQUIRE_CUDA", "cuda>=12"),
+    a_logged_share=by_env("LIBCUDA_LOG_LEVEL", "4", HAMI_SHARE),
+    a_limit_without_a_share=by_env("CUDA_DEVICE_MEMORY_LIMIT", "1g", CARD),
+    a_limit_without_a_gpu=by_env("CUDA_DEVICE_MEMORY_LIMIT", "1g"),
+    a_priority_from_hami=by_env("CUDA_TASK_PRIORITY", "1", {**HAMI_SHARE, "nvidia.com/priority": 1}),
     none_of_an_unknown_one=pod(container({"nvidia.com/gpu.shared": 0})),
 )
 def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Manifest) -> None:
