@@ -13,19 +13,10 @@ from urllib.parse import quote
 import pytest
 from flask.testing import FlaskClient
 
-from controller.ui.app import Standing, create_app
 from controller.ui.export import MAX_HOLDERS
-from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
-from controller.ui.page import Views
-from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
-
-VIEWS = Views(lambda: NOW)
-
-
-def client_of(sample: Sample) -> FlaskClient:
-    feed = Feed(sample.source(), VIEWS)
-    return create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+from examples.usage import Sample, ago, company, crowd, model_use, namespace_use
+from tests.usage_page import client_of
 
 
 def rows_of(client: FlaskClient, path: str) -> list[dict[str, str]]:

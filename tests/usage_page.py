@@ -1,0 +1,64 @@
+"""The HTTP answers of the usage page, and a parser of its HTML."""
+
+from html.parser import HTMLParser
+from http import HTTPStatus
+
+from flask.testing import FlaskClient
+
+from controller.ui.app import Standing, create_app
+from controller.ui.feed import Feed
+from controller.ui.page import Views
+from examples.usage import NOW, Sample
+
+VIEWS = Views(lambda: NOW)
+MUST_CLOSE = {"script", "a", "p", "div", "span", "table", "tr", "td", "th", "ul", "li", "svg", "section", "b"}
+
+
+class Markup(HTMLParser):
+    """Parses the elements, attributes and text of a page. A wrongly nested element raises an error."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in MUST_CLOSE:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in MUST_CLOSE:
+            assert self._open.pop() == tag, self.getpos()
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        """Return the attributes of every element of the page with this tag."""
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def client_of(sample: Sample, views: Views = VIEWS, names: tuple[str, ...] = ()) -> FlaskClient:
+    """Return an HTTP client of the leader's usage page. ``names`` are further host names of the page."""
+    feed = Feed(sample.source(), views)
+    return create_app(lambda: Standing(feed, ""), views, names).test_client()
+
+
+def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
+    return create_app(lambda: Standing(None, reason), VIEWS).test_client()
+
+
+def html_of(client: FlaskClient, path: str) -> str:
+    answer = client.get(path)
+    assert answer.status_code == HTTPStatus.OK
+    return answer.get_data(as_text=True)
+
+
+def page_of(sample: Sample, path: str = "/") -> str:
+    """Return the HTML of the leader's page at this path."""
+    return html_of(client_of(sample), path)
