@@ -15,6 +15,7 @@ from controller.garbage.node.names import (
     present_uids,
     trash_name,
 )
+from tests.tables import cases
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 UID = "0df28fbd-5f5f-11e8-bc74-36e6bb280816"
@@ -74,27 +75,22 @@ def test_any_other_name_is_foreign(scheme: str, name: str) -> None:
     assert keep_in_root(form, name, FileKind.DIRECTORY, nobody) == Keep(KeepReason.FOREIGN)
 
 
-@pytest.mark.parametrize(
-    ("kind", "presence", "expected"),
-    [
-        pytest.param(FileKind.DIRECTORY, PodPresence(ITS), Keep(KeepReason.POD), id="its pod is in the API"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET), id="kubelet has the pod"),
-        pytest.param(
-            FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN, id="neither the API nor kubelet answers"
-        ),
-        pytest.param(
-            FileKind.DIRECTORY,
-            PodPresence(ITS, unknown=UNKNOWN),
-            Keep(KeepReason.POD),
-            id="its pod is in the API, kubelet is silent",
-        ),
-        pytest.param(FileKind.DIRECTORY, PodPresence(), None, id="no pod has this UID"),
-        pytest.param(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None, id="only another pod exists"),
-        pytest.param(FileKind.UNKNOWN, PodPresence(), None, id="unknown kind of file, no pod"),
-        pytest.param(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK), id="a link"),
-        pytest.param(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file"), id="a file"),
-        pytest.param(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other"), id="a FIFO"),
-    ],
+@cases(
+    "kind, presence, expected",
+    its_pod_is_in_the_API=(FileKind.DIRECTORY, PodPresence(ITS), Keep(KeepReason.POD)),
+    kubelet_has_the_pod=(FileKind.DIRECTORY, PodPresence(kubelet=ITS), Keep(KeepReason.KUBELET)),
+    neither_the_API_nor_kubelet_answers=(FileKind.DIRECTORY, PodPresence(unknown=UNKNOWN), UNKNOWN),
+    its_pod_is_in_the_API_kubelet_is_silent=(
+        FileKind.DIRECTORY,
+        PodPresence(ITS, unknown=UNKNOWN),
+        Keep(KeepReason.POD),
+    ),
+    no_pod_has_this_UID=(FileKind.DIRECTORY, PodPresence(), None),
+    only_another_pod_exists=(FileKind.DIRECTORY, PodPresence(OTHERS, OTHERS), None),
+    unknown_kind_of_file_no_pod=(FileKind.UNKNOWN, PodPresence(), None),
+    a_link=(FileKind.LINK, PodPresence(), Keep(KeepReason.LINK)),
+    a_file=(FileKind.FILE, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "file")),
+    a_FIFO=(FileKind.OTHER, PodPresence(), Keep(KeepReason.NOT_A_DIRECTORY, "other")),
 )
 @pytest.mark.parametrize(
     ("form", "name"), [(GPU_MANAGER, UID), (HAMI, f"{UID}_main")], ids=["uid", "uid and container"]

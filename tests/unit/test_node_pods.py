@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.garbage.node.pods import read_pods
+from tests.tables import cases
 from vcuda.errors import BadInput
 
 NODE = "gpu-7"
@@ -30,15 +31,11 @@ def without_kind(found: Json) -> Json:
     return {"metadata": found["metadata"], "spec": found["spec"], "status": {"phase": "Failed"}}
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param(listed(pod("a"), pod("b", "another"), pod("c", "")), id="printed by kubectl"),
-        pytest.param(listed(*map(without_kind, map(pod, "abc")), kind="PodList"), id="printed by the API server"),
-        pytest.param(
-            listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""), id="with a resourceVersion"
-        ),
-    ],
+    printed_by_kubectl=listed(pod("a"), pod("b", "another"), pod("c", "")),
+    printed_by_the_API_server=listed(*map(without_kind, map(pod, "abc")), kind="PodList"),
+    with_a_resourceVersion=listed(pod("a"), pod("b"), pod("c"), resourceVersion="7", selfLink=""),
 )
 def test_every_pod_counts_on_any_node_in_any_phase(text: bytes) -> None:
     assert read_pods(text, NODE).uids == {"a", "b", "c"}

@@ -143,17 +143,13 @@ def test_the_mirror_pod_that_a_kubelet_creates_is_exempt() -> None:
     assert outcome(review(vcuda_pod(annotations=MIRROR), user_info=NODE)) == "mirror"
 
 
-@pytest.mark.parametrize(
-    ("annotations", "user"),
-    [
-        pytest.param(MIRROR, UserInfo("alice", ("system:authenticated",)), id="forged by a user"),
-        pytest.param(MIRROR, UserInfo("system:nodes", None), id="a user with the name of the group"),
-        pytest.param(
-            MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes")), id="a group with a similar name"
-        ),
-        pytest.param({}, NODE, id="a node's other pods"),
-        pytest.param({"kubernetes.io/config.source": "file"}, NODE, id="another annotation"),
-    ],
+@cases(
+    "annotations, user",
+    forged_by_a_user=(MIRROR, UserInfo("alice", ("system:authenticated",))),
+    a_user_with_the_name_of_the_group=(MIRROR, UserInfo("system:nodes", None)),
+    a_group_with_a_similar_name=(MIRROR, UserInfo("x", ("system:nodes:fake", "system:node", "nodes"))),
+    a_nodes_other_pods=({}, NODE),
+    another_annotation=({"kubernetes.io/config.source": "file"}, NODE),
 )
 def test_no_other_pod_is_exempt(annotations: dict[str, str], user: UserInfo) -> None:
     limited(review(vcuda_pod(annotations=annotations), user_info=user))

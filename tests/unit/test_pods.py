@@ -9,6 +9,7 @@ from controller.pods import KeptPod, PodInformer
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, stored_pod, view
 from tests.replicas import POD, Clock
+from tests.tables import cases
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.kube import Reflector
 from vcuda.ledger.ledger import Terminating
@@ -47,24 +48,16 @@ CARD = {"tencent.com/vcuda-core": 100}
 BOUND = {"nodeName": "gpu-1"}
 
 
-@pytest.mark.parametrize(
-    ("spec", "phase", "metadata", "seconds"),
-    [
-        pytest.param(BOUND, "Running", {}, 30, id="Kubernetes' own default"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 45}, "Running", {}, 45, id="its own"),
-        pytest.param(
-            {**BOUND, "terminationGracePeriodSeconds": 31_536_000},
-            "Running",
-            {},
-            100,
-            id="at most --max-terminating-seconds",
-        ),
-        pytest.param(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90, id="a deletion with a longer period"),
-        pytest.param(BOUND, "Pending", {}, 30, id="a pending bound pod"),
-        pytest.param({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5, id="a grace period of 0"),
-        pytest.param(BOUND, "Succeeded", {}, None, id="a pod that had ended"),
-        pytest.param({}, "Pending", {}, None, id="a pod that was never bound"),
-    ],
+@cases(
+    "spec, phase, metadata, seconds",
+    Kubernetes_own_default=(BOUND, "Running", {}, 30),
+    its_own=({**BOUND, "terminationGracePeriodSeconds": 45}, "Running", {}, 45),
+    at_most_max_terminating_seconds=({**BOUND, "terminationGracePeriodSeconds": 31_536_000}, "Running", {}, 100),
+    a_deletion_with_a_longer_period=(BOUND, "Running", {"deletionGracePeriodSeconds": 90}, 90),
+    a_pending_bound_pod=(BOUND, "Pending", {}, 30),
+    a_grace_period_of_0=({**BOUND, "terminationGracePeriodSeconds": 0}, "Running", {}, 5),
+    a_pod_that_had_ended=(BOUND, "Succeeded", {}, None),
+    a_pod_that_was_never_bound=({}, "Pending", {}, None),
 )
 def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_run(
     api: ApiDouble, spec: dict[str, Any], phase: str, metadata: dict[str, Any], seconds: int | None

@@ -12,6 +12,7 @@ from controller.metrics import UsageCollector
 from controller.settle.publisher import Publisher
 from tests.api_double import ApiDouble, Script, delivered, lost_reply, rejected
 from tests.replicas import Clock
+from tests.tables import cases
 from vcuda.errors import ApiError, Cause, NotFound, VcudaError
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.values import MIB
@@ -74,28 +75,21 @@ def use_of(**fields: Any) -> NamespaceUse:
     return replace(USE, models=(ModelUse(**model), ModelUse("P100", 4, 0, 0, 4)))
 
 
-@pytest.mark.parametrize(
-    ("fields", "room"),
-    [
-        pytest.param({}, True, id="most is free"),
-        pytest.param({"available": 1.0}, True, id="a tenth is free"),
-        pytest.param({"available": 0.9}, False, id="less than a tenth is free"),
-        pytest.param({"limit": 0.0, "available": 0.0}, True, id="a model whose limit is zero"),
-        pytest.param(
-            {"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True, id="as much is free as the largest pod has"
-        ),
-        pytest.param(
-            {"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False, id="less is free than the largest pod has"
-        ),
-        pytest.param({"memory_limit": 100, "memory_used": 90}, True, id="a tenth of the memory is free"),
-        pytest.param({"memory_limit": 100, "memory_used": 91}, False, id="less than a tenth of the memory is free"),
-        pytest.param({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False, id="memory is reserved"),
-        pytest.param(
-            {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)},
-            False,
-            id="less memory than the largest pod has",
-        ),
-    ],
+@cases(
+    "fields, room",
+    most_is_free=({}, True),
+    a_tenth_is_free=({"available": 1.0}, True),
+    less_than_a_tenth_is_free=({"available": 0.9}, False),
+    a_model_whose_limit_is_zero=({"limit": 0.0, "available": 0.0}, True),
+    as_much_is_free_as_the_largest_pod_has=({"available": 2.0, "pods": (PodUse("a", 200, 0),)}, True),
+    less_is_free_than_the_largest_pod_has=({"available": 2.0, "pods": (PodUse("a", 250, 0),)}, False),
+    a_tenth_of_the_memory_is_free=({"memory_limit": 100, "memory_used": 90}, True),
+    less_than_a_tenth_of_the_memory_is_free=({"memory_limit": 100, "memory_used": 91}, False),
+    memory_is_reserved=({"memory_limit": 100, "memory_used": 50, "memory_reserved": 41}, False),
+    less_memory_than_the_largest_pod_has=(
+        {"memory_limit": 100, "memory_used": 50, "pods": (PodUse("a", 10, 51),)},
+        False,
+    ),
 )
 def test_there_is_room_if_no_pod_like_the_stored_ones_could_be_rejected(fields: dict[str, Any], *, room: bool) -> None:
     assert use_of(**fields).has_room == room

@@ -170,7 +170,6 @@ class Broken(NamedTuple):
     ``wrong``.
     """
 
-    rule: str
     where: object
     name: str
     value: object
@@ -178,209 +177,124 @@ class Broken(NamedTuple):
     wrong: str
 
 
-def lease(rule: str, broken: type[ReservationLease], scenario: scenarios.Scenario, wrong: str) -> Broken:
-    return Broken(rule, namespace_ledger, "ReservationLease", broken, scenario, wrong)
+def lease(broken: type[ReservationLease], scenario: scenarios.Scenario, wrong: str) -> Broken:
+    return Broken(namespace_ledger, "ReservationLease", broken, scenario, wrong)
 
 
 OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "more is charged than"
 
-MUTANTS = (
-    Broken(
-        "reservations of other replicas count as used",
-        Ledger,
-        "reserved_of",
-        uncounted,
-        scenarios.others_take_all_that_is_left,
-        OVER,
+MUTANTS = {
+    "reservations of other replicas count as used": Broken(
+        Ledger, "reserved_of", uncounted, scenarios.others_take_all_that_is_left, OVER
     ),
-    lease(
-        "a charge must fit the rest of the reservation", GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER
+    "a charge must fit the rest of the reservation": lease(
+        GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER
     ),
-    Broken("a lease expires", leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
-    lease(
-        "a lease counts from when its write was sent",
-        LeasedFromTheAnswer,
-        scenarios.its_time_counts_from_before_the_write,
-        LOST,
+    "a lease expires": Broken(leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
+    "a lease counts from when its write was sent": lease(
+        LeasedFromTheAnswer, scenarios.its_time_counts_from_before_the_write, LOST
     ),
-    Broken(
-        "an object created after the lease is not admitted",
-        leases,
-        "CREATED_SECONDS",
-        math.inf,
-        scenarios.clocks_that_stood_still,
-        LOST,
+    "an object created after the lease is not admitted": Broken(
+        leases, "CREATED_SECONDS", math.inf, scenarios.clocks_that_stood_still, LOST
     ),
-    lease(
-        "a write may be lost", GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST
+    "a write may be lost": lease(
+        GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST
     ),
-    lease("a write may land", GrantsFromTheOld, scenarios.the_next_reservation_is_smaller, LOST),
-    Broken(
-        "a reservation admits only under the limits that sized it",
-        ReservationLease,
-        "is_by",
-        lambda *_: True,
-        scenarios.the_limit_is_lowered,
-        OVER,
+    "a write may land": lease(GrantsFromTheOld, scenarios.the_next_reservation_is_smaller, LOST),
+    "a reservation admits only under the limits that sized it": Broken(
+        ReservationLease, "is_by", lambda *_: True, scenarios.the_limit_is_lowered, OVER
     ),
-    Broken(
-        "a reservation that was not written admits nothing",
+    "a reservation that was not written admits nothing": Broken(
         ReservationLease,
         "is_by",
         lambda *_: True,
         scenarios.the_limit_is_lowered_while_another_replica_writes_first,
         OVER,
     ),
-    lease(
-        "a flush writes the admitted charges", WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST
+    "a flush writes the admitted charges": lease(
+        WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST
     ),
-    lease(
-        "a flush keeps the charges that were admitted during it",
-        ForgetsLaterGrants,
-        scenarios.created_while_a_write_is_under_way,
-        LOST,
+    "a flush keeps the charges that were admitted during it": lease(
+        ForgetsLaterGrants, scenarios.created_while_a_write_is_under_way, LOST
     ),
-    lease("an admitted charge uses up its room", GrantsTwice, scenarios.others_write_first, LOST),
-    Broken(
-        "a reservation is within the limit",
-        leases,
-        "_room",
-        lambda *_: 1000,
-        scenarios.a_burst_just_below_the_limit,
-        OVER,
+    "an admitted charge uses up its room": lease(GrantsTwice, scenarios.others_write_first, LOST),
+    "a reservation is within the limit": Broken(
+        leases, "_room", lambda *_: 1000, scenarios.a_burst_just_below_the_limit, OVER
     ),
-    Broken(
-        "all reservations together are within the limit",
+    "all reservations together are within the limit": Broken(
         namespace_ledger,
         "plan",
         planned_without_others,
         scenarios.little_room_beside_what_others_reserve,
         "more than the limit is charged",
     ),
-    Broken(
-        "a write without an answer may land",
-        LedgerStore,
-        "write",
-        failed_if_unanswered,
-        scenarios.a_write_of_unknown_outcome_lands_late,
-        LOST,
+    "a write without an answer may land": Broken(
+        LedgerStore, "write", failed_if_unanswered, scenarios.a_write_of_unknown_outcome_lands_late, LOST
     ),
-    Broken(
-        "the counter shows whether a write has landed",
-        leases,
-        "Reservation",
-        lambda charges, _: Reservation(charges, 0),
-        scenarios.others_write_first,
-        OVER,
+    "the counter shows whether a write has landed": Broken(
+        leases, "Reservation", lambda charges, _: Reservation(charges, 0), scenarios.others_write_first, OVER
     ),
-    lease(
-        "a replica stops using a removed reservation",
-        KeepsReaped,
-        scenarios.its_reservation_was_reaped,
-        "counted twice",
+    "a replica stops using a removed reservation": lease(
+        KeepsReaped, scenarios.its_reservation_was_reaped, "counted twice"
     ),
-    lease("each start of a process is a new replica", SameHolder, scenarios.another_process_has_another_id, LOST),
-    Broken(
-        "a stored pod is no longer pending",
-        settler,
-        "settle",
-        settled_without_seen,
-        scenarios.others_take_all_that_is_left,
-        STAYS,
+    "each start of a process is a new replica": lease(SameHolder, scenarios.another_process_has_another_id, LOST),
+    "a stored pod is no longer pending": Broken(
+        settler, "settle", settled_without_seen, scenarios.others_take_all_that_is_left, STAYS
     ),
-    Broken("a pending charge expires", ChargeAges, "pending", nothing_expired, scenarios.never_stored, STAYS),
-    Broken(
-        "a pending charge outlasts the storable time",
+    "a pending charge expires": Broken(ChargeAges, "pending", nothing_expired, scenarios.never_stored, STAYS),
+    "a pending charge outlasts the storable time": Broken(
         settler,
         "SettleTiming",
         functools.partial(SettleTiming, pending_ttl=69),
         scenarios.stored_at_the_last_moment,
         LOST,
     ),
-    Broken(
-        "only a LIST proves a pod absent",
-        LedgerStore,
-        "stored_uids",
-        lambda *_: set(),
-        scenarios.stored_where_the_leader_has_not_seen_it,
-        LOST,
+    "only a LIST proves a pod absent": Broken(
+        LedgerStore, "stored_uids", lambda *_: set(), scenarios.stored_where_the_leader_has_not_seen_it, LOST
     ),
-    Broken(
-        "a replica reserves nothing while another one waits",
-        leases,
-        "GIVE_WAY_SECONDS",
-        0,
-        scenarios.who_waits_is_given_what_others_reserve,
-        "never gets room",
+    "a replica reserves nothing while another one waits": Broken(
+        leases, "GIVE_WAY_SECONDS", 0, scenarios.who_waits_is_given_what_others_reserve, "never gets room"
     ),
-    Broken(
-        "a waiting replica sets a mark",
-        LedgerStore,
-        "write",
-        written_without_mark,
-        scenarios.who_waits_is_given_what_others_reserve,
-        "never gets room",
+    "a waiting replica sets a mark": Broken(
+        LedgerStore, "write", written_without_mark, scenarios.who_waits_is_given_what_others_reserve, "never gets room"
     ),
-    Broken(
-        "a reservation is reaped only after its lease",
+    "a reservation is reaped only after its lease": Broken(
         ChargeAges,
         "reservations",
         reservations_as(seconds=0),
         scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
         LOST,
     ),
-    Broken(
-        "a reservation is reaped only after the storable time",
+    "a reservation is reaped only after the storable time": Broken(
         charge_ages,
         "MARGIN_SECONDS",
         -STORABLE_SECONDS,
         scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
         LOST,
     ),
-    Broken(
-        "a reservation is reaped only after a margin",
-        charge_ages,
-        "MARGIN_SECONDS",
-        0,
-        scenarios.reaped_when_what_it_granted_last_is_no_longer_stored,
-        LOST,
+    "a reservation is reaped only after a margin": Broken(
+        charge_ages, "MARGIN_SECONDS", 0, scenarios.reaped_when_what_it_granted_last_is_no_longer_stored, LOST
     ),
-    Broken(
-        "a renewed reservation is not reaped",
+    "a renewed reservation is not reaped": Broken(
         ChargeAges,
         "reservations",
         reservations_as(counter=0),
         scenarios.renewed_for_longer_than_it_could_stand_by_itself,
         LOST,
     ),
-    Broken(
-        "a reservation is reaped only by a later LIST",
-        ObservedPods,
-        "after",
-        lambda _, watched, __: watched,
-        scenarios.reaped_by_a_count_of_that_moment,
-        LOST,
+    "a reservation is reaped only by a later LIST": Broken(
+        ObservedPods, "after", lambda _, watched, __: watched, scenarios.reaped_by_a_count_of_that_moment, LOST
     ),
-    Broken(
-        "a dead replica is reaped",
-        ChargeAges,
-        "reservations",
-        nothing_expired,
-        scenarios.reaped_by_a_count_of_that_moment,
-        STAYS,
+    "a dead replica is reaped": Broken(
+        ChargeAges, "reservations", nothing_expired, scenarios.reaped_by_a_count_of_that_moment, STAYS
     ),
-    Broken(
-        "a lost ledger stays closed for a lease longer",
-        LedgerMarks,
-        "check_lost",
-        lost_without_lease,
-        scenarios.the_ledger_is_lost_and_it_does_not_know,
-        OVER,
+    "a lost ledger stays closed for a lease longer": Broken(
+        LedgerMarks, "check_lost", lost_without_lease, scenarios.the_ledger_is_lost_and_it_does_not_know, OVER
     ),
-)
+}
 
 
-@pytest.mark.parametrize("broken", MUTANTS, ids=lambda broken: broken.rule)
+@pytest.mark.parametrize("broken", MUTANTS.values(), ids=MUTANTS)
 def test_every_rule_is_needed(broken: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broken.where, broken.name, broken.value)
     with pytest.raises(AssertionError, match=broken.wrong):

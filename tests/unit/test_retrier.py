@@ -16,6 +16,7 @@ from controller.retry.retrier import BUDGET_SECONDS, RETRY_ANNOTATION, FreeQuota
 from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, MODEL, container, held_to
 from tests.quota_map import store_quota
+from tests.tables import cases
 from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement.nodes import Nodes
@@ -56,28 +57,24 @@ def condition(type_: str, status: str) -> Mapping[str, Any]:
     return {"conditions": [{"type": type_, "status": status}]}
 
 
-@pytest.mark.parametrize(
-    ("spec", "status", "missing"),
-    [
-        pytest.param({"replicas": 3}, {"replicas": 1}, 2, id="a ReplicaSet or StatefulSet"),
-        pytest.param({"replicas": 3}, {}, 3, id="no pod yet"),
-        pytest.param({"replicas": 0}, {}, 0, id="scaled to zero"),
-        pytest.param({"replicas": 1}, {"replicas": 3}, 0, id="scaled down, pods not deleted yet"),
-        pytest.param({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 1}, 3, id="a DaemonSet"),
-        pytest.param({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 4}, 0, id="a DaemonSet at rest"),
-        pytest.param({}, {"desiredNumberScheduled": 0}, 0, id="a DaemonSet without nodes"),
-        pytest.param({"parallelism": 3}, {"active": 1}, 2, id="a Job"),
-        pytest.param(
-            {"parallelism": 3}, {"active": 1, "succeeded": 1}, 0, id="a work queue Job that has finished pods"
-        ),
-        pytest.param({"parallelism": 5, "completions": 3}, {}, 3, id="a Job with few completions"),
-        pytest.param({"parallelism": 5, "completions": 8}, {"active": 1, "succeeded": 6}, 1, id="a Job near its end"),
-        pytest.param({"parallelism": 1, "completions": 1}, {"succeeded": 1}, 0, id="a Job that has succeeded"),
-        pytest.param({"parallelism": 1, "completions": 1, "suspend": True}, {}, 0, id="a Job that is suspended"),
-        pytest.param({"parallelism": 1}, condition("Failed", "True"), 0, id="a Job that has failed"),
-        pytest.param({"parallelism": 1}, condition("Failed", "False"), 1, id="a Job that has not failed"),
-        pytest.param({"parallelism": 1}, condition("X", "True"), 1, id="a Job with another condition"),
-    ],
+@cases(
+    "spec, status, missing",
+    a_ReplicaSet_or_StatefulSet=({"replicas": 3}, {"replicas": 1}, 2),
+    no_pod_yet=({"replicas": 3}, {}, 3),
+    scaled_to_zero=({"replicas": 0}, {}, 0),
+    scaled_down_pods_not_deleted_yet=({"replicas": 1}, {"replicas": 3}, 0),
+    a_DaemonSet=({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 1}, 3),
+    a_DaemonSet_at_rest=({}, {"desiredNumberScheduled": 4, "currentNumberScheduled": 4}, 0),
+    a_DaemonSet_without_nodes=({}, {"desiredNumberScheduled": 0}, 0),
+    a_Job=({"parallelism": 3}, {"active": 1}, 2),
+    a_work_queue_Job_that_has_finished_pods=({"parallelism": 3}, {"active": 1, "succeeded": 1}, 0),
+    a_Job_with_few_completions=({"parallelism": 5, "completions": 3}, {}, 3),
+    a_Job_near_its_end=({"parallelism": 5, "completions": 8}, {"active": 1, "succeeded": 6}, 1),
+    a_Job_that_has_succeeded=({"parallelism": 1, "completions": 1}, {"succeeded": 1}, 0),
+    a_Job_that_is_suspended=({"parallelism": 1, "completions": 1, "suspend": True}, {}, 0),
+    a_Job_that_has_failed=({"parallelism": 1}, condition("Failed", "True"), 0),
+    a_Job_that_has_not_failed=({"parallelism": 1}, condition("Failed", "False"), 1),
+    a_Job_with_another_condition=({"parallelism": 1}, condition("X", "True"), 1),
 )
 def test_the_missing_pods_of_an_owner_are_counted(
     spec: Mapping[str, Any], status: Mapping[str, Any], missing: int
@@ -97,21 +94,17 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     return {**given, "message": f'pods "a" is forbidden: {OVER_QUOTA}: M40 in namespace team-a', **fields}
 
 
-@pytest.mark.parametrize(
-    ("conditions", "since"),
-    [
-        pytest.param([failure()], "2026-01-01T00:00:00Z", id="refused for quota"),
-        pytest.param([failure(type="Available"), failure()], "2026-01-01T00:00:00Z", id="among other conditions"),
-        pytest.param(
-            [failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z", id="not pinned while /mutate was unavailable"
-        ),
-        pytest.param([failure(message="exceeded quota: compute")], None, id="refused by another quota"),
-        pytest.param([failure(status="False")], None, id="the condition has ended"),
-        pytest.param([failure(type="Progressing")], None, id="another condition with the same text"),
-        pytest.param([failure(lastTransitionTime=None)], "", id="without a time"),
-        pytest.param([], None, id="no condition"),
-        pytest.param(None, None, id="null"),
-    ],
+@cases(
+    "conditions, since",
+    refused_for_quota=([failure()], "2026-01-01T00:00:00Z"),
+    among_other_conditions=([failure(type="Available"), failure()], "2026-01-01T00:00:00Z"),
+    not_pinned_while_mutate_was_unavailable=([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z"),
+    refused_by_another_quota=([failure(message="exceeded quota: compute")], None),
+    the_condition_has_ended=([failure(status="False")], None),
+    another_condition_with_the_same_text=([failure(type="Progressing")], None),
+    without_a_time=([failure(lastTransitionTime=None)], ""),
+    no_condition=([], None),
+    null=(None, None),
 )
 def test_an_owner_is_rejected_since_the_time_of_its_condition(
     conditions: list[dict[str, str | None]] | None, since: str | None

@@ -13,6 +13,7 @@ from controller.ui import model
 from controller.ui.model import MAX_SEARCH_LENGTH, OVER, HolderRow, ModelNode, ModelRow, TableQuery, row_of
 from examples.usage import model_use, namespace_use
 from tests.builders import MODEL
+from tests.tables import cases
 from vcuda.requests.resources import CardModels, ProductRow
 
 
@@ -203,24 +204,20 @@ def test_pods_are_sorted_by_any_column_and_searched() -> None:
 TWO_DEVICES = "GPU-1,10,32768,100,NVIDIA-V100,0,true:GPU-2,10,32768,100,NVIDIA-V100,0,true:"
 
 
-@pytest.mark.parametrize(
-    ("offered", "devices", "cards"),
-    [
-        pytest.param({"tencent.com/vcuda-core": "800"}, None, 8, id="gpu-manager"),
-        pytest.param({"nvidia.com/vcuda-core": 250}, None, 2.5, id="gpu-manager's fork, 2.5 cards"),
-        pytest.param({"nvidia.com/vgpu-cores": "400", "nvidia.com/vgpu-number": "40"}, None, 4, id="vgpu-manager"),
-        pytest.param({"nvidia.com/gpu": "4"}, None, 4, id="NVIDIA's own plugin"),
-        pytest.param({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2, id="HAMi: cards from its register"),
-        pytest.param({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2, id="HAMi, JSON"),
-        pytest.param({"nvidia.com/gpu": "20"}, "[not JSON", None, id="HAMi, unreadable"),
-        pytest.param({"nvidia.com/vgpu-number": "40"}, None, None, id="only a number of vGPUs"),
-        pytest.param({"cpu": "64"}, None, None, id="none"),
-        pytest.param({"tencent.com/vcuda-core": "many"}, None, None, id="no number"),
-        pytest.param({"tencent.com/vcuda-core": "99999999"}, None, None, id="more than a node can have"),
-        pytest.param(
-            {"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1, id="one of two plugins offers nothing"
-        ),
-    ],
+@cases(
+    "offered, devices, cards",
+    gpu_manager=({"tencent.com/vcuda-core": "800"}, None, 8),
+    gpu_managers_fork_2_5_cards=({"nvidia.com/vcuda-core": 250}, None, 2.5),
+    vgpu_manager=({"nvidia.com/vgpu-cores": "400", "nvidia.com/vgpu-number": "40"}, None, 4),
+    NVIDIAs_own_plugin=({"nvidia.com/gpu": "4"}, None, 4),
+    HAMi_cards_from_its_register=({"nvidia.com/gpu": "20"}, TWO_DEVICES, 2),
+    HAMi_JSON=({"nvidia.com/gpu": "20"}, '[{"id":"GPU-1"},{"id":"GPU-2"}]', 2),
+    HAMi_unreadable=({"nvidia.com/gpu": "20"}, "[not JSON", None),
+    only_a_number_of_vGPUs=({"nvidia.com/vgpu-number": "40"}, None, None),
+    none=({"cpu": "64"}, None, None),
+    no_number=({"tencent.com/vcuda-core": "many"}, None, None),
+    more_than_a_node_can_have=({"tencent.com/vcuda-core": "99999999"}, None, None),
+    one_of_two_plugins_offers_nothing=({"tencent.com/vcuda-core": "0", "nvidia.com/gpu": "1"}, None, 1),
 )
 def test_the_cards_of_a_node_are_counted_by_its_resources(
     offered: dict[str, Any], devices: str | None, cards: float | None
