@@ -1,7 +1,4 @@
-"""Tests of quotas that limit only memory.
-
-They cover the charge of a card, the charges that fit, and figures without cards.
-"""
+"""Tests of quotas that limit only memory."""
 
 import math
 

@@ -1,7 +1,4 @@
-"""Tests of the model label that the leader writes to nodes.
-
-It never overwrites the operator's label, and changes no label while pods use the node.
-"""
+"""Tests of the model label that the leader writes to nodes. The operator's label is never overwritten."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Tests of the order of models that an object prefers.
-
-It is stated by the object's annotation, by the quota of its namespace, or by the order in the quota document.
-"""
+"""Tests of the order of models by an object's annotation, its namespace's quota, or the quota document."""
 
 import asyncio
 from collections.abc import Mapping

@@ -1,7 +1,4 @@
-"""Tests of the memory of the namespaces that callers name.
-
-It has only existing namespaces, a bounded number of them, each for a limited time.
-"""
+"""Tests of the webhook's memory of namespaces: only existing ones, a bounded number, each for a limited time."""
 
 import asyncio
 from unittest import mock

@@ -1,7 +1,4 @@
-"""Tests of the manifests in the pages about other projects.
-
-They must be valid, and the webhook must count the pods that they create.
-"""
+"""Tests of the manifests in the pages about other projects. The webhook must count their pods."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Tests of the time for which the node agent must observe a directory before it removes the directory.
-
-The clocks may change meanwhile.
-"""
+"""Tests of the time for which the node agent observes a directory before it removes the directory."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,4 @@
-"""Tests of the file with a list of pods. A list that may be incomplete is rejected, because a missing pod would lose
-its directory.
-"""
+"""Tests of the file with a list of pods. A pod that is missing in the list would lose its directory."""
 
 import json
 from typing import Any

@@ -1,7 +1,4 @@
-"""Tests of the JSON Patch that pins a pod to a GPU model.
-
-They have example pods with expected patches, and properties that hold for any pod.
-"""
+"""Tests of the JSON Patch that pins a pod to a GPU model: example pods, and properties of any pod."""
 
 import asyncio
 import copy

@@ -1,7 +1,4 @@
-"""Tests that docs/architecture.md lists the modules of a create, and of a turn of the settler.
-
-The modules must be in the order of their first calls.
-"""
+"""Tests that docs/architecture.md lists the modules of a create and of a turn of the settler in their order."""
 
 import asyncio
 import base64

@@ -1,8 +1,4 @@
-"""Tests of placement.
-
-They cover the models that a pod may use, the message if there is no such model, and the constraints that restrict the
-pod to one model.
-"""
+"""Tests of placement: the models that a pod may use, and the message if there is no such model."""
 
 import itertools
 import sys

@@ -1,7 +1,4 @@
-"""Tests of the playground.
-
-They cover the texts that it prints, the check for missing programs, and the actions of its teams.
-"""
+"""Tests of the playground: its texts, its check for missing programs, and the actions of its teams."""
 
 import itertools
 from collections import Counter

@@ -1,7 +1,4 @@
-"""Tests of `kubectl gpuquota explain` for ResourceClaims and their templates.
-
-They include a cluster in which another webhook creates claims.
-"""
+"""Tests of `kubectl gpuquota explain` for ResourceClaims, their templates, and pods that HAMi-DRA changes."""
 
 import json
 from collections.abc import Callable

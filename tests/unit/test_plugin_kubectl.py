@@ -1,6 +1,4 @@
-"""Tests of the parsing of two inputs of `kubectl gpuquota`: the output of kubectl, and the JSON of a
-published report.
-"""
+"""Tests of the inputs of `kubectl gpuquota`: the output of kubectl, and the JSON of a published report."""
 
 import json
 

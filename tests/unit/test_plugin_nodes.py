@@ -1,6 +1,4 @@
-"""Tests of `kubectl gpuquota nodes`, which shows the models and cards of nodes, the source of each model, and the free
-cards.
-"""
+"""Tests of `kubectl gpuquota nodes`, which shows the models and cards of nodes."""
 
 import json
 from collections.abc import Iterable

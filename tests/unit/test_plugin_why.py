@@ -1,7 +1,4 @@
-"""Tests of `kubectl gpuquota why`.
-
-It shows a workload's last rejection, the present decision, and the pods that must end first.
-"""
+"""Tests of `kubectl gpuquota why`: the last rejection, the present decision, and the pods that must end first."""
 
 import json
 from typing import Any

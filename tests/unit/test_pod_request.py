@@ -1,7 +1,4 @@
-"""Tests of the charge of a pod.
-
-They cover each kind of request, each kind of container, and all malformed requests.
-"""
+"""Tests of the charge of a pod, and of malformed requests."""
 
 from typing import Any
 

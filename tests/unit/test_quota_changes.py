@@ -1,7 +1,4 @@
-"""Tests of changes between two versions of the quota document.
-
-They cause warnings for the author of the edit, and log lines.
-"""
+"""Tests of the warnings and log lines for the changes between two versions of the quota document."""
 
 import pytest
 from hypothesis import given, strategies as st

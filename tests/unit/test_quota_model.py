@@ -1,6 +1,4 @@
-"""Tests of quotas: the quota that applies to a namespace, the arithmetic of charges, and the exact texts of
-refusals.
-"""
+"""Tests of quotas: the quota of a namespace, the arithmetic of charges, and the texts of refusals."""
 
 from fractions import Fraction
 

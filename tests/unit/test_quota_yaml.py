@@ -1,7 +1,4 @@
-"""Property tests of any text as a quota document.
-
-Either it is read back as it was written, or its faults are reported. No text causes an exception.
-"""
+"""Property tests of any text as a quota document: it is read back as written, or its faults are reported."""
 
 import json
 import random

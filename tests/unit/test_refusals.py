@@ -1,7 +1,4 @@
-"""Tests of pods that could use GPUs beyond their request.
-
-In limited namespaces such pods are rejected, unless the quota allows the field by its name.
-"""
+"""Tests of pods that could use GPUs beyond their request. They are rejected unless the quota allows the field."""
 
 from collections.abc import Mapping
 from http import HTTPStatus

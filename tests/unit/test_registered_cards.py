@@ -1,7 +1,4 @@
-"""Tests of charges on nodes with a register (an annotation that lists the cards).
-
-A plain count is charged as whole cards, and a share by the smallest card.
-"""
+"""Tests of charges on nodes with a register (an annotation that lists the cards)."""
 
 import json
 from typing import Any

@@ -1,7 +1,4 @@
-"""Tests that each rule of reservations is needed: if the rule is broken, a scenario must fail.
-
-To break a rule, a test replaces one function or class of the product with a version that does less.
-"""
+"""Tests that each rule of reservations is needed: if the rule is broken, a scenario must fail."""
 
 import functools
 import math

@@ -1,8 +1,4 @@
-"""Tests of the retry of rejected workloads.
-
-They check which owners (controllers of pods) were rejected, and which of them may retry. The oldest rejections come
-first, and no more retry than fit.
-"""
+"""Tests of the retry of rejected workloads: the oldest rejections come first, and no more retry than fit."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,4 @@
-"""Tests of runtime classes and environment variables. By them a container could get a GPU that its pod does not
-request.
-"""
+"""Tests of runtime classes and variables by which a container could get a GPU without a request."""
 
 from collections.abc import Mapping
 from typing import Any

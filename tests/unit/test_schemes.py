@@ -1,7 +1,4 @@
-"""Tests that the table of schemes (the resource names of each vendor) agrees with its users.
-
-These are the lists of resources and annotations, and the policies.
-"""
+"""Tests that the table of schemes (the resource names of each vendor) agrees with its users."""
 
 import re
 from collections.abc import Iterable, Set

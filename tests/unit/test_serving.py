@@ -1,7 +1,4 @@
-"""Tests of mixed clusters, with HAMi on some nodes and NVIDIA's device plugin on others.
-
-Each pod must get a node that can serve it.
-"""
+"""Tests of mixed clusters, with HAMi on some nodes and NVIDIA's device plugin on others."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Tests of the controller's settler, which recounts ledgers from stored objects.
-
-Drift is logged and corrected, writes of replicas are never lost, and each release needs proof.
-"""
+"""Tests of the controller's settler, which recounts ledgers from stored objects."""
 
 import json
 import uuid

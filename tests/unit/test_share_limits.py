@@ -1,7 +1,4 @@
-"""Tests of the limits of a share of a card.
-
-A pod must not replace any file or variable that its vendor's library reads.
-"""
+"""Tests that a pod cannot replace the files and variables that limit its share of a card."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,4 @@
-"""Tests of pods that request a part of a card by its memory alone.
-
-With `default_cores: memory`, the charged cores are computed from the memory.
-"""
+"""Tests of `default_cores: memory`, by which the cores of a share are computed from its memory."""
 
 import pytest
 from hypothesis import given, strategies as st

@@ -1,7 +1,4 @@
-"""Tests of the allocations of cards that are stale, by each rule and for each vendor.
-
-There are also tests of expired locks on nodes.
-"""
+"""Tests of stale allocations of cards, by each rule and for each vendor, and of expired locks on nodes."""
 
 from collections.abc import Mapping
 from typing import Any

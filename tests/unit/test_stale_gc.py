@@ -1,7 +1,4 @@
-"""Tests of the controller's loop that removes stale allocations from pods and nodes.
-
-It removes each once, removes nothing else, and is unhealthy if it is stuck.
-"""
+"""Tests of the controller's loop that removes stale allocations from pods and nodes."""
 
 import json
 from typing import Any

@@ -1,6 +1,4 @@
-"""Tests of stored ResourceClaims: the charge of each claim, from a LIST and from the watch, and the claims that are
-left out.
-"""
+"""Tests of the charges of stored ResourceClaims, from a LIST and from the watch."""
 
 import json
 from collections.abc import Iterator, Mapping

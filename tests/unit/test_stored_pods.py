@@ -1,7 +1,4 @@
-"""Tests of stored pods in a ledger's count.
-
-They check which pods use cards, of which model, and how many.
-"""
+"""Tests of stored pods in a ledger's count: which pods use cards, of which model, and how many."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""Tests of the HTTP answers of the usage page.
-
-They cover the content and the headers. `test_ui_hostile.py` has the tests of hostile names and requests.
-"""
+"""Tests of the HTTP answers of the usage page. `test_ui_hostile.py` has those of hostile names and requests."""
 
 import gzip
 import re

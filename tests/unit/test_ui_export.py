@@ -1,7 +1,4 @@
-"""Tests of the exported files with the usage page's figures, as CSV and as JSON.
-
-Both formats have every row, and no cell is a formula that a spreadsheet would execute.
-"""
+"""Tests of the exported files with the usage page's figures, as CSV and as JSON."""
 
 import csv
 import json

@@ -1,7 +1,4 @@
-"""Tests of the feed (live updates) of the usage page.
-
-The picture (the page's data) is computed at most once a second. Listeners receive its changes, even if they are late.
-"""
+"""Tests of the feed (live updates) of the usage page."""
 
 import itertools
 import json

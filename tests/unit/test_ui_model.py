@@ -1,7 +1,4 @@
-"""Tests of the data in the tables of the usage page.
-
-They cover shades, order, texts, and the number of cards of nodes.
-"""
+"""Tests of the data in the tables of the usage page."""
 
 from typing import Any
 

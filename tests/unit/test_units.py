@@ -1,7 +1,4 @@
-"""Tests of units of resources that belong to no vendor's scheme (its resource names).
-
-A unit has a value in cores and memory, from the built-in rows or from the operator.
-"""
+"""Tests of units of resources that belong to no vendor's scheme (its resource names)."""
 
 import json
 

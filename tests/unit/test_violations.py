@@ -1,7 +1,4 @@
-"""Tests of the search for pods that exceed their quota.
-
-The newest pods are found, only as many as needed, each with a message.
-"""
+"""Tests of the search for pods that exceed their quota: the newest ones, and only as many as needed."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,4 @@
-"""Tests of the reading of workload manifests.
-
-They check which manifests are read, the number of their pods, and the errors for malformed manifests.
-"""
+"""Tests of the reading of workload manifests."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Tests of the work queue, and of the loop that serves its keys.
-
-Each key is in the queue once, at its earliest time, with a minimum interval between its turns.
-"""
+"""Tests of the work queue, and of the loop that serves its keys."""
 
 import itertools
 import math
