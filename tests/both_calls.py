@@ -5,6 +5,7 @@ run on.
 import asyncio
 import copy
 import itertools
+from typing import Any
 
 import jsonpatch
 import msgspec
@@ -12,10 +13,24 @@ import msgspec
 from tests.builders import Manifest, review
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
 from vcuda.admission_review import AdmissionResponse
-from webhook.ledger.ledgers import MemoryLedgers, RecentChoices
+from webhook.ledger.ledgers import Ledgers, MemoryLedgers, RecentChoices, ReviewDeadline
 from webhook.review import pod_review
 from webhook.review.context import PolicySnapshot
 from webhook.review.verdicts import Creation
+
+DEADLINE = 5.0
+
+
+def creation(
+    manifest: Manifest,
+    policy: PolicySnapshot,
+    ledgers: Ledgers,
+    choices: RecentChoices | None = None,
+    **fields: Any,
+) -> Creation:
+    """Return the review of a new pod, five seconds before its deadline. ``fields`` replace those of the request."""
+    deadline = ReviewDeadline(DEADLINE, lambda: 0.0)
+    return Creation(review(manifest, **fields), policy, ledgers, choices or RecentChoices(), deadline)
 
 
 class Webhook:

@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 
 from examples.claims import claim, claim_policy, entry
+from tests.both_calls import creation
 from tests.builders import LABELS, MODEL, Manifest, held_to, quota_faults, review, vcuda_pod
 from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse, GroupVersionKind
@@ -18,7 +19,7 @@ from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.quota.preference import MAX_CHARACTERS, Preference, Rule, read_wish
 from vcuda.quota.terms import MODELS_ANNOTATION
-from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, ReviewDeadline
+from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers
 from webhook.review import claim_review, pod_review
 from webhook.review.context import PolicySnapshot
 from webhook.review.verdicts import Creation
@@ -133,9 +134,7 @@ def test_validate_never_reads_the_annotation() -> None:
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"
         ledgers = MemoryLedgers()
-        answer = asyncio.run(
-            pod_review.validate(Creation(review(stored), policy(), ledgers, deadline=ReviewDeadline.after(5)))
-        )
+        answer = asyncio.run(pod_review.validate(creation(stored, policy(), ledgers)))
         assert (answer.outcome, answer.model) == ("charged", "A100")
 
 

@@ -8,22 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.builders import MODEL, Manifest, policy_for, required, requirement, review, vcuda_pod
+from tests.both_calls import DEADLINE, creation
+from tests.builders import MODEL, Manifest, policy_for, required, requirement, vcuda_pod
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
-from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater, ReviewDeadline
+from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, RecentChoices, RetryLater
 from webhook.review.pod_review import mutate
-from webhook.review.verdicts import Creation
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(200)})
-DEADLINE = 5.0
-
-
-def in_time() -> ReviewDeadline:
-    return ReviewDeadline(DEADLINE, lambda: 0.0)
-
-
 FORGED = {"tencent.com/gpu-assigned": "true"}
 
 
@@ -55,7 +48,7 @@ def mutated(
 ) -> AdmissionResponse:
     """Return the answer of /mutate for one pod, while ``used`` cores of each model are in use."""
     given = policy_for(replace(quota, mode=mode))
-    return asyncio.run(mutate(Creation(review(manifest, **fields), given, Ledgers(used or {}), deadline=in_time())))
+    return asyncio.run(mutate(creation(manifest, given, Ledgers(used or {}), **fields)))
 
 
 # Tests of pods that are pinned (restricted to nodes of one model)
@@ -125,16 +118,15 @@ FULL = {"M40": 800, "P100": 200}
     ],
 )
 def test_only_stored_objects_cause_a_rejection(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
-    asked = mutate(Creation(review(vcuda_pod()), policy_for(QUOTA), Counted(FULL, stored), deadline=in_time()))
-    answer = asyncio.run(asked)
+    answer = asyncio.run(mutate(creation(vcuda_pod(), policy_for(QUOTA), Counted(FULL, stored))))
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, None)
     assert answer.model == ("P100" if stored == {**FULL, "P100": 100} else "M40")
 
 
 def test_a_pod_that_can_never_fit_is_rejected_without_a_count() -> None:
     manifest = vcuda_pod({"tencent.com/vcuda-core": 900})
-    asked = mutate(Creation(review(manifest), policy_for(QUOTA), Counted(FULL, None), deadline=in_time()))
-    assert asyncio.run(asked).outcome == "over-quota"
+    asked = creation(manifest, policy_for(QUOTA), Counted(FULL, None))
+    assert asyncio.run(mutate(asked)).outcome == "over-quota"
 
 
 def test_a_quota_without_a_model_rejects_every_pod() -> None:
@@ -171,7 +163,7 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
     """The scheduler keeps track of the cards, and the pod still uses a card."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
-    answer = asyncio.run(mutate(Creation(review(manifest), given, Ledgers({}), deadline=in_time())))
+    answer = asyncio.run(mutate(creation(manifest, given, Ledgers({}))))
     assert (answer.outcome, answer.allowed) == ("unpinned", True)
     on_its_node = {"matchFields": [requirement("metadata.name", "In", "n1")]}
     assert answer.patch == [
@@ -187,19 +179,14 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
 
 def test_a_rejection_is_never_based_on_cached_usage() -> None:
     ledgers = Ledgers(now={}, a_moment_ago={"M40": 800, "P100": 200})
-    assert (
-        asyncio.run(mutate(Creation(review(vcuda_pod()), policy_for(QUOTA), ledgers, deadline=in_time()))).outcome
-        == "pinned"
-    )
+    assert asyncio.run(mutate(creation(vcuda_pod(), policy_for(QUOTA), ledgers))).outcome == "pinned"
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
     """Return the models of four pods of one card that are created before any of them is charged."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
-    return [
-        asyncio.run(mutate(Creation(review(vcuda_pod(), **fields), given, Ledgers({}), choices, in_time()))).model
-        for _ in range(4)
-    ]
+    calls = (creation(vcuda_pod(), given, Ledgers({}), choices, **fields) for _ in range(4))
+    return [asyncio.run(mutate(each)).model for each in calls]
 
 
 def test_a_burst_spreads_over_the_models_that_have_room() -> None:

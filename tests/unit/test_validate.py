@@ -1,42 +1,25 @@
 """Tests of /validate. Every kind of pod is tried here, because only /validate admits pods."""
 
 import asyncio
-import json
 from http import HTTPStatus
 from typing import Any
 from unittest import mock
 
-import jsonpatch
 import pytest
 from msgspec.structs import replace
 
 from tests import builders
+from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_of_cores, required, requirement, term
 from vcuda.admission_review import AdmissionResponse, UserInfo
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
-from webhook.ledger.ledgers import (
-    CROWDED,
-    ChargeRequest,
-    MemoryLedgers,
-    PutOff,
-    RecentChoices,
-    RetryLater,
-    ReviewDeadline,
-)
+from webhook.ledger.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RetryLater
 from webhook.ledger.namespace_ledger import TOO_MANY
-from webhook.review.pod_review import mutate, validate
-from webhook.review.verdicts import Creation
+from webhook.review.pod_review import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
 POOLED = NamespaceQuota({"M40": Limit(800)}, pools=("public", "lab"))
-DEADLINE = 5.0
-
-
-def in_time() -> ReviewDeadline:
-    return ReviewDeadline(DEADLINE, lambda: 0.0)
-
-
 M40, P100, V100 = (requirement(MODEL, "In", model) for model in ("M40", "P100", "V100"))
 PUBLIC, LAB = (requirement(POOL, "In", pool) for pool in ("public", "lab"))
 EITHER, NO_P100 = requirement(MODEL, "In", "P100", "M40"), requirement(MODEL, "NotIn", "P100")
@@ -46,9 +29,8 @@ PREFERRED = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "
 def validated(
     manifest: Manifest, ledgers: MemoryLedgers | None = None, quota: NamespaceQuota = QUOTA, **fields: Any
 ) -> AdmissionResponse:
-    policy = builders.policy_for(quota)
-    asked = builders.review(manifest, **fields)
-    return asyncio.run(validate(Creation(asked, policy, ledgers or MemoryLedgers(), deadline=in_time())))
+    asked = creation(manifest, builders.policy_for(quota), ledgers or MemoryLedgers(), **fields)
+    return asyncio.run(validate(asked))
 
 
 def used(ledgers: MemoryLedgers) -> dict[str, Charge]:
@@ -96,8 +78,7 @@ def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
     """
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
-    asked = builders.review(pod_of_cores(200))
-    answer = asyncio.run(validate(Creation(asked, policy, ledgers, deadline=in_time())))
+    answer = asyncio.run(validate(creation(pod_of_cores(200), policy, ledgers)))
     assert (answer.outcome, answer.status, answer.retry_after) == (outcome, HTTPStatus.TOO_MANY_REQUESTS, wait)
     assert answer.message.startswith("exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: ")
     assert told in answer.message
@@ -129,17 +110,6 @@ def test_every_kind_of_pin_to_one_model_is_accepted(quota: NamespaceQuota, place
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(100, **placed), ledgers, quota).outcome == "charged"
     assert list(used(ledgers)) == ["M40"]
-
-
-def test_the_whole_pod_is_charged() -> None:
-    """The two containers and the sidecar are charged one card each. The init container runs before them, and adds
-    nothing.
-    """
-    card = container({"tencent.com/vcuda-core": 100})
-    init = [card, {**card, "restartPolicy": "Always"}]
-    ledgers = MemoryLedgers()
-    assert validated(pod(card, card, init=init, metadata={"uid": "1"}, affinity=held_to("M40")), ledgers).allowed
-    assert used(ledgers) == {"M40": Charge(300, 0, 300)}
 
 
 def test_the_ledger_gets_everything_it_needs() -> None:
@@ -269,24 +239,12 @@ def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     """/mutate has failurePolicy Ignore. So a tenant who makes /mutate time out could create such a pod."""
     hints = Hints(scheduler="gpu-scheduler")
     policy = replace(builders.policy_for(replace(QUOTA, mode=mode)), hints=hints)
-    ledgers, asked = MemoryLedgers(), builders.review(pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields}))
-    answer = asyncio.run(validate(Creation(asked, policy, ledgers, deadline=in_time())))
+    ledgers, manifest = MemoryLedgers(), pod_of_cores(100, **{"schedulerName": "gpu-scheduler", **fields})
+    answer = asyncio.run(validate(creation(manifest, policy, ledgers)))
     told = answer.message if mode is Mode.ENFORCE else "".join(answer.warnings)
     assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
     assert told.startswith((f"{NOT_MUTATED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
     assert what in told or mode is Mode.AUDIT
-
-
-@pytest.mark.parametrize("fields", [{"nodeName": "gpu-1"}, {"annotations": of_indices(3)}, {"affinity": None}, {}])
-def test_every_pod_that_mutate_returns_is_admitted(fields: Manifest) -> None:
-    policy, written = builders.policy_for(QUOTA), pod_of_cores(100, **{"affinity": None, **fields})
-    ledgers, choices = MemoryLedgers(), RecentChoices()
-    proposed = asyncio.run(mutate(Creation(builders.review(written), policy, ledgers, choices, in_time())))
-    stored = jsonpatch.apply_patch(written, json.dumps(list(proposed.patch)))
-    assert (
-        asyncio.run(validate(Creation(builders.review(stored), policy, ledgers, choices, in_time()))).outcome
-        == "charged"
-    )
 
 
 @pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
