@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from tests.replicas import Clock
 from vcuda.errors import BadReview, NotFound, Unavailable
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger.ledgers import (
@@ -20,22 +21,8 @@ from webhook.review import namespaces
 from webhook.review.namespaces import FOUND_SECONDS, MISSING_SECONDS, ExistingNamespaces
 
 
-class Clock:
-    """A clock that changes only when the test sets it."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def of_cards(namespace: str) -> ChargeRequest:
     return ChargeRequest(namespace, "uid", "M40", Charge(100), NamespaceQuota({"M40": Limit(800)}), 5.0)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -81,11 +68,11 @@ def test_an_edit_may_add_a_quota_before_the_namespace_exists(cluster: mock.Mock,
 def test_a_namespace_is_looked_up_once_a_minute_and_sooner_if_it_may_be_new(
     cluster: mock.Mock, charged: mock.Mock, clock: Clock
 ) -> None:
-    ledgers = ExistingNamespaces(charged, cluster, clock)
+    ledgers = ExistingNamespaces(charged, cluster, clock.monotonic)
     for _ in range(3):
         ask(ledgers, "team-a")
     assert cluster.get.call_count == 1
-    clock.now = FOUND_SECONDS
+    clock.now += FOUND_SECONDS
     ask(ledgers, "team-a")
     assert cluster.get.call_count == 2
     cluster.get.side_effect = NotFound(404, "gone")
@@ -108,14 +95,14 @@ def test_without_the_api_server_nothing_is_admitted(
 
 
 def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_when_idle(clock: Clock) -> None:
-    kept = ByNamespace(lambda namespace: [namespace], clock)
+    kept = ByNamespace(lambda namespace: [namespace], clock.monotonic)
     first, second = kept["0"], kept["1"]
     for number in range(2, MOST_NAMESPACES):
         assert kept[str(number)]
     assert kept["0"] is first
     assert kept["one more"]
     assert (len(kept), kept["0"] is first, kept["1"] is second) == (MOST_NAMESPACES, True, False)
-    clock.now = IDLE_SECONDS + 1
+    clock.now += IDLE_SECONDS + 1
     assert kept["another"]
     assert len(kept) == 1
 

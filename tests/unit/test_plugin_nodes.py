@@ -10,7 +10,7 @@ import pytest
 from examples import claims
 from examples.discovery import A100, A100_PRODUCT, T4, T4_PRODUCT, features, hami, labelled, node, vgpu_manager
 from tests.api_double import lost_request, rejected
-from tests.builders import MODEL, Manifest, container, pod, stored_pod
+from tests.builders import MODEL, Manifest, container, pod, vcuda_pod
 from tests.gpuquota import Cluster, run
 from tests.quota_map import store_quota
 from vcuda.claims.names import API_PATH
@@ -24,12 +24,10 @@ def store_nodes(cluster: Cluster, *manifests: Manifest) -> None:
         cluster.store(f"/api/v1/nodes/{manifest['metadata']['name']}", manifest)
 
 
-def store_pod(cluster: Cluster, name: str, node_name: str, limits: Manifest, **fields: Any) -> None:
-    stored = stored_pod(limits, uid=name, nodeName=node_name, **fields)
-    cluster.store(
-        f"/api/v1/namespaces/team-a/pods/{name}",
-        stored | {"metadata": {"name": name, "uid": name, "namespace": "team-a"}},
-    )
+def store_pod(cluster: Cluster, name: str, node_name: str, limits: Manifest, **status: Any) -> None:
+    stored = vcuda_pod(limits, nodeName=node_name)
+    metadata = {"name": name, "uid": name, "namespace": "team-a"}
+    cluster.store(f"/api/v1/namespaces/team-a/pods/{name}", {**stored, "metadata": metadata, "status": status})
 
 
 def table(*arguments: str) -> list[list[str]]:
@@ -69,7 +67,7 @@ def test_rows_of_the_quota_set_the_models_and_the_value_of_a_device(cluster: Clu
         node(features("Tesla-T4-SHARED", count="2", offered="8"), labelled("S"), name="s1"),
         node({"allocatable": {"nvidia.com/gpu": "8"}}, labelled("S"), name="s2"),
     )
-    store_pod(cluster, "one", "s1", {"nvidia.com/gpu": 1}, affinity={})
+    store_pod(cluster, "one", "s1", {"nvidia.com/gpu": 1})
     found = rows()
     assert found["h1"]["models"] == ["A100", T4_PRODUCT]
     assert (found["s1"]["cards"], found["s1"]["free"]) == (2, 1.75)
@@ -81,14 +79,7 @@ def test_free_cards_are_those_that_no_pod_and_no_claim_uses(cluster: Cluster) ->
     store_pod(cluster, "whole", "h1", {"nvidia.com/gpu": 1})
     store_pod(cluster, "share", "h1", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 30, "nvidia.com/gpumem": 1})
     store_pod(cluster, "waits", "", {"nvidia.com/gpu": 1})
-    store_pod(
-        cluster,
-        "ended",
-        "h1",
-        {"nvidia.com/gpu": 1},
-    )
-    ended = cluster.objects["/api/v1/namespaces/team-a/pods/ended"]
-    cluster.store("/api/v1/namespaces/team-a/pods/ended", {**ended, "status": {"phase": "Succeeded"}})
+    store_pod(cluster, "ended", "h1", {"nvidia.com/gpu": 1}, phase="Succeeded")
     cluster.store("/api/v1/namespaces/team-a/pods/none", {**pod(container()), "metadata": {"name": "none"}})
     assert (rows()["h1"]["cards"], rows()["h1"]["free"]) == (4, 2.7)
 
@@ -103,10 +94,8 @@ def test_cards_of_a_driver_are_used_by_allocated_claims(cluster: Cluster) -> Non
         result = {"request": "r0", "driver": claims.NVIDIA, "pool": "d1", "device": device}
         status = {"allocation": {"devices": {"results": [result]}}} if device else {}
         cluster.store(f"{API_PATH}/namespaces/team-a/resourceclaims/{name}", {**claim, "status": status})
-    extended = {"extendedResourceClaimStatus": {"resourceClaimName": "extended"}}
-    store_pod(cluster, "asks", "d1", {"nvidia.com/gpu": 1})
-    stored = cluster.objects["/api/v1/namespaces/team-a/pods/asks"]
-    cluster.store("/api/v1/namespaces/team-a/pods/asks", {**stored, "status": extended})
+    extended = {"resourceClaimName": "extended"}
+    store_pod(cluster, "asks", "d1", {"nvidia.com/gpu": 1}, extendedResourceClaimStatus=extended)
     found = rows()["d1"]
     assert found == {
         "models": ["A100", A100_PRODUCT],

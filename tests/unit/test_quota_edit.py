@@ -77,14 +77,6 @@ def test_other_objects_are_ignored(fields: dict[str, Any]) -> None:
     assert edited("{{{", **fields) == AdmissionResponse("ignored")
 
 
-def test_the_warning_for_a_deletion_counts_the_namespaces_that_lose_their_limits() -> None:
-    limits = NamespaceQuota({"M40": Limit(100)})
-    before = PolicySnapshot(Quota({"team-a": limits, "team-b": limits}, limits), NODES)
-    answer = edited("{{{", before, operation="DELETE", object=msgspec.Raw(b"null"))
-    [warning] = answer.warnings
-    assert warning.endswith("has a GPU quota: 3 entries are removed")
-
-
 def test_an_edit_warns_of_removed_limits_and_logs_each_change_once() -> None:
     before = PolicySnapshot(Quota({"team-a": NamespaceQuota({"M40": Limit(800)})}), NODES)
     with capture_logs() as logged:
@@ -106,9 +98,13 @@ def test_only_the_first_of_very_many_changes_are_logged() -> None:
     assert (len(logged), logged[-1]["more_changes"]) == (MOST_LOGGED + 1, 7)
 
 
-def test_deletion_is_allowed_with_a_warning() -> None:
-    warning = "without this ConfigMap, no namespace has a GPU quota: 0 entries are removed"
-    answer = edited("{{{", operation="DELETE", object=msgspec.Raw(b"null"))
+LIMITS = NamespaceQuota({"M40": Limit(100)})
+
+
+@cases("before, entries", no_entry=(Quota(), 0), two_and_the_default=(Quota({"a": LIMITS, "b": LIMITS}, LIMITS), 3))
+def test_deletion_is_allowed_with_a_warning_that_counts_the_lost_entries(before: Quota, entries: int) -> None:
+    warning = f"without this ConfigMap, no namespace has a GPU quota: {entries} entries are removed"
+    answer = edited("{{{", PolicySnapshot(before, NODES), operation="DELETE", object=msgspec.Raw(b"null"))
     assert answer == AdmissionResponse("quota-deleted", warnings=[warning])
 
 

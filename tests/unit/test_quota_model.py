@@ -53,23 +53,17 @@ def test_a_namespace_gets_its_own_quota_or_the_default_one(
 
 
 @pytest.mark.parametrize(
-    ("cores", "text"),
-    [(0, "0 cards"), (1, "0.01 cards"), (50, "0.5 cards"), (100, "1 card"), (10_000_000, "100000 cards")],
-)
-def test_hundredths_are_shown_as_cards(cores: int, text: str) -> None:
-    assert cards(cores) == text
-
-
-@pytest.mark.parametrize(
     ("charge", "text"),
     [
         (Charge(), "0 cards"),
+        (Charge(1), "0.01 cards"),
         (Charge(100, 0, 100), "1 card"),
+        (Charge(10_000_000), "100000 cards"),
         (Charge(20, 1024), "0.2 cards, 1024 MiB"),
         (Charge(250, 1, 100), "2.5 cards, 1 MiB"),
     ],
 )
-def test_a_charge_is_rendered_for_a_table(charge: Charge, text: str) -> None:
+def test_hundredths_are_shown_as_cards_and_memory_in_mib(charge: Charge, text: str) -> None:
     assert str(charge) == text
 
 

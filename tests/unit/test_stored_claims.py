@@ -16,7 +16,7 @@ from tests.api_double import ApiDouble
 from tests.builders import Manifest, stored_pod
 from tests.replicas import CARD, POD, Clock
 from tests.tables import cases
-from tests.watching import claim_informer
+from tests.watching import catch_up, claim_informer
 from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader, StoredClaim
 from vcuda.claims.request import read_claim
 from vcuda.errors import NotFound, Unavailable
@@ -171,8 +171,7 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
     ledger = Ledger({}, "99", pending)
 
     def settled(*left_out: str) -> Ledger:
-        informer.reflector.relist()
-        informer.reflector.synced.set()
+        catch_up(informer.reflector)
         return settle(ledger, ObservedPods("100", {}, (), claims=informer.observed("team-a", left_out)))
 
     api.store(OWN.format("a"), pinned("a"))
@@ -202,8 +201,7 @@ def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
     api.store(OWN.format("a"), pinned("a"))
-    informer.reflector.relist()
-    informer.reflector.synced.set()
+    catch_up(informer.reflector)
     api.forget_calls()
     found = informer.as_new_as(ledger, "team-a", ())
     assert (bool(api.calls), found is not None) == (listed, listed)
@@ -214,8 +212,7 @@ def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
 def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDouble, store: LedgerStore) -> None:
     api.store(OWN.format("a"), given(pinned("a"), M40_CARD))
     informer = claim_informer(api, store)
-    informer.reflector.relist()
-    informer.reflector.synced.set()
+    catch_up(informer.reflector)
     counted, watched = store.count_claims("team-a", ()), informer.observed("team-a", ())
     assert counted
     assert watched
@@ -239,8 +236,7 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     store = LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: next(counters))
     informer = claim_informer(api, store)
     api.store(OWN.format("a"), jsonpatch.apply_patch(known, json.dumps(patch)))
-    informer.reflector.relist()
-    informer.reflector.synced.set()
+    catch_up(informer.reflector)
     found = [informer.observed("team-a", ()) for _ in range(2)]
     assert [each and each.committed for each in found] == [{"A100": taken}] * 2
 

@@ -13,26 +13,12 @@ import pytest
 from controller.refusals import RefusedWorkload
 from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListeners
 from controller.ui.model import HolderRow
-from controller.ui.page import Views
 from controller.ui.snapshot import ModelCards, Picture
-from examples.usage import NOW, Sample, ago, model_use, namespace_use
+from examples.usage import Sample, ago, model_use, namespace_use
+from tests.replicas import Clock
+from tests.usage_page import VIEWS
 
-VIEWS = Views(lambda: NOW)
 REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))
-
-
-class Clock:
-    """A clock in seconds that advances only when the test sets it."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -47,7 +33,7 @@ def sample() -> Sample:
 def feed(sample: Sample, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Feed:
     """Return a feed that admits two listeners. It computes its picture (the page's data) only on request."""
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 2)
-    return Feed(sample.source(), VIEWS, clock=clock)
+    return Feed(sample.source(), VIEWS, clock=clock.monotonic)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +43,6 @@ def no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_cards(sample: Sample, cards: float) -> None:
-    """Set the number of cards that team-a uses in the sample data."""
     sample.report(namespace_use("team-a", model_use("M40", 8, cards)))
 
 
@@ -73,6 +58,13 @@ def look(feed: Feed, clock: Clock) -> Picture:
     """Return the feed's picture (the page's data) after one more second."""
     clock.now += 1
     return feed.picture()
+
+
+def next_change(feed: Feed, clock: Clock, stream: Iterator[bytes]) -> dict[str, Any]:
+    """Return the only change that the listener's stream has after one more second."""
+    look(feed, clock)
+    [change] = changes(next(stream))
+    return change
 
 
 def changes(text: bytes) -> list[dict[str, Any]]:
@@ -113,24 +105,20 @@ def test_changes_within_a_second_are_sent_together(feed: Feed, sample: Sample, c
     for cards in range(1, 6):
         use_cards(sample, cards)
         feed.picture()
-    look(feed, clock)
-    [change] = changes(next(stream))
+    change = next_change(feed, clock, stream)
     assert "<b>5</b> of 8" in change["rows"]["team-a"]
 
 
 def test_parts_are_sent_when_their_content_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.refusals = (REFUSAL,)
-    look(feed, clock)
-    [change] = changes(next(stream))
+    change = next_change(feed, clock, stream)
     assert (list(change["parts"]), change["rows"], change["refused"]) == (["refusals"], {}, ["team-b"])
     sample.refusals = (replace(REFUSAL, namespace="team-a"), REFUSAL)
-    look(feed, clock)
-    [change] = changes(next(stream))
+    change = next_change(feed, clock, stream)
     assert change["refused"] == ["team-a"], "the other listener must already have the change"
     sample.cluster = (ModelCards("M40", 17, 0, 16),)
-    look(feed, clock)
-    [change] = changes(next(stream))
+    change = next_change(feed, clock, stream)
     assert list(change["parts"]) == ["summary", "cluster", "free"]
 
 
@@ -150,14 +138,13 @@ def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sampl
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
     sample.pods["team-a"] = (HolderRow("p", "M40", 100, 0, "gpu-1", ago(hours=1)),)
-    look(feed, clock)
-    [change] = changes(next(looker))
+    change = next_change(feed, clock, looker)
     assert (change["touched"], change["rows"]) == (["team-a"], {})
 
 
 def test_only_pods_of_viewed_namespaces_are_read(sample: Sample, clock: Clock) -> None:
     asked = Mock(return_value=())
-    feed = Feed(msgspec.structs.replace(sample.source(), pods=asked), VIEWS, clock=clock)
+    feed = Feed(msgspec.structs.replace(sample.source(), pods=asked), VIEWS, clock=clock.monotonic)
     version = feed.picture().version
     for namespace in ("", "team-b"):
         listen(feed, version, namespace)
@@ -230,6 +217,5 @@ def test_a_message_is_one_line_with_any_content(feed: Feed, sample: Sample, cloc
 def test_a_row_that_is_used_up_changes_the_summary(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     use_cards(sample, 8)
-    look(feed, clock)
-    [change] = changes(next(stream))
+    change = next_change(feed, clock, stream)
     assert "<b>1</b> of them has reached a limit" in change["parts"]["summary"]

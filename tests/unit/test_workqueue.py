@@ -18,11 +18,6 @@ ENDS = itertools.count()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def queue(clock: Clock) -> WorkQueue:
     return WorkQueue(INTERVAL, clock.monotonic)
 
