@@ -10,9 +10,11 @@ from typing import Any
 import jsonpatch
 import msgspec
 
-from tests.builders import Manifest, review
+from tests.builders import Manifest, held_to, policy_for, review
 from tests.strategies import MODELS, NODE_NAMES, POOLS, UNKNOWN_NODE, VALUES_OF
 from vcuda.admission_review import AdmissionResponse
+from vcuda.quota.model import Allowance, Limit, NamespaceQuota
+from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import Ledgers, MemoryLedgers, RecentChoices, ReviewDeadline
 from webhook.review import pod_review
 from webhook.review.context import PolicySnapshot
@@ -49,6 +51,18 @@ class Webhook:
         """Answer for a pod that is about to be stored."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
         return asyncio.run(pod_review.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
+
+
+def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:
+    """Return the answer of /validate for a pod that is pinned to M40, of which its quota has 8 cards.
+
+    ``allow``: the permissions of the quota. ``units``: key gpu_units of the quota ConfigMap. ``policy``: other fields
+    of the policy.
+    """
+    quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
+    known = parse_config({"gpu_quota": "{}", "gpu_units": units or "{}"}).resources
+    asked = msgspec.structs.replace(policy_for(quota), resources=known, **policy)
+    return Webhook(asked).validate({**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}})
 
 
 def patched(pod: Manifest, patch: object) -> Manifest:

@@ -6,12 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.both_calls import Webhook
-from tests.builders import Manifest, container, held_to, pod, policy_for, sidecar
+from tests.both_calls import validated_on_m40
+from tests.builders import Manifest, container, pod, sidecar
 from tests.tables import cases
-from vcuda.admission_review import AdmissionResponse
-from vcuda.quota.model import Allowance, Limit, NamespaceQuota
-from vcuda.requests.config import parse_config
+from vcuda.quota.model import Allowance
 from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import DEVICE_VARIABLES, GPU_RUNTIME_CLASSES, RuntimeClasses, is_covered
 from vcuda.requests.schemes import HAMI
@@ -23,15 +21,8 @@ CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 NAMES = {"renamed": "nvidia", "sandboxed": "kata-qemu-nvidia-gpu-snp", "plain": "runc", "nvidia-named": "runc"}
 
 
-def validated(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:
-    quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
-    known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
-    asked = msgspec.structs.replace(policy_for(quota), resources=known, **policy)
-    return Webhook(asked).validate({**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}})
-
-
 def refused_paths(manifest: Manifest, *allow: Allowance, **policy: Any) -> list[str]:
-    return [fault.path for fault in validated(manifest, *allow, **policy).faults]
+    return [fault.path for fault in validated_on_m40(manifest, *allow, **policy).faults]
 
 
 # Tests of runtime classes
@@ -201,7 +192,7 @@ def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> No
 
 
 def test_the_refusal_of_cuda_version_says_what_to_do() -> None:
-    assert validated(pod(container(env=[LEGACY]))).message == (
+    assert validated_on_m40(pod(container(env=[LEGACY]))).message == (
         "malformed GPU request: spec.containers[0].env[0]: CUDA_VERSION gives a container without a GPU "
         "resource all cards of its node. Remove CUDA_VERSION, or set NVIDIA_VISIBLE_DEVICES to void in the same "
         "container. Or ask your administrator to add `allow: [visible-devices]` to the quota of this namespace"

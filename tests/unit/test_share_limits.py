@@ -3,17 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import pytest
 
 from examples.allocations import card_of, share_of
-from tests.both_calls import Webhook
-from tests.builders import Manifest, container, held_to, pod, policy_for
+from examples.claims import claim_policy
+from tests.both_calls import validated_on_m40
+from tests.builders import Manifest, container, pod
 from tests.tables import cases
-from vcuda.claims.charges import ClaimPolicy
-from vcuda.claims.devices import NO_DEVICES
-from vcuda.quota.model import Allowance, Limit, NamespaceQuota, Quota
-from vcuda.requests.config import parse_config
+from vcuda.quota.model import Allowance
 from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 from vcuda.requests.share_limits import HAMI_CORE, TMP, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
 
@@ -72,13 +69,7 @@ VARIABLES = pytest.mark.parametrize(
 
 def faults_of(manifest: Manifest, *allow: Allowance, units: str = "") -> list[str]:
     """Return the field paths of the pod's faults. The cluster charges ResourceClaims."""
-    quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
-    known = parse_config({"gpu_quota": "{}", **({"gpu_units": units} if units else {})}).resources
-    policy = policy_for(quota)
-    claims = ClaimPolicy.of(NO_DEVICES, policy.nodes.model_of, Quota({"team-a": quota}), known)
-    asked = msgspec.structs.replace(policy, resources=known, claims=claims)
-    answer = Webhook(asked).validate({**manifest, "spec": {**manifest["spec"], "affinity": held_to("M40")}})
-    return [fault.path for fault in answer.faults]
+    return [fault.path for fault in validated_on_m40(manifest, *allow, units=units, claims=claim_policy()).faults]
 
 
 def with_variable(limits: Mapping[str, int], name: str, value: str = "99", **spec: Any) -> Manifest:
