@@ -309,19 +309,12 @@ def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(
     api.store(f"{PODS}/{pod['metadata']['name']}", pod)
     api.store(f"{EVENTS}/a.1", event)
     retrier = ClaimRetrier(api.kube, lambda: True)
-    retrier.report("team-a", report(4))
-    retrier.reconciler.turn("team-a")
-    assert woken(api) == []
-    retrier.report("team-a", report(3))
-    retrier.reconciler.turn("team-a")
-    assert woken(api) == (["a"] if is_woken else [])
-    retrier.reconciler.turn("team-a")
-    retrier.report("team-a", report(3))
-    retrier.reconciler.turn("team-a")
-    assert woken(api) == []
-    retrier.report("team-a", report(2))
-    retrier.reconciler.turn("team-a")
-    assert woken(api) == (["a"] if is_woken else [])
+    for used, is_freed in ((4, False), (3, True), (3, False), (2, True)):
+        retrier.report("team-a", report(used))
+        retrier.reconciler.turn("team-a")
+        assert woken(api) == ["a"] * (is_woken and is_freed)
+        retrier.reconciler.turn("team-a")
+        assert woken(api) == []
 
 
 def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_claims(api: ApiDouble) -> None:

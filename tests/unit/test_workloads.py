@@ -159,15 +159,19 @@ def test_an_object_that_is_no_workload_is_named_by_its_document(text: str, messa
 
 
 @cases(
-    "kind, count, shown",
-    negative=("Job", "parallelism: -1", "-1"),
-    too_many=("Deployment", "replicas: 10001", "10001"),
-    truth=("Deployment", "replicas: true", "True"),
-    text=("Deployment", "replicas: '3'", "'3'"),
+    "spec, shown",
+    negative=("kind: Job, spec: {parallelism: -1, template: {spec: {}}}", "-1"),
+    too_many=("kind: Deployment, spec: {replicas: 10001, template: {spec: {}}}", "10001"),
+    truth=("kind: Deployment, spec: {replicas: true, template: {spec: {}}}", "True"),
+    text=("kind: Deployment, spec: {replicas: '3', template: {spec: {}}}", "'3'"),
+    text_of_a_custom_object=("kind: X, spec: {replicas: '3', template: {spec: {containers: []}}}", "'3'"),
+    negative_hosts=("kind: X, spec: {numOfHosts: -1, replicas: 1, template: {spec: {containers: []}}}", "-1"),
+    too_many_of_a_custom_object=("kind: X, spec: {replicas: 10001, template: {spec: {containers: []}}}", "10001"),
+    too_many_in_all=("kind: X, spec: {replicas: 200, numOfHosts: 200, template: {spec: {containers: []}}}", "40000"),
 )
-def test_an_invalid_number_of_pods_is_rejected(kind: str, count: str, shown: str) -> None:
+def test_an_invalid_number_of_pods_is_rejected(spec: str, shown: str) -> None:
     message = f"file, document 1: the number of pods must be between 0 and 10000; got {shown}"
-    assert fault(f"---\nkind: {kind}\nspec: {{{count}, template: {{spec: {{}}}}}}") == message
+    assert fault(f"{{{spec}}}") == message
 
 
 @cases(
@@ -385,17 +389,6 @@ def test_the_templates_of_a_workflow_inherit_its_node_selector() -> None:
     templates = [{"name": "train", "container": {"image": "train", **GPU}}]
     (found,) = read(custom("Workflow", nodeSelector={"disk": "ssd"}, templates=templates))
     assert found.created["spec"]["nodeSelector"] == {"disk": "ssd"}
-
-
-@cases(
-    "spec, shown",
-    text=({"replicas": "3"}, "the number of pods must be between 0 and 10000; got '3'"),
-    negative=({"numOfHosts": -1, "replicas": 1}, "the number of pods must be between 0 and 10000; got -1"),
-    too_many=({"replicas": 10_001}, "the number of pods must be between 0 and 10000; got 10001"),
-    too_many_in_all=({"replicas": 200, "numOfHosts": 200}, "the number of pods must be between 0 and 10000; got 40000"),
-)
-def test_a_custom_object_with_a_wrong_count_is_malformed(spec: dict[str, Any], shown: str) -> None:
-    assert fault(yaml.safe_dump(custom("RayCluster", **spec, template=POD))) == f"file, document 1: {shown}"
 
 
 def test_a_custom_object_has_a_bounded_number_of_templates() -> None:
