@@ -64,7 +64,7 @@ FULL = SMALL | {
 
 
 class Mutant(NamedTuple):
-    """A rule that is broken, and the bounds within which this leads to a violation.
+    """A broken rule, and the bounds within which it leads to a violation.
 
     ``rests``: True if the only violation is a charge that is still there when all processes are at rest.
     """
@@ -76,7 +76,6 @@ class Mutant(NamedTuple):
 
     @property
     def broken_bounds(self) -> Bounds:
-        """Return the bounds with this rule broken."""
         return self.bounds._replace(broken=self.broken)
 
     @property

@@ -144,8 +144,7 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _by_long_watch(world: World, bounds: Bounds) -> World:
-    """Return the state (world) with the knowledge of a leader that watched while the reservation became old enough to
-    be reaped.
+    """Return the world as known to a leader that watched while the reservation became old enough to be reaped.
 
     This leader has seen every forced deletion since then, even if another leader has missed it.
     """
@@ -190,9 +189,7 @@ def _forgotten(pod: Pod) -> Pod:
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: a replica finds no mark and sets it, so the namespace has had no ledger before. It need not
-    wait for REAP.
-    """
+    """OPEN: a replica finds no mark and sets it. The namespace has had no ledger before, so REAP is not needed."""
     lost = len(world.reserved) - 1
     if not world.exists or not world.reserved[lost].amount:
         return

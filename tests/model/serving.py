@@ -54,7 +54,6 @@ def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica
 
 
 def name(replica: int) -> str:
-    """Return the name of a replica in the printed steps."""
     return "ABCDEF"[replica]
 
 
@@ -64,9 +63,7 @@ def place(pod: Pod, replica: int, where: int) -> Pod:
 
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
-    """Return the reservations of the ledger after the reservation in this slot was replaced. The age of the new one is
-    0.
-    """
+    """Return the reservations after the one in this slot was replaced. The age of the new reservation is 0."""
     kept_age = bounds.broken == "reaped although renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
@@ -183,11 +180,7 @@ def _yes(pod: Pod) -> Pod:
 
 
 class Batch(NamedTuple):
-    """The content of one write of a replica.
-
-    It has the pods that the write adds, the pods that were admitted from the reservation before, and the next
-    reservation.
-    """
+    """The content of a write: the pods that it adds, the pods admitted before, and the next reservation."""
 
     replica: int
     added: tuple[int, ...]
@@ -198,8 +191,7 @@ class Batch(NamedTuple):
 def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
     """SYNC and FLUSH: a replica sends one write.
 
-    The write adds the waiting pods, makes the charges pending that were admitted from the reservation, and sets the
-    next reservation.
+    It adds waiting pods, makes the charges pending that were admitted before, and sets the next reservation.
     """
     for r, replica in enumerate(world.replicas):
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
@@ -226,9 +218,7 @@ def _is_lost(world: World, r: int, bounds: Bounds) -> bool:
 
 
 def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
-    """SYNC: return whether the limit has room for the write. A write that does not raise the sum of all charges needs
-    no room.
-    """
+    """SYNC: return whether the limit has room for the write. A write that does not raise the sum needs no room."""
     own = world.reserved[batch.replica].amount
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved

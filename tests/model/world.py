@@ -63,9 +63,7 @@ class Bounds(NamedTuple):
 
     @property
     def hold(self) -> int:
-        """Return the ticks for which a leader keeps the charge of a pod after the leader has seen its
-        forced deletion.
-        """
+        """Return the ticks for which a leader keeps a charge after it has seen the pod's forced deletion."""
         return self.runs + (self.broken != "released before its time")
 
     @property
@@ -144,9 +142,7 @@ NOTHING = Reserved()
 
 
 class LateWrite(NamedTuple):
-    """A write whose sender no longer waits for the answer. It may land as long as the ledger keeps the version of the
-    write.
-    """
+    """A write whose sender no longer waits for the answer. It may land while the ledger has the write's version."""
 
     slot: int = -1
     reserve: int = 0
@@ -184,9 +180,7 @@ class World(NamedTuple):
 
     @property
     def committed(self) -> int:
-        """Return the number of committed charges in the ledger. They belong to the pods that were live at
-        its version.
-        """
+        """Return the number of committed charges: those of the pods that were live at the ledger's version."""
         return sum(
             not pod.stored_at and (pod.stage == STORED or (pod.stage == DELETED and pod.deleted_at > 0))
             for pod in self.pods
@@ -194,12 +188,10 @@ class World(NamedTuple):
 
     @property
     def pending(self) -> int:
-        """Return the number of pending charges in the ledger."""
         return sum(pod.pending != NOT_PENDING for pod in self.pods)
 
     @property
     def terminating(self) -> int:
-        """Return the number of terminating charges in the ledger."""
         return sum(pod.held != NOT_HELD for pod in self.pods) + len(self.unseen)
 
 

@@ -7,7 +7,7 @@ import structlog
 
 from controller.pods import KeptPod, PodInformer
 from tests.api_double import ApiDouble
-from tests.builders import LABELS, stored_pod, view
+from tests.builders import LABELS, Manifest, stored_pod, view
 from tests.replicas import POD, Clock
 from tests.tables import cases
 from vcuda.allocations.stored_pods import StoredPod, read_stored
@@ -44,6 +44,11 @@ def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDo
     assert seen.committed["M40"].cores == 100 * int(seen.resource_version)
 
 
+def store(api: ApiDouble, manifest: Manifest, **metadata: Any) -> None:
+    """Store a pod in namespace team-a. ``metadata`` has further fields."""
+    api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a", **metadata}})
+
+
 CARD = {"tencent.com/vcuda-core": 100}
 BOUND = {"nodeName": "gpu-1"}
 
@@ -63,8 +68,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
     api: ApiDouble, spec: dict[str, Any], phase: str, metadata: dict[str, Any], seconds: int | None
 ) -> None:
     clock = Clock()
-    manifest = {**stored_pod(CARD, "uid-1", **spec), "status": {"phase": phase}}
-    api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a", **metadata}})
+    store(api, {**stored_pod(CARD, "uid-1", **spec), "status": {"phase": phase}}, **metadata)
     watch = PodInformer(api.kube, LABELS, lambda _: None, clock.monotonic, max_terminating=100)
     watch.reflector.relist()
     assert not watch.observed("team-a", Nodes(LABELS)).vanished
@@ -79,8 +83,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
     """Its charge moves from committed to terminating. By this order, the charge is counted at every moment."""
-    manifest = stored_pod(CARD, "uid-1", **BOUND)
-    api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a"}})
+    store(api, stored_pod(CARD, "uid-1", **BOUND))
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector.relist()
     watch.reflector = cast("Reflector[KeptPod]", Empty())
@@ -121,8 +124,7 @@ def test_only_changes_that_may_release_quota_are_reported(
             api.remove(POD)
         if state is not None:
             manifest = stored_pod(CARD, "uid-1", **state.get("spec", {}))
-            metadata = {**manifest["metadata"], "namespace": "team-a", **state.get("metadata", {})}
-            api.store(POD, {**manifest, **state, "spec": manifest["spec"], "metadata": metadata})
+            store(api, {**manifest, "status": state.get("status", {})}, **state.get("metadata", {}))
         watch.reflector.relist()
         if watch.pods("team-a"):
             heard.pop()  # a LIST also reports each namespace that has pods, so drop that report
@@ -135,8 +137,7 @@ def test_a_pod_whose_records_are_cut_is_charged_and_reported_once(api: ApiDouble
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     with structlog.testing.capture_logs() as logs:
         for version in range(3):
-            metadata = {**manifest["metadata"], "namespace": "team-a", "labels": {"version": str(version)}}
-            api.store(POD, {**manifest, "metadata": metadata})
+            store(api, manifest, labels={"version": str(version)})
             watch.reflector.relist()
     assert watch.observed("team-a", Nodes(LABELS)).committed == {"M40": Charge(100, 0, 100)}
     [line] = [line for line in logs if line["log_level"] == "warning"]
