@@ -26,7 +26,7 @@ def test_the_bar_is_full_only_if_nothing_is_left() -> None:
 
 
 def test_the_bar_shows_reserved_after_used_cards() -> None:
-    """Even a very small reservation takes one character. If nothing else is free, it fills the rest of the bar."""
+    """A very small reservation takes one character. If nothing else is free, the reservation fills the bar."""
     for used, limit, reserved, shown in [
         (4, 8, 2, "##########+++++-----"),
         (4, 8, 0.01, "##########+---------"),

@@ -181,7 +181,7 @@ def test_zero_of_everything_is_no_request(scheme: Scheme, zero: str | int) -> No
 @EACH
 @pytest.mark.parametrize("amount", [1, "1", "-1", "0.5", "two", "1m", ""])
 def test_anything_but_zero_is_a_request(scheme: Scheme, amount: str | int) -> None:
-    """Otherwise a pod with an amount that cannot be parsed would be admitted without a charge."""
+    """A pod with an amount that cannot be parsed must not be admitted without a charge."""
     for resource in scheme.resources:
         zeros = dict.fromkeys(scheme.resources, "0")
         assert asks_for_vcuda(view(vcuda_pod({**zeros, resource: amount})))
@@ -215,7 +215,7 @@ def refusals(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """Only this fault is reported, because other faults may follow from it."""
+    """Other faults may follow from this one, and are not reported."""
     sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
     assert refusals(vcuda_pod({resource: amount})) == [sentence]
 

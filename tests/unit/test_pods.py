@@ -82,7 +82,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """Its charge moves from committed to terminating. By this order, the charge is counted at every moment."""
+    """The charge moves from committed to terminating. By this order, the charge is counted at every moment."""
     store(api, stored_pod(CARD, "uid-1", **BOUND))
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector.relist()

@@ -41,7 +41,7 @@ GPU_ADMISSION = """{
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["plain", "with a byte order mark"])
 def test_gpu_admissions_json_works_unchanged(mark: str) -> None:
-    """Its tools write tabs, and null for pools. A namespace that has pools but no quota may use no model."""
+    """Tools of gpu-admission write tabs, and null for pools. A namespace with pools but no quota may use no model."""
     assert parse_quota(mark + GPU_ADMISSION) == Quota(
         {
             "team-a": NamespaceQuota({"M40": Limit(200), "P100": Limit(300)}, ("public",)),

@@ -173,7 +173,7 @@ def test_any_damaged_document_is_a_quota_or_a_quota_fault(
 @given(JSON_VALUES)
 @settings(max_examples=300)
 def test_faults_are_short_lines_that_can_be_sent(value: Any) -> None:
-    """They contain no control characters, no surrogates and no very long values."""
+    """A message must not contain control characters, surrogates or very long values."""
     for fault in quota_faults(json.dumps({"team-a": value})):
         assert str(fault).isprintable()
         assert str(fault).encode()

@@ -151,7 +151,7 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Otherwise each pass of the retrier could choose another owner."""
+    """Each pass of the retrier must choose the same owner."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -329,7 +329,7 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
 
 
 def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """Meanwhile other namespaces have their turns."""
+    """Other namespaces must have their turns between two slow passes."""
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -192,7 +192,7 @@ def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Sche
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """Before that, the pod may still be starting."""
+    """Within that time, the pod may still be starting."""
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
     [removal] = find_stale(pod, LATE, *nodes)

@@ -152,7 +152,7 @@ def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: S
 
 
 def test_a_pod_may_also_have_records_of_another_scheme() -> None:
-    """The records may have been copied with the pod's manifest. Each is judged by the rules of its own vendor."""
+    """Records may be copied with the pod's manifest. Each record is judged by the rules of its own vendor."""
     foreign, _ = marks(HAMI, 1000)
     found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
     assert found

@@ -73,9 +73,7 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
 def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """It has retryAfterSeconds only if the shortage ends soon, because the caller would wait in a worker of
-    kube-controller-manager.
-    """
+    """retryAfterSeconds is set only if the shortage ends soon. The caller, kube-controller-manager, waits meanwhile."""
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     answer = asyncio.run(validate(creation(pod_of_cores(200), policy, ledgers)))

@@ -213,7 +213,7 @@ def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """So a whole bundle can be checked, for example the output of kustomize."""
+    """A whole bundle can be checked, for example the output of kustomize."""
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},

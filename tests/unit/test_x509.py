@@ -202,7 +202,7 @@ def test_a_leaf_that_no_client_could_accept_is_not_issued(
 
 
 def test_a_time_without_zone_is_rejected() -> None:
-    """Such a time might be local time. If it were read as UTC, it could be wrong by hours."""
+    """A time without a zone might be local time. If it were read as UTC, it could be wrong by hours."""
     with pytest.raises(ValueError, match="must have a time zone"):
         make_authority(NOW.replace(tzinfo=None))
 
