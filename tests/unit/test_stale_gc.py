@@ -312,15 +312,6 @@ def test_a_lock_that_is_released_in_time_costs_no_request(cleaner: Cleaner) -> N
     assert (cleaner.serve(), cleaner.api.calls) == ([], [])
 
 
-def test_a_lock_on_a_node_that_another_client_writes_first_is_judged_again(cleaner: Cleaner) -> None:
-    """The kubelet of the node writes the Node object regularly."""
-    lock(cleaner, rfc3339(START))
-    cleaner.api.deliver = before("PATCH", lambda: cleaner.api.store(LOCKED, cleaner.api.objects[LOCKED]))
-    cleaner.now = START + TIMEOUT
-    assert [line["rule"] for line in cleaner.serve()] == ["lock-expired"]
-    assert marks_on(cleaner.api, LOCKED) == {}
-
-
 @pytest.mark.parametrize("node", [None, {LOCK: rfc3339(START + 250)}], ids=["gone", "locked anew"])
 def test_a_lock_that_changed_before_the_watch_has_seen_it_stays(cleaner: Cleaner, node: Any) -> None:
     lock(cleaner, rfc3339(START))
