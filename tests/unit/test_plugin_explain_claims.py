@@ -64,14 +64,6 @@ def test_without_a_warning_the_model_is_read_from_the_selector(cluster: Cluster,
     assert cluster.asked
 
 
-def test_claims_are_in_the_table(cluster: Cluster, manifest: Path) -> None:
-    cluster.refusal = ApiError(403, OVER)
-    result = explain(manifest, claim(), output="table")
-    heading = "OBJECT                   NAMESPACE  DECISION  MODEL  REASON\n"
-    assert result.stdout == f"{heading}ResourceClaim/train-gpu  team-a     refused          {OVER} (HTTP 403)\n"
-    assert result.exit_code == 1
-
-
 def test_a_template_is_sent_as_a_template(cluster: Cluster, manifest: Path) -> None:
     cluster.warnings = ("its claim waits",)
     (row,) = told(manifest, NAMED)

@@ -117,19 +117,6 @@ def test_the_ledger_gets_everything_it_needs() -> None:
     ledgers.charge.assert_called_once_with(asked)
 
 
-def test_a_repeated_call_is_charged_once() -> None:
-    ledgers = MemoryLedgers()
-    for _ in range(3):
-        assert validated(pod_of_cores(800), ledgers).allowed
-    assert used(ledgers) == {"M40": Charge(800, 0, 800)}
-
-
-def test_pods_of_one_name_are_distinguished_by_uid() -> None:
-    ledgers = MemoryLedgers()
-    assert validated(pod_of_cores(800, uid="first"), ledgers).allowed
-    assert not validated(pod_of_cores(800, uid="second"), ledgers).allowed
-
-
 def test_a_dry_run_is_decided_but_not_charged() -> None:
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(800), ledgers, dry_run=True).outcome == "charged"
