@@ -176,29 +176,10 @@ def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     assert chosen(candidates, request.charge, quota=quota) == expected
 
 
-def test_the_shortages_of_all_models_are_in_their_order() -> None:
-    quota = NamespaceQuota({"M40": Limit(200), "P100": Limit(400)})
-    usage = {"P100": Usage(Charge(350), pending=Charge(50))}
-    assert chosen(BOTH, Charge(250), usage, quota) == (
-        Shortage("M40", Charge(250), Usage(), Limit(200)),
-        Shortage("P100", Charge(250), usage["P100"], Limit(400)),
-    )
-
-
 @cases("memory, model", not_limited=(None, "M40"), just_enough=(2048, "M40"), too_little=(2047, "P100"))
 def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> None:
     quota = NamespaceQuota({"M40": Limit(800, memory), "P100": Limit(100)})
     assert chosen(BOTH, Charge(50, 1024), {"M40": Usage(Charge(50, 1024))}, quota)[0] == model
-
-
-def test_whole_cards_take_their_share_of_the_memory() -> None:
-    """Two of four cards are in use by pods with whole cards. So half of the limit of memory is in use too."""
-    quota = NamespaceQuota({"M40": Limit(400, 4096), "P100": Limit(50)})
-    usage = {"M40": Usage(Charge(200, card_memory=200))}
-    here = ("M40", "the first in the namespace's quota, 2 cards of 4 cards free")
-    elsewhere = ("P100", "the only model with enough quota, 0.5 cards of 0.5 cards free")
-    assert chosen(BOTH, Charge(50, 2048), usage, quota) == here
-    assert chosen(BOTH, Charge(50, 2049), usage, quota) == elsewhere
 
 
 @cases(

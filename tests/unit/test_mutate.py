@@ -134,20 +134,6 @@ def test_a_quota_without_a_model_rejects_every_pod() -> None:
     assert refusal(mutated(vcuda_pod(), quota=NamespaceQuota({}))) == ("not-allowed", HTTPStatus.FORBIDDEN, message)
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"nodeSelector": {MODEL: "A100"}}, "the pod's nodeName, nodeSelector or required node affinity"),
-        ({"annotations": {"nvidia.com/use-gputype": "A100"}}, "annotation nvidia.com/use-gputype"),
-    ],
-)
-def test_a_pod_without_a_possible_model_is_rejected(fields: Manifest, why: str) -> None:
-    excluded = f"M40 is excluded by {why}; P100 is excluded by {why}"
-    message = f"this pod may use no GPU model in namespace team-a: {excluded}"
-    refused = refusal(mutated(vcuda_pod({"nvidia.com/gpu": 1}, **fields)))
-    assert refused == ("not-allowed", HTTPStatus.FORBIDDEN, message)
-
-
 # Tests of quotas that are not enforced
 
 

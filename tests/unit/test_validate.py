@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from tests import builders
 from tests.both_calls import DEADLINE, creation
-from tests.builders import MODEL, POOL, Manifest, container, held_to, pod, pod_of_cores, required, requirement, term
-from vcuda.admission_review import AdmissionResponse, UserInfo
+from tests.builders import MODEL, POOL, Manifest, held_to, pod_of_cores, required, requirement, term
+from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
 from webhook.ledger.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RetryLater
@@ -238,30 +238,6 @@ def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryL
     busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     answer = validated(pod_of_cores(100), busy)
     assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
-
-
-# Tests of pods that are charged nothing: pods without a GPU request, mirror pods of kubelets, and malformed pods
-
-
-MIRROR = {"kubernetes.io/config.mirror": "x"}
-NODE = UserInfo("system:node:a", ("system:nodes",))
-
-
-@pytest.mark.parametrize(
-    ("manifest", "fields", "allowed"),
-    [
-        pytest.param(pod(container()), {}, True, id="no vcuda"),
-        pytest.param(pod_of_cores(900, affinity=None), {"operation": "UPDATE"}, True, id="an update"),
-        pytest.param(pod_of_cores(900, affinity=None), {"namespace": "team-b"}, True, id="no limit"),
-        pytest.param(pod_of_cores(900, annotations=MIRROR), {"user_info": NODE}, True, id="a static pod"),
-        pytest.param(pod_of_cores(900, annotations=MIRROR), {}, False, id="a forged static pod"),
-        pytest.param(pod_of_cores(150), {}, False, id="a malformed request"),
-    ],
-)
-def test_ignored_and_malformed_pods_are_charged_nothing(manifest: Manifest, fields: Manifest, allowed: bool) -> None:
-    ledgers = MemoryLedgers()
-    assert validated(manifest, ledgers, **fields).allowed is allowed
-    assert used(ledgers) == {}
 
 
 # Tests of quotas in all modes (enforce, warn and audit)
