@@ -89,11 +89,6 @@ def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: st
 
 
 @EACH
-def test_a_missing_time_counts_as_the_pods_creation(scheme: Scheme) -> None:
-    assert due(without_times(stored(scheme, at=START + 50, created=START), scheme)) == LATE
-
-
-@EACH
 @cases(
     "at, counts",
     after_the_creation=(START + 50, START + 50),

@@ -23,7 +23,7 @@ from vcuda.allocations.stored_pods import (
 )
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import BUILT_IN, MAX_PRODUCT
-from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme, is_named
+from vcuda.requests.schemes import GPU_MANAGER, HAMI, NVIDIA_VCUDA, SCHEMES, VGPU_MANAGER, Scheme
 
 CARD = Charge(100, 0, 100)
 NODES = builders.nodes(**{"gpu-1": {builders.MODEL: "P100"}, "cpu-1": {}})
@@ -112,16 +112,6 @@ def allocation_on(manifest: builders.Manifest) -> Allocation | None:
 
 
 @EACH
-def test_every_key_that_the_rules_read_is_part_of_the_allocation(scheme: Scheme) -> None:
-    """A key that stays when an allocation is removed would be read again."""
-    assert scheme.predicate_node
-    assert scheme.predicate_times
-    assert scheme.phase
-    read = (scheme.predicate_node, *scheme.predicate_times, scheme.phase.key)
-    assert all(is_named(key, (*scheme.allocation_annotations, *scheme.allocation_labels)) for key in read)
-
-
-@EACH
 def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Scheme) -> None:
     annotations, labels = marks(scheme, 1000, phase="done")
     own: dict[str, Any] = {"annotations": {"a/b": "c", f"{scheme.predicate_node}s": "d"}, "labels": {"app": "train"}}
@@ -149,17 +139,6 @@ def test_a_key_of_two_vendors_belongs_to_the_one_that_the_pod_requests(scheme: S
     found = allocation_on(allocated_pod(scheme, 1000))
     assert found
     assert [each.name for each in found.schemes] == [scheme.name]
-
-
-def test_a_pod_may_also_have_records_of_another_scheme() -> None:
-    """Records may be copied with the pod's manifest. Each record is judged by the rules of its own vendor."""
-    foreign, _ = marks(HAMI, 1000)
-    found = allocation_on(allocated_pod(GPU_MANAGER, 1000, annotations=foreign))
-    assert found
-    assert [scheme.name for scheme in found.schemes] == ["gpu-manager", "hami"]
-    assert found.keys_of(HAMI).annotations == tuple(foreign)
-    assert not set(found.keys_of(GPU_MANAGER).annotations) & set(foreign)
-    assert found.keys_of(VGPU_MANAGER) == Keys((), ())
 
 
 def test_an_empty_value_is_ignored() -> None:
