@@ -277,7 +277,7 @@ def test_a_quota_that_is_nearly_used_up_gives_a_warning(
 def test_pods_that_a_quota_without_enforcement_admits_are_charged(
     cores: int, affinity: Manifest | None, models: list[str], mode: Mode
 ) -> None:
-    """The reported usage must include them."""
+    """The reported usage must include these pods."""
     ledgers = MemoryLedgers()
     assert validated(pod_of_cores(cores, affinity=affinity), ledgers, replace(POOLED, mode=mode)).allowed
     assert used(ledgers) == {model: Charge(cores, 0, cores) for model in models}
