@@ -74,11 +74,7 @@ def with_spec(pod: Json, **fields: object) -> Json:
 def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
     cluster: Cluster, team: Team, limits: Json
 ) -> None:
-    """Three teams create pods of every scheme (the resource names of one vendor).
-
-    One team may use M40 in the public pool, one P100 in the public pool, and one M40 in the mixed pool. Each team's pod
-    must be bound to the only node with that model and pool.
-    """
+    """Each team may use one model in one pool, which only one node has."""
     targets = {team({"pool": [labels[POOL]], "quota": {labels[MODEL]: 1}}): node for node, labels in NODES.items()}
     created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
     assert created.returncode == 0, created.stderr
@@ -138,10 +134,7 @@ def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
 
 
 def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """A user creates a pod with a forged allocation and with annotations of the user's own, which /mutate keeps.
-
-    /mutate removes the forged allocation. It includes a predicate-time, with which gpu-admission never schedules a pod.
-    """
+    """The forged allocation has a predicate-time, with which gpu-admission would never schedule the pod."""
     namespace = team({"quota": {"M40": 1}})
     pod = card_pod("train", namespace)
     pod["metadata"] |= {
@@ -197,11 +190,7 @@ def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_wit
 def test_a_manifest_copied_from_a_running_pod_is_admitted_charged_and_scheduled(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
-    """A user runs `kubectl get -o json` for a running pod, changes the name, and applies the manifest.
-
-    The manifest still has the nodeName, the uid and the allocation of the first pod. The new pod is admitted, charged
-    and scheduled all the same.
-    """
+    """The manifest, from `kubectl get -o json`, still has the nodeName, the uid and the allocation of the first pod."""
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))
     node = cluster.await_bound(namespace)["spec"]["nodeName"]

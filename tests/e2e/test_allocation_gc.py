@@ -119,11 +119,7 @@ def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
 def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """gpu-admission has written annotations but not bound the pod. It then always rejects the pod ("had been
-    predicated!").
-
-    The controller removes the annotations, so gpu-admission accepts the pod, and the pod is scheduled.
-    """
+    """gpu-admission has annotated the pod without binding it. So it rejects the pod ("had been predicated!")."""
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with predicating_scheduler(control_plane, tmp_path):
         pod.create(cluster, namespace)

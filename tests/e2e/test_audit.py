@@ -105,10 +105,7 @@ class TestByDefault:
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """A running pod and a waiting pod were never pinned. Only the waiting pod is reported.
-
-        The running pod is charged to its node's model, and fits.
-        """
+        """A running pod is charged to its node's model, and fits. So only the waiting pod is reported."""
         with own.free_team() as namespace:
             waiting = card_pod("waiting", namespace)
             cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
@@ -151,11 +148,7 @@ class TestEnforced:
     def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """The newest pod beyond the quota has a PodDisruptionBudget, so it stays. The second newest pod is evicted
-        instead.
-
-        When the budget permits it, the eviction of the newest pod is retried.
-        """
+        """Meanwhile the second newest pod is evicted in place of the newest."""
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
             team_of_three(cluster, own, namespace)
             budget = budget_of(namespace, "c-newest")
@@ -177,11 +170,7 @@ class TestEnforced:
 def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
     cluster: Cluster, own: Installation, account: Cluster, tenant: Callable[[str], Cluster]
 ) -> None:
-    """A tenant protects a pod by a PodDisruptionBudget, so its eviction fails.
-
-    With --delete-after-evictions 2 and the right to delete pods, the controller deletes the pod at the second attempt.
-    A pod without a budget is evicted.
-    """
+    """With --delete-after-evictions 2, the controller deletes such a pod at the second attempt."""
     flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
     cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
     with (
@@ -204,10 +193,7 @@ def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
 
 
 def test_an_eviction_has_the_uid_of_the_pod_that_was_checked(cluster: Cluster, namespace: str) -> None:
-    """The controller checks a pod, and meanwhile a new pod replaces it under the same name.
-
-    The eviction has the uid of the checked pod. So the API server rejects the eviction, and the new pod stays.
-    """
+    """Otherwise the eviction could end a new pod of the same name."""
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())

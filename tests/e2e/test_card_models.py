@@ -67,11 +67,7 @@ def asking(namespace: str, name: str, devices: int = 1) -> Json:
 def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     cluster: Cluster, own: Installation, shared_node: str
 ) -> None:
-    """A shared card is split into four devices. As many pods are admitted, and they are pinned to the product in the
-    node's label.
-
-    After an edit of the device's value, stored pods are charged by the new value.
-    """
+    """After an edit of the device's value, stored pods are charged by the new value."""
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
             cluster.create(asking(team, f"train-{number}"))
@@ -90,10 +86,7 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
 def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
     cluster: Cluster, own: Installation
 ) -> None:
-    """A resource name of a shared device is also the extended resource of a DeviceClass.
-
-    While the DeviceClass exists, each device is charged as a whole card, also for stored pods.
-    """
+    """While the DeviceClass exists, stored pods are also charged by whole cards."""
     require_feature(cluster, EXTENDED_RESOURCE)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
@@ -110,10 +103,7 @@ def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
 def test_a_claim_for_a_model_without_a_node_is_charged_and_allocated_when_a_node_joins(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """A claim is created for a model of which no node has published a product yet. It is charged.
-
-    It is pinned by the product patterns in the model's row, so it is allocated when a node with such a product joins.
-    """
+    """The claim is pinned by the product patterns in the model's row."""
     require_dra(cluster)
     nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}
     with published(cluster), limited_team(own, {"quota": {"A100": 1}}) as team, ExitStack() as teardown:

@@ -152,10 +152,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 ) -> None:
     """64 callers and 14 attackers act concurrently, while a fault occurs about every second. No quota is ever exceeded.
 
-    At the end all objects are deleted, and new pods use up exactly the quota.
-
-    The callers create pods, and also claims and pods with a claim template if the API server serves claims. In the
-    roomy namespace the replicas admit from reservations, and in the others they write each charge.
+    At the end all objects are deleted, and new pods use up exactly the quota. In the roomy namespace the replicas admit
+    from reservations, and in the others they write each charge.
     """
     claiming = served(own_cluster)
     caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 must not log each of them

@@ -95,11 +95,7 @@ def test_a_claim_that_bypassed_the_webhook_is_reported_and_charged_when_it_is_al
 def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exceed_the_quota(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """Two claims bypassed the webhook: one of a template for another model, and one for all devices.
-
-    Each claim is charged the devices that the scheduler has allocated to it. Both exceed the quota, which Events
-    report.
-    """
+    """Each claim is charged the devices that the scheduler has allocated to it."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         cluster.create(template(team, "gpu", of("H100")))
         cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
@@ -116,9 +112,7 @@ def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exce
 def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """The driver publishes another model for a card after a claim got this card. This is reported, and both models are
-    charged.
-    """
+    """Here the driver publishes another model for a card that a claim already has."""
     with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
         with registered(installation):
             cluster.create(claim(team, "gpu", of("A100")))

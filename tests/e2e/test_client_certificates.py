@@ -239,10 +239,6 @@ def required(presenting: Presenting) -> Iterator[Presenting]:
 
 
 def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenting, tmp_path: Path) -> None:
-    """The webhook requires a client certificate, and accepts the API server's.
-
-    It rejects clients without a certificate, and clients with a certificate of another CA.
-    """
     assert common_name(required.presented()) == "vcuda-quota-apiserver"
     assert required.server.presented[-1] == required.installed()
     make_certificates(tmp_path)
@@ -253,10 +249,7 @@ def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenti
 
 
 def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(required: Presenting) -> None:
-    """The client certificate of the API server and its CA are replaced. No call of the webhook is rejected meanwhile.
-
-    Calls succeed with the old and with the new certificate. After `--installed`, the old certificate is rejected.
-    """
+    """After `--installed`, the old certificate is rejected."""
     old, [ca] = required.presented(), required.authorities()
     time.sleep(1.1)  # certificates have times in whole seconds, so wait for a later second
     assert "that lacks the new certificate may" in required.rotate("--issued-before", utc_now())
@@ -276,9 +269,7 @@ def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replace
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
 def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Presenting) -> None:
-    """A new client certificate is installed. The API server reads it by itself, after at most five minutes.
-
-    The API server then closes connections that use an older certificate. Only a call in progress may fail. For a new
+    """The API server then closes connections that use an older certificate. Only a call in progress may fail. For a new
     connection, the API server reads the files at once. So this test uses one connection all the time, and the new
     certificate is used only after the end of that connection.
     """
@@ -325,11 +316,7 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """The client certificate on an API server's machine has expired, because nobody copied the renewed one to the
-    machine.
-
-    The command of docs/operations.md replaces it by the valid certificate in the Secret. Then calls succeed again.
-    """
+    """The certificate in the Secret is valid, but nobody copied it to the machine."""
     presenting.install_expired()
     presenting.restart()
     assert "failed calling webhook" in presenting.refusal()

@@ -104,11 +104,7 @@ Each case has a function that returns the manifests, and the name of the device 
 def test_kubernetes_without_our_webhook_allocates_the_devices_that_the_drivers_publish(
     cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
 ) -> None:
-    """No webhook of ours is registered. The scheduler allocates the devices that the ResourceSlices of this file
-    publish.
-
-    The other tests rely on this. The claim controller and the scheduler are the real ones.
-    """
+    """The other tests rely on this. The claim controller and the scheduler are the real ones."""
     if manifests is by_extended_resource:
         require_feature(cluster, EXTENDED_RESOURCE)
     for manifest in manifests(namespace):
@@ -167,11 +163,7 @@ def given(found: list[Json]) -> dict[str, int]:
 def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """200 users create claims and pods at once, through three webhook replicas. A watch of the claims checks every
-    state.
-
-    The quota is never exceeded, and is used up in the end.
-    """
+    """200 users create them through three webhook replicas. A watch of the claims checks every state."""
     cluster.create(template(team, "gpu"))
     extended = has_features(cluster)
     most: Counter[str] = Counter()
@@ -203,11 +195,7 @@ def tries(told: list[Json]) -> int:
 def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """A Deployment uses a claim template, and the quota is used up. Kubernetes' claim controller now waits long between
-    retries.
-
-    When quota is released, our controller makes the claim controller retry, and the Deployment starts.
-    """
+    """By then, Kubernetes' claim controller waits long between its own retries."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):
             cluster.create(manifest)

@@ -188,10 +188,7 @@ MIXED, SHARES = mixed(7, PODS), [share(20, 12, f"share-{each}") for each in rang
 def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     cluster: Cluster, serving: ControllerProcess, gpu_nodes: list[str], namespace: str, manifests: list[Json]
 ) -> None:
-    """200 pods are created at once. Each pod that fits is bound, and the status of every other pod shows the reason.
-
-    In one case the pods are mixed and do not all fit. In the other case they are equal shares that fill every card.
-    """
+    """Mixed pods do not all fit. Equal shares fill every card."""
     create_all(cluster, namespace, manifests)
     stored = settle(cluster, namespace, gpu_nodes, PODS)
     bound = len(bound_with_cards(stored))
@@ -255,11 +252,7 @@ def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """The API server rejects a binding for an older version of a pod, or for another pod of the same name.
-
-    It stores the annotations of a binding, which name the cards, together with the binding. The extender relies on
-    both.
-    """
+    """The extender relies on this behaviour of the API server. The annotations name the cards."""
     create_all(cluster, namespace, [share(60, 8, "late", "nobody")])
     path = f"/api/v1/namespaces/{namespace}/pods/late"
     old = cluster.pod(namespace, "late")
@@ -287,9 +280,8 @@ def as_sent(placed: Json, node: str) -> Json:
 def test_annotations_by_tenants_neither_free_nor_block_a_card(
     cluster: Cluster, installation: Installation, site: Site, namespace: str, create_node: Callable[..., str]
 ) -> None:
-    """A tenant forges annotations of small pods to block cards, and edits those of a running pod to free its card.
-
-    No card is blocked, and none is freed. In an earlier version both attacks succeeded.
+    """The tenant forges annotations of small pods, and edits those of a running pod. In an earlier version both attacks
+    succeeded.
     """
     node = create_node("tenant-0", capacity={CORES: "800", MEMORY: "512"})
     pods, index = f"/api/v1/namespaces/{namespace}/pods", f"{INDEX}0"
@@ -336,11 +328,6 @@ def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
 def test_the_rights_of_the_manifests_suffice_to_place_pods_serve_and_publish(
     cluster: Cluster, installation: Installation, site: Site, extender_account: Cluster, create_node: Callable[..., str]
 ) -> None:
-    """A controller with only the rights of the manifests serves the extender. Pods are placed and bound.
-
-    The controller also publishes the free cards in the ConfigMap gpu-cards, and its address in the Service's
-    EndpointSlice.
-    """
     node = create_node("rights-0", {MODEL: "M40", POOL: "public"}, {CORES: "200", MEMORY: "128"})
     quota = ("--quota-configmap", "kube-system/gpuquota", "--extender-advertise", "10.1.2.3:10443")
     with (

@@ -42,10 +42,7 @@ def led_to(cluster: Cluster) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("later", "family"), [("10.1.2.4", "IPv4"), ("fd00::4", "IPv6")])
 def test_the_slice_routes_only_to_the_newest_leader(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
-    """A new leader writes the EndpointSlice, and an earlier leader writes it late. The new leader corrects it.
-
-    If the new leader has an address of another family, the EndpointSlice is created again.
-    """
+    """An earlier leader may write the slice late. An address of another family needs a new slice."""
     first, second = lead("10.1.2.3"), lead(later)
     for _ in range(2):
         assert led_to(cluster) == [(family, [later])]
@@ -56,10 +53,7 @@ def test_the_slice_routes_only_to_the_newest_leader(cluster: Cluster, lead: Lead
 
 @pytest.mark.parametrize("ip", ["10.1.2.3", "fd00::3"])
 def test_a_slice_that_already_routes_to_this_leader_is_not_written_again(cluster: Cluster, lead: Lead, ip: str) -> None:
-    """The stored EndpointSlice already routes to this leader. The leader does not write it again.
-
-    The API server has added fields, so the stored EndpointSlice differs from the one that was written.
-    """
+    """The API server has added fields, so the stored EndpointSlice differs from the one that was written."""
     advertiser = lead(ip)
     before = cluster.rest.get(f"{SLICES}/{SERVICE}")
     advertiser.advertise()

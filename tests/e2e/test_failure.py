@@ -27,11 +27,7 @@ Team = Callable[[Json], str]
 def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """/mutate is not registered, as if it had failed. /validate admits a pod only if its user pinned it to an allowed
-    model.
-
-    The API server ignores a failure of /mutate. /validate decides by the fields that the pod would be stored with.
-    """
+    """The API server ignores a failure of /mutate. /validate decides by the fields that the pod would be stored with."""
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
@@ -57,11 +53,7 @@ def told_why(events: list[Json]) -> bool:
 def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """/mutate is down. /validate rejects pods that lack the changes of /mutate. Workloads get their pods when it is up
-    again.
-
-    The failurePolicy of /mutate is Ignore, and a tenant can cause its timeout.
-    """
+    """The failurePolicy of /mutate is Ignore, and a tenant can cause its timeout."""
     with (
         running(cluster, tmp_path) as own,
         own.team({"quota": {"M40": 8}}) as namespace,
@@ -136,11 +128,8 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
 def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(
     cluster: Cluster, proxy: LossyProxy, tmp_path: Path
 ) -> None:
-    """The write of a charge gets no answer. The pod is rejected with 429 and Retry-After, and a second attempt is
-    admitted.
-
-    After the first attempt the charge may be stored without its pod. A ledger may count too much for a while, but never
-    too little.
+    """After the first attempt the charge may be stored without its pod. A ledger may count too much for a while, but
+    never too little.
     """
     with (
         running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,

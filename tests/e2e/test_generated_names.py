@@ -26,11 +26,7 @@ Each attempt has a new name and uid.
 def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_it(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """Some generated names are in use, so pods are charged that are never stored. Their charges stay while no
-    controller runs.
-
-    A rejection then contains the number of pending cards. When a controller runs, it releases the charges.
-    """
+    """A rejection meanwhile contains the number of pending cards."""
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
     generated = {"namespace": namespace, "generateName": "train-", "labels": {LABEL: "true"}}

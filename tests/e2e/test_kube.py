@@ -27,10 +27,7 @@ def manifest(value: str, **metadata: str) -> bytes:
 
 
 def test_a_put_with_an_old_version_raises_conflict_and_changes_nothing(kube: Kube, path: str) -> None:
-    """An object is written with an old resourceVersion. The client raises Conflict, and the object does not change.
-
-    All writes of ledgers rely on this compare-and-swap.
-    """
+    """All writes of ledgers rely on this compare-and-swap."""
     first = read(kube.post(path, manifest("first")))
     read(kube.put(f"{path}/ledger", manifest("second", resourceVersion=first["metadata"]["resourceVersion"])))
     with pytest.raises(Conflict, match="please apply your changes to the latest version"):
@@ -50,10 +47,7 @@ def test_a_read_of_a_missing_object_raises_not_found(kube: Kube, path: str) -> N
 
 
 def test_patches_are_applied_by_their_content_type(kube: Kube, path: str) -> None:
-    """The client sends a JSON Patch and a merge patch. The API server applies each by the rules of its own type.
-
-    The client must not send a JSON Patch with the content type of a strategic merge patch.
-    """
+    """The client must not send a JSON Patch with the content type of a strategic merge patch."""
     kube.post(path, manifest("first"))
     kube.patch(f"{path}/ledger", b'[{"op": "add", "path": "/data/a.b", "value": "x"}]', JSON_PATCH)
     kube.patch(f"{path}/ledger", '{"data": {"value": null, "c": "é"}}'.encode(), MERGE_PATCH)
@@ -91,11 +85,7 @@ def test_an_invalid_continue_token_is_not_mistaken_for_an_expired_one(kube: Kube
 def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
     cluster: Cluster, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A client in a pod gets a 401, because its token has expired. It reads the mounted token file again for the next
-    request.
-
-    The kubelet replaces the token file before the token expires.
-    """
+    """The kubelet replaces the token file before the token expires."""
     address = urlsplit(cluster.server)
     token = tmp_path / "token"
     token.write_text("outlived")
@@ -114,10 +104,7 @@ def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
 def test_a_terminating_namespace_accepts_no_object_and_the_rejection_says_why(
     cluster: Cluster, kube: Kube, namespace: str, path: str
 ) -> None:
-    """A namespace is terminating. The API server rejects new objects in it, and the message gives the reason.
-
-    A ConfigMap with a finalizer delays the deletion of the namespace here.
-    """
+    """A ConfigMap with a finalizer delays the deletion of the namespace here."""
     held = {"metadata": {"name": "held", "finalizers": ["e2e.vcuda.io/held"]}}
     kube.post(path, msgspec.json.encode(held))
     cluster.delete_namespace(namespace)
@@ -139,9 +126,7 @@ def names(page: Page) -> list[str]:
 
 
 def test_a_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """A list contains every object whose creation was confirmed before the list was requested.
-
-    The ledger counts pods by such lists, which the API server serves from its cache. A hundred objects are created,
+    """The ledger counts pods by such lists, which the API server serves from its cache. A hundred objects are created,
     because an outdated list would be rare.
     """
     for number in range(100):

@@ -63,10 +63,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
     cluster: Cluster, installation: Installation, led: bool
 ) -> None:
-    """A thousand new namespaces are used immediately. By the quota's entry for "*", each has a quota of one card.
-
-    In each namespace the first pod is admitted and charged, and the second pod is rejected.
-    """
+    """A thousand new namespaces are used immediately. By the quota's entry for "*", each has a quota of one card."""
     own = f"star-{secrets.token_hex(4)}"
 
     def use(number: int) -> tuple[int, bool, dict[str, int]]:
@@ -133,11 +130,7 @@ class TestLabelled:
     def test_usage_shows_a_quota_in_effect_only_after_the_label_is_set(
         self, cluster: Cluster, installation: Installation
     ) -> None:
-        """A quota is added while our policies are not in effect. The published usage says that the quota is still
-        taking effect.
-
-        It says that the quota is in effect only after the controller has labelled the namespace.
-        """
+        """Until our policies are in effect, the published usage says that the quota is still taking effect."""
         [policy, binding] = policies("in-effect.quota.vcuda.io")
         with installation.free_team() as namespace, limited_team(installation, CARD) as asked, ExitStack() as stack:
             await_enforced(cluster, namespace, enforced=False)
@@ -179,10 +172,7 @@ def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) ->
 def test_only_the_controller_and_editors_of_webhooks_can_exempt_a_namespace(
     cluster: Cluster, namespace: str, owner: Cluster, account: Cluster
 ) -> None:
-    """A user who may edit a namespace cannot label it as exempt. The controller and an editor of webhooks can.
-
-    The user may remove the label, and change other labels.
-    """
+    """A user who may edit the namespace may remove the label, and change other labels."""
     path = f"{NAMESPACES}/{namespace}"
 
     def status_of_labelling(subresource: str = "") -> int:

@@ -79,10 +79,7 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """A namespace has hundreds of large pods without GPUs when its first GPU pod is created. The replica stays within
-    its memory.
-
-    Before it admits that pod, the replica lists all pods of the namespace. Meanwhile pods of another namespace are
+    """Before it admits that pod, the replica lists all pods of the namespace. Meanwhile pods of another namespace are
     created.
     """
     entry = {"quota": {"A100": 8}}
@@ -114,11 +111,7 @@ def await_created(tenant: Cluster, pod: Json) -> Json:
 def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Small pods name a claim template of 1.2 MB of CEL a hundred times, in dry runs. The replicas stay within their
-    memory.
-
-    The pods of other tenants are admitted meanwhile.
-    """
+    """Small pods name a claim template of 1.2 MB of CEL a hundred times, in dry runs."""
     require_dra(cluster)
     entry = {"quota": {"A100": 8}}
     before = memory(installation.replica.worker(), "VmRSS")
@@ -168,10 +161,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 def test_large_claims_and_events_keep_the_controller_within_its_memory(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """A namespace has large claims and Events, and quota is released. The controller stays within its memory.
-
-    Whenever quota is released, the controller reads Events to find rejected workloads.
-    """
+    """Whenever quota is released, the controller reads Events to find rejected workloads."""
     with limited_team(installation, {"quota": {"A100": 4 * CLAIMS + 8}}) as namespace:
         with tenant_of(cluster, namespace) as tenant:
             if served(cluster):

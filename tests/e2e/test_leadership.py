@@ -92,10 +92,7 @@ def test_the_standby_becomes_leader_when_the_lease_of_a_killed_leader_expires(
 
 
 def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, installation: Installation) -> None:
-    """The Lease of a leader would expire after ten minutes. The leader stops, and the standby leads within seconds.
-
-    The leader releases the Lease when it stops. The standby reads it every two seconds.
-    """
+    """The Lease would expire after ten minutes. The standby reads it every two seconds."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
@@ -137,11 +134,7 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """A limit is removed, and another controller becomes the leader. It deletes the ledger, the label and the usage
-    report.
-
-    A ConfigMap of another owner with the same name stays.
-    """
+    """A ConfigMap of another owner with the same name stays."""
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
@@ -199,10 +192,7 @@ def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
 def test_a_leader_with_an_outdated_list_of_pods_keeps_the_charges_of_all_stored_pods(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """A leader lists pods at an old resourceVersion, at which only one of the four present pods existed.
-
-    It does not release the charges of the other pods. It still releases the charge of a pod that was never stored.
-    """
+    """The leader still releases the charge of a pod that was never stored."""
     with installation.team({"quota": {"M40": 5}}) as namespace:
         with controlling(installation):
             cluster.create(card_pod("first", namespace))

@@ -149,9 +149,7 @@ def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Rec
 def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
-    """A pod that may request a GPU is created. The API server calls /mutate once, and /validate once.
-
-    If the API server does not serve claims, it drops the claims of a pod before /validate. Then it does not call
+    """If the API server does not serve claims, it drops the claims of a pod before /validate. Then it does not call
     /validate for these pods.
     """
     stored = cluster.create(in_namespace(manifest, watched))
@@ -160,10 +158,7 @@ def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
 
 
 def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """Claims are created. The API server calls the webhook only for a claim that may be for a GPU.
-
-    Other claims cause no call, for example a claim that is stored with `requests: null`.
-    """
+    """A claim without requests is stored with `requests: null`."""
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
@@ -199,10 +194,8 @@ def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
 def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """A later webhook adds a GPU request to a pod. The API server calls /validate for this pod, and not /mutate.
-
-    It evaluates the condition of /mutate before that change, and the condition of /validate after all changes.
-    /validate rejects a pod that is not pinned, so no pod is admitted without a charge.
+    """The API server evaluates the condition of /validate after all changes. /validate rejects a pod that is not
+    pinned, so no pod is admitted without a charge.
     """
     asked.patches["/vendor"] = [
         {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
@@ -242,10 +235,7 @@ Each of its lists has the maximum length that the condition searches.
 def test_the_largest_pod_that_is_searched_costs_less_than_the_api_server_allows(
     cluster: Cluster, asked: Recorder, watched: str
 ) -> None:
-    """The matchCondition is evaluated for the largest pod that it searches. The cost is within the API server's budget.
-
-    If an evaluation exceeds the budget, it fails. Then the pod is rejected by the failurePolicy of /validate.
-    """
+    """An evaluation that exceeds the API server's budget fails. Then the failurePolicy of /validate rejects the pod."""
     created = cluster.try_create(in_namespace(LARGEST, watched), dryRun="All")
     assert created.status == HTTPStatus.CREATED, created.message
     assert calls(asked) == []
@@ -281,20 +271,13 @@ def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractCon
 def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """The matchCondition of /mutate fails. /mutate is not called, because its failurePolicy is Ignore.
-
-    /validate is called, and would reject an unpinned pod.
-    """
+    """/mutate is not called, because its failurePolicy is Ignore. /validate would reject an unpinned pod."""
     with with_failing(cluster, asked, "mutate"):
         cluster.create(in_namespace(ASKING["a container"], apart))
     assert calls(asked) == [VALIDATE]
 
 
 def test_a_failing_condition_of_validate_rejects_every_pod(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """The matchCondition of /validate fails. The API server rejects every pod, because the failurePolicy is Fail.
-
-    The message contains the expression, and no webhook is called.
-    """
     with with_failing(cluster, asked, "validate"):
         refused = cluster.try_create(in_namespace(ORDINARY["cpu and memory"], apart))
     assert (refused.status, refused.body["reason"]) == (HTTPStatus.FORBIDDEN, "Forbidden")

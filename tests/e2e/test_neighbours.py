@@ -40,7 +40,7 @@ def team(led_team: Callable[[Json], str]) -> str:
 def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Kueue suspends a waiting Job. The Job is not charged until it resumes, so its quota is free for other pods."""
+    """Kueue suspends a waiting Job, so that its quota is free for other pods."""
     waiting = workload("Job", team, "waiting")
     waiting["spec"]["suspend"] = True
     cluster.create(waiting)
@@ -61,10 +61,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
 def test_a_pod_that_kueue_gates_takes_quota_and_the_removal_of_the_gate_is_admitted(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A pod with Kueue's scheduling gate is charged. Then Kueue removes the gate, which is admitted.
-
-    In the same update, Kueue adds the label of the chosen flavor to the pod's node selector.
-    """
+    """In the same update, Kueue adds the label of the chosen flavor to the pod's node selector."""
     gated = card_pod("gated", team)
     gated["spec"]["schedulingGates"] = [KUEUE]
     cluster.create(gated)
@@ -114,10 +111,6 @@ def served(cluster: Cluster) -> Iterator[set[str]]:
 def test_every_documented_manifest_is_valid_for_the_schema_of_its_project(
     cluster: Cluster, installation: Installation, served: set[str]
 ) -> None:
-    """The API server serves the kinds of other projects with their schemas. It accepts every manifest of the docs.
-
-    It would reject an unknown field.
-    """
     kinds = {each["kind"] for each in documented_objects()}
     assert kinds - served == WITHOUT_SCHEMA
     with limited_team(installation, {"quota": {"A100": 8}}) as team:

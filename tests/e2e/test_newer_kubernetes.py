@@ -71,9 +71,6 @@ Each case has the number of cards that the pod is charged.
 def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_them(
     cluster: Cluster, installation: Installation, team: str, init: list[Json], taken: int
 ) -> None:
-    """A pod with sidecars and init containers is charged. The charge equals the use in a ResourceQuota of the same
-    namespace.
-    """
     resource = f"requests.{CARD}"
     judge = {"metadata": {"name": "judge", "namespace": team}, "spec": {"hard": {resource: "10k"}}}
     cluster.create({"apiVersion": "v1", "kind": "ResourceQuota", **judge})
@@ -87,10 +84,7 @@ def test_sidecars_and_init_containers_are_charged_as_a_resource_quota_counts_the
 def test_a_resize_of_cpu_and_memory_in_place_leaves_charge_and_pin_and_no_card_can_be_added(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A running pod's CPU and memory are resized in place. Its charge and its pin do not change.
-
-    The API server itself rejects a resize that adds a card. It calls no webhook for a resize.
-    """
+    """The API server itself rejects a resize that adds a card. It calls no webhook for a resize."""
     since(cluster, 33, "pods/resize")
     cluster.create(gpu_pod("train", team, {CARD: "100", "cpu": "1", "memory": "1Gi"}))
     ledger = await_committed(installation, team, M40=100)
@@ -121,10 +115,7 @@ def test_pod_level_resources_do_not_change_the_charge(cluster: Cluster, installa
 
 
 def test_pod_level_resources_cannot_request_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
-    """A pod requests a card in `spec.resources`, the resources of the whole pod. It gets no card in this way.
-
-    Kubernetes before 1.34 drops the field. Later versions reject cards in it.
-    """
+    """Kubernetes before 1.34 drops the field. Later versions reject cards in it."""
     asking = gpu_pod("train", team, {"cpu": "1"})
     asking["spec"]["resources"] = {"limits": {CARD: "100"}, "requests": {CARD: "100"}}
     answer = cluster.try_create(asking)
@@ -183,10 +174,7 @@ WIDER = {
 def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     cluster: Cluster, installation: Installation, team: str, affinity: Json | None
 ) -> None:
-    """A pod with scheduling gates is pinned. Its owner can narrow its node selection, and cannot widen it.
-
-    The API server rejects a change of a gated pod's node selection if the new selection allows further nodes.
-    """
+    """The API server rejects a change of a gated pod's node selection if the new selection allows further nodes."""
     gated = card_pod("train", team)
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
@@ -201,10 +189,7 @@ def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
 
 
 def test_kubectl_of_this_version_finds_the_plugin(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin is on PATH, as in an installation. kubectl of the tested version finds it.
-
-    test_usage.py tests its output with the same kubectl.
-    """
+    """test_usage.py tests the plugin's output with the same kubectl."""
     scripts = sysconfig.get_path("scripts")
     monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
     versions = json.loads(cluster.kubectl("version", "-o", "json").stdout)

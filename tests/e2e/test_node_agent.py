@@ -133,10 +133,8 @@ def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, ag
 def test_a_static_pods_directories_stay_under_both_its_uids(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A static pod has one uid on the node, and its mirror pod in the API has another. The directories of both uids
-    stay.
-
-    The mirror pod may be replaced while the static pod runs.
+    """One uid is that of the static pod on the node, and the other is that of its mirror pod in the API. The mirror pod
+    may be replaced while the static pod runs.
     """
     annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
     mirror = pods.start("static-gpu-7", annotations=annotations)
@@ -163,11 +161,7 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a static pod that no longer exists.
-
-    The annotation does not keep the directory of that uid. The agent removes it after the kubelet has removed its own
-    directory.
-    """
+    """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a static pod that no longer exists."""
     for name in (own, pods.make(STATIC)):
         (pods.kubelet / name).mkdir()
     with tenant_of(cluster, pods.namespace) as tenant:
@@ -193,11 +187,6 @@ def test_the_end_of_a_pod_triggers_a_sweep_before_the_period_is_over(
 def test_nothing_is_removed_while_the_api_server_is_down_and_a_starting_agent_waits(
     control_plane: ControlPlane, pods: Pods, cluster: Cluster, *, disk: Disk, node: str, own: str
 ) -> None:
-    """The API server is stopped while two node agents run: one with a recent list of pods, and one that has just
-    started.
-
-    Both agents remove nothing.
-    """
     alive, gone = pods.start("alive"), pods.make(uid(1))
     with sweeping(cluster, disk, node, "--pod-uid", own) as agent:
         agent.await_sweeps(1)

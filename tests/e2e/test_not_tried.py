@@ -39,11 +39,7 @@ def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
 def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection_or_node(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """Pods with scheduling gates exist before their namespace gets a quota. Then the gates are removed.
-
-    No webhook is called for such an update. Every pod that runs is counted all the same, by its node selection or its
-    node. New pods are rejected.
-    """
+    """No webhook is called when the gates are removed."""
     with installation.free_team() as team, tenant_of(cluster, team) as tenant:
         await_enforced(cluster, team, enforced=False)
         tenant.create(gated("open", team))
@@ -65,11 +61,7 @@ def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection
 def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """A pod with scheduling gates was charged for one model. Its owner cannot change its node selection to another
-    model.
-
-    The API server rejects any change of a gated pod's node selection that allows further nodes.
-    """
+    """The API server rejects any change of a gated pod's node selection that allows further nodes."""
     namespace = team({"quota": {"M40": 1}})
     with tenant_of(cluster, namespace) as tenant:
         tenant.create(gated("train", namespace))
@@ -82,10 +74,7 @@ def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
 def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
 ) -> None:
-    """A pod has a deadline of its own, or is deleted with a grace period of a year. It stays charged while it runs.
-
-    Only the kubelet reports the end of a pod.
-    """
+    """Only the kubelet reports the end of a pod."""
     namespace = led_team({"quota": {"M40": 1}})
     cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
     with tenant_of(cluster, namespace) as tenant:

@@ -93,10 +93,6 @@ def test_the_service_of_the_page_routes_to_the_next_leader_after_the_end_of_the_
 def test_a_viewer_sees_the_usage_of_every_namespace_and_no_other_configmap(
     cluster: Cluster, own: Installation, with_page: Cluster
 ) -> None:
-    """A ServiceAccount has the role of viewers. `kubectl gpuquota -A` shows it the usage of every namespace.
-
-    The account cannot read any other ConfigMap.
-    """
     with controlling(own, kubeconfig=with_page.kubeconfig), limited_team(own, ENTRY) as team:
         await_published(cluster, team)
         cluster.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"namespace": team, "name": "viewer"}})

@@ -75,11 +75,7 @@ def test_a_pod_is_charged_the_same_in_either_order_of_the_webhooks(
 def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_reported(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """A node has cards of two models, and its label names one of them. Then HAMi's register, the list of its cards, is
-    written.
-
-    After that, a pod may only use cards of the labelled model. An Event reports a pod on another card.
-    """
+    """The node has cards of two models, and its label names one of them. HAMi's register lists its cards."""
     node = "peers-a10"
     share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
     cluster.create_node(node, {MODEL: "A10"}, share)

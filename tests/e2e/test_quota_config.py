@@ -30,10 +30,7 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
     cluster: Cluster, own: Installation
 ) -> None:
-    """An edit of the quota ConfigMap is malformed. It is rejected, and kubectl prints the path of every fault.
-
-    kubectl prints nothing else, except its warning about a ConfigMap that `kubectl apply` did not create.
-    """
+    """kubectl also warns about a ConfigMap that `kubectl apply` did not create."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
         manifest = json.dumps(own.quota.manifest(MALFORMED))
@@ -46,10 +43,7 @@ def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
 
 
 def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: Cluster, own: Installation) -> None:
-    """An edit of the quota ConfigMap removes the label by which edits are checked. This edit is still checked.
-
-    The API server calls the webhook because the ConfigMap had the label before the edit.
-    """
+    """The API server calls the webhook because the ConfigMap had the label before the edit."""
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
     path, merge = own.quota.path, "application/merge-patch+json"
@@ -59,11 +53,7 @@ def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: C
 def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(
     cluster: Cluster, own: Installation
 ) -> None:
-    """The quota is deleted, so no namespace is limited. Then a new quota is written.
-
-    It counts all running pods, also those that were admitted meanwhile. No controller runs here, because it would
-    delete the ledger.
-    """
+    """No controller runs here, because it would delete the ledger."""
     with own.team({"quota": {"M40": 1}}) as namespace:
         cluster.create(card_pod("within", namespace))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -102,10 +92,7 @@ def unchecked(cluster: Cluster) -> QuotaConfigMap:
 def test_the_last_valid_quota_stays_in_force_when_a_malformed_one_is_stored(
     cluster: Cluster, unchecked: QuotaConfigMap, tmp_path: Path
 ) -> None:
-    """A malformed quota is stored. The last valid quota stays in force.
-
-    A metric, the log, and an Event on the ConfigMap report the malformed quota.
-    """
+    """A metric, the log, and an Event on the ConfigMap report the malformed quota."""
     unchecked.write("{}").ok()
     with installed(cluster, tmp_path, quota=unchecked) as own, own.team({"quota": {"M40": 1}}) as namespace:
         stored = own.quota.write(MALFORMED).ok()

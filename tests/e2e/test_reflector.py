@@ -108,12 +108,7 @@ class Writer:
 def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """A thousand objects are created, and the API server restarts twice. The reflector's cache equals the stored
-    objects.
-
-    The reflector's events, applied one after another, also lead to the stored objects. The old object of each event
-    must be the new object of the previous event with the same name.
-    """
+    """The reflector's events, applied one after another, also lead to the stored objects."""
     writer = Writer(kube, path)
     writer.up.set()
     with following(kube, path, page_size=50) as (reflector, seen), ThreadPoolExecutor(4) as threads:
@@ -140,11 +135,7 @@ def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
 def test_a_list_is_streamed_if_the_api_server_supports_it_and_continues_as_a_watch(
     kube: Kube, namespace: str, collection: str
 ) -> None:
-    """A reflector requests a list. The API server streams the list if it supports that, and the stream continues as a
-    watch.
-
-    For Events the API server has no watch cache. It streams a list of Events from etcd.
-    """
+    """The API server has no watch cache for Events. It streams a list of Events from etcd."""
     path = f"/api/v1/namespaces/{namespace}/{collection}"
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
@@ -169,10 +160,8 @@ def named(raw: bytes) -> str:
 
 
 def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """A streamed list contains every object whose creation was confirmed before the list was requested.
-
-    The API server streams a list from its watch cache, but the list must be as new as a quorum read. A hundred objects
-    are created, because an outdated list would be rare.
+    """The API server streams a list from its watch cache, but the list must be as new as a quorum read. A hundred
+    objects are created, because an outdated list would be rare.
     """
     if not streams_lists(kube):
         pytest.skip("the API server does not stream lists")
@@ -237,10 +226,8 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
 def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """Objects change while the API server is down. The reflector reports these changes after the restart.
-
-    A restarted API server has an empty watch cache. It answers 410 to a watch from an earlier version, so the reflector
-    lists the objects again.
+    """A restarted API server has an empty watch cache. It answers 410 to a watch from an earlier version, so the
+    reflector lists the objects again.
     """
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
@@ -277,11 +264,7 @@ class Gate:
 
 
 def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path: str) -> None:
-    """A reflector watches an object that it selects by name, and that does not exist yet. It reports the object's
-    creation.
-
-    The webhook watches the quota ConfigMap like this.
-    """
+    """The webhook watches the quota ConfigMap like this."""
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))

@@ -83,10 +83,7 @@ def test_the_reservation_of_a_killed_replica_can_be_used_again(
 def test_a_replica_that_stops_releases_its_reservation(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
-    """A webhook replica with a reservation stops. It releases the reservation at once.
-
-    It has also written the charges that it admitted, so other replicas can use the rest at once.
-    """
+    """The replica has also written the charges that it admitted, so other replicas can use the rest at once."""
     assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
     assert own.ledger(namespace).reserved == {}
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))

@@ -103,10 +103,7 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
 def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
     cluster: Cluster, waiting: dict[str, Waiting], case: str
 ) -> None:
-    """Quota is released for a rejected workload. Its pod is stored before its owner would retry.
-
-    Some owners report a rejection only by Events.
-    """
+    """Some owners report a rejection only by Events."""
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]
@@ -139,10 +136,7 @@ def hasty(control_plane: ControlPlane) -> Iterator[Component]:
 def test_rejected_deployments_do_not_retry_all_at_once(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, hasty: Component
 ) -> None:
-    """500 Deployments were rejected, and quota for three pods is released.
-
-    The controller makes only three of the owners retry, because no more pods would fit.
-    """
+    """The controller makes only as many owners retry as pods would fit."""
     with limited_team(installation, {"quota": {"M40": FREED}}) as namespace:
         replica_sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
         for number in range(FREED):

@@ -33,11 +33,6 @@ def rotator(cluster: Cluster) -> Iterator[Path]:
 def test_no_create_fails_in_a_rotation_whose_secrets_arrive_up_to_90_s_late(
     cluster: Cluster, rotator: Path, tmp_path: Path
 ) -> None:
-    """Certificates are rotated, and the replicas get the new Secrets with delays of up to 90 s. No create fails.
-
-    After the rotation, no caBundle has the old CA, no replica serves the old leaf certificate, and OpenSSL accepts the
-    chain.
-    """
     delays = (lambda: 0.0, lambda: random.uniform(0, 90), lambda: 90.0)  # noqa: S311  # a delay is no secret
     with staged(cluster, tmp_path, delays, rotator, *SHORT) as (stage, quota), stage.team(quota) as namespace:
         old_bundles, old_leaf = set(stage.bundles()), served(stage)

@@ -145,11 +145,7 @@ def test_a_secret_that_must_not_be_written_is_unchanged(stage: Stage, change: Js
 
 
 def test_a_configuration_that_lost_its_label_is_reported_and_keeps_working(stage: Stage, namespace: str) -> None:
-    """A webhook configuration lost its label. The rotation reports it and changes nothing, and the webhook keeps
-    working.
-
-    vcuda-certs does not change the CA until a person has restored the label by the reported command.
-    """
+    """vcuda-certs does not change the CA until a person has restored the label by the reported command."""
     path = PATHS["ValidatingWebhookConfiguration"]
     stage.cluster.rest.merge_patch(path, {"metadata": {"labels": None}})
     before = stage.cluster.rest.get(path)

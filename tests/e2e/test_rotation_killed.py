@@ -85,11 +85,7 @@ class Fatal(Losses):
 def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_create(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """A rotation is killed repeatedly, each run at another request, until a run ends by itself. No create fails
-    meanwhile.
-
-    No process exposes a private key in its output, command line, environment or files.
-    """
+    """No process exposes a private key in its output, command line, environment or files."""
     fatal = Fatal()
     shown: list[str] = []
     delays = (lambda: 0.0, lambda: 2.0)

@@ -35,7 +35,6 @@ ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
 
 
 def test_a_ledger_has_no_managed_fields(cluster: Cluster, installation: Installation, team: str) -> None:
-    """The webhook and the controller write a ledger. The ledger has no `metadata.managedFields` afterwards."""
     cluster.create(card_pod("train", team))
     await_committed(installation, team, M40=100)
     assert "managedFields" not in cluster.rest.get(ledger_path(team))["metadata"]
@@ -57,12 +56,7 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
 def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster: Cluster, installation: Installation, team: str, gpu_node: str
 ) -> None:
-    """A pod with a card is terminating. It is charged until it is deleted, because its containers may run for the grace
-    period.
-
-    The test creates a second pod after the first pod began to terminate. A ledger that counts the second pod was
-    counted after that time.
-    """
+    """A ledger that counts the second pod was counted after the first pod began to terminate."""
     cluster.bind(card_pod("slow", team, cards=3), gpu_node)
     await_committed(installation, team, M40=300)
     cluster.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/slow", {"gracePeriodSeconds": 600}).ok()
@@ -98,10 +92,7 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
     team: str,
     charge_in_vain: Callable[[Cluster, str], None],
 ) -> None:
-    """A pod is charged but never stored. Its charge is released when the pod can no longer be stored.
-
-    The charge of a stored pod is kept.
-    """
+    """The charge of a stored pod is kept."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     charge_in_vain(cluster, team)
@@ -114,10 +105,7 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
 def test_the_first_quota_of_a_namespace_counts_the_running_pods(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
 ) -> None:
-    """A namespace has running pods before it gets its first quota. The first ledger counts these pods.
-
-    They are not pinned, so their nodes determine their models. An ended pod is not counted.
-    """
+    """The pods are not pinned, so their nodes determine their models. An ended pod is not counted."""
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -134,11 +122,7 @@ def test_the_first_quota_of_a_namespace_counts_the_running_pods(
 def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A quota is removed, so the ledger, the label and the usage report are deleted. Then the quota is restored, and
-    works again.
-
-    The webhook remembers the ledger that it wrote last. After the quota is restored, it must read the ledger again.
-    """
+    """The webhook remembers the ledger that it wrote last. After the quota is restored, it must read the ledger again."""
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)
@@ -161,11 +145,7 @@ def is_another(uid: str, found: Json) -> bool:
 def test_a_deleted_ledger_is_removed_when_nothing_is_pending_and_then_recreated(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A ledger is deleted while a charge is pending, and once more after it was damaged.
-
-    Each time it is removed when nothing is pending. It is created again when no pod that was charged in the old ledger
-    can still be stored.
-    """
+    """The ledger is created again when no pod that was charged in the old ledger can still be stored."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
     collection, _, name = ledger_path(team).rpartition("/")

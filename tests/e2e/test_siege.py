@@ -175,10 +175,6 @@ def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
 def test_attacks_with_large_objects_affect_no_other_tenant_and_kill_no_program(
     own_cluster: Cluster, tmp_path: Path
 ) -> None:
-    """All attackers act concurrently, while three other tenants create pods.
-
-    The pods of the other tenants are admitted in time, and the kernel kills no program for its memory.
-    """
     claiming = served(own_cluster)
     plane = own_cluster.control_plane
     with staged(own_cluster, tmp_path) as stage, closing(Cluster(plane, plane.tokens["tenant"])) as tenant:

@@ -92,11 +92,7 @@ def held(ledger: Ledger) -> list[Terminating]:
 def test_a_tenant_that_deletes_running_pods_by_force_gets_no_second_card(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A tenant with a quota of one card deletes a running pod with a claim by force.
-
-    The card stays charged, also when another controller becomes the leader. So the tenant gets no second card. The flag
-    --max-terminating-seconds of the leader limits how long the card stays charged.
-    """
+    """The leader's flag --max-terminating-seconds limits the time for which the card stays charged."""
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         with controlling(installation, *BOUND) as leader:
@@ -131,10 +127,7 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
 def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """A pod with a claim is created, and deleted by force, while no controller is the leader. It stays charged.
-
-    The claim is still pending in the ledger then, and no LIST of the next leader contains the claim.
-    """
+    """The claim is still pending in the ledger then, and no LIST of the next leader contains the claim."""
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         start_unseen(cluster, tenant, team)

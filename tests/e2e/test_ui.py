@@ -102,12 +102,7 @@ def test_a_rejected_pod_without_an_owner_is_not_shown(cluster: Cluster, opened: 
 def test_events_by_a_tenant_do_not_displace_another_tenants_rejection(
     cluster: Cluster, own: Installation, opened: Tab, team: str
 ) -> None:
-    """A tenant writes more Events than the page lists, with dates in the future. The page still shows another tenant's
-    rejection.
-
-    The page keeps a limited number of Events for each namespace, so these Events displace only Events of their own
-    namespace.
-    """
+    """The page keeps a limited number of Events for each namespace."""
     with limited_team(own, ENTRY) as greedy, tenant_of(cluster, greedy) as tenant:
         for number in range(MAX_LISTED + 10):
             about = {"kind": "Job", "namespace": greedy, "name": f"job-{number}", "apiVersion": "batch/v1"}

@@ -90,10 +90,7 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
 def test_every_resource_of_the_tables_is_charged_and_pinned(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
 ) -> None:
-    """A pod requests an amount of one GPU resource. It is admitted, charged and pinned.
-
-    Another pod requests nine times the amount, which exceeds the limit. It is rejected.
-    """
+    """Another pod requests nine times the amount, which exceeds the limit."""
     namespace, tenant = join()
     stored = tenant.create(named(vcuda_pod(limits), namespace))
     assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
@@ -230,10 +227,8 @@ def test_a_field_that_gives_no_more_than_is_charged_is_admitted(
 def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """A pod with a claim is created. If the API server serves claims, the pod is admitted, because the claim itself is
-    charged.
-
-    An older API server drops the field of the pod, or the webhook rejects the pod. The pod is never charged.
+    """An API server that serves claims admits the pod, because the claim itself is charged. An older one may drop the
+    field.
     """
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
@@ -246,10 +241,7 @@ def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
 def test_an_edit_of_the_units_takes_effect_and_stored_pods_are_counted_again(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """The value of a unit is edited in the quota ConfigMap. The replicas charge the next pod by the new value.
-
-    The controller counts the stored pods by the new value, even if no new pod is created.
-    """
+    """The controller counts the stored pods by the new value, even if no new pod is created."""
     namespace, tenant = join()
     tenant.create(named(vcuda_pod({"nvidia.com/gpu.shared": "4"}), namespace))
     assert own.charged(namespace) == {"M40": 100}

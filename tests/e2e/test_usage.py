@@ -95,10 +95,6 @@ def test_the_usage_lists_every_model_with_its_pods_largest_first(
 def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
     cluster: Cluster, controller: ControllerProcess, led_team: Callable[[Json], str], gpuquota: Plugin
 ) -> None:
-    """A replica holds a reservation. In every published report, used, reserved and available cards add up to the limit.
-
-    After the replica has released the reservation, no card is reserved.
-    """
     crowded, seen = led_team({"quota": {"M40": 400}}), list[Json]()
 
     def is_reserved(report: Json) -> bool:
@@ -138,11 +134,7 @@ def test_nothing_is_reserved_when_only_three_pods_are_created(
 def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
-    """Two pods were created before the quota, and were not charged. Both are reported.
-
-    One pod runs on a node. It is charged as soon as the node has a model label. The other pod is not bound and has no
-    model.
-    """
+    """The running pod has the model of its node. The waiting pod has none."""
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -164,10 +156,7 @@ def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model
 def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
     cluster: Cluster, installation: Installation, create_node: Callable[..., str]
 ) -> None:
-    """A pod that is not pinned runs on a node. It is charged when its node gets a model label.
-
-    When that label changes, the charge changes to the new model.
-    """
+    """When the node's model label changes, the charge changes to the new model."""
     node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         pod = card_pod("bound", namespace)
@@ -244,11 +233,7 @@ def test_the_plugin_shows_all_namespaces(
 def test_a_real_kubectl_runs_the_single_file_of_a_release(
     cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The plugin of a release is a single file. It runs with a real kubectl, and with a Python that has no other
-    packages.
-
-    kubectl finds the plugin on PATH, and the plugin calls the same kubectl.
-    """
+    """The Python has no other packages. The plugin calls the kubectl that found it on PATH."""
     await_published(cluster, team)
     write_plugin(tmp_path, tmp_path_factory.mktemp("source"))
     write_python(tmp_path)
@@ -267,11 +252,6 @@ def test_a_real_kubectl_runs_the_single_file_of_a_release(
 
 @pytest.mark.usefixtures("controller_manager")
 def test_why_shows_what_a_rejected_deployment_waits_for(cluster: Cluster, team: str, gpuquota: Plugin) -> None:
-    """A Deployment's pod was rejected. `kubectl gpuquota why` prints the last rejection, the present decision, and the
-    pod that must end.
-
-    After that pod has ended, the command succeeds.
-    """
     cluster.create(on_m40(card_pod("holder", team, cards=3)))
     await_published(cluster, team, lambda use: used(use)["M40"] == 3)
     cluster.create(workload("Deployment", team, "greedy", pod=on_m40(card_pod("", team, cards=2))))
@@ -312,11 +292,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
 def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """`kubectl gpuquota explain` reports the decision for a claim, for a template, and for the claims that a pod would
-    get.
-
-    Kubernetes before 1.34 does not serve claims. There the command reports that each object is refused, and why.
-    """
+    """Kubernetes before 1.34 does not serve claims. There the command reports that each object is refused, and why."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -351,11 +327,7 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
 def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Another webhook would create a claim for a pod. `kubectl gpuquota explain` does not send this pod to the API
-    server.
-
-    The reason is that HAMi-DRA's webhook creates a claim even in a dry run.
-    """
+    """HAMi-DRA's webhook creates a claim even in a dry run."""
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:

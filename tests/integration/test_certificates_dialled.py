@@ -60,10 +60,7 @@ def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
 
 
 def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server accepts the connection and sends nothing. The attempt to read its certificate ends after a timeout.
-
-    The certificate of another server is read all the same.
-    """
+    """The certificate of another server is read all the same."""
     monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -80,10 +77,7 @@ def of_version_6(leaf: Signed) -> bytes:
 
 
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
-    """An endpoint serves a certificate that cannot be read. It is handled like an endpoint that does not answer.
-
-    Such a certificate must not stop `vcuda-certs` or the leading controller.
-    """
+    """Such a certificate must not stop `vcuda-certs` or the leading controller."""
     (tmp_path / "tls.crt").write_bytes(of_version_6(LEAF))
     (tmp_path / "tls.key").write_bytes(LEAF.key_pem())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -73,10 +73,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
 def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: Path, command: str) -> None:
-    """The CA and the serving certificate are configured to be in one Secret. `vcuda-certs` rejects that.
-
-    The webhook mounts the Secret of the serving certificate, so it could read the CA's key.
-    """
+    """The webhook mounts the Secret of the serving certificate, so it could read the CA's key."""
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
     assert "--ca-secret and --serving-secret must be different" in ended.output
@@ -101,10 +98,7 @@ def test_an_answer_that_is_not_json_is_quoted(script: Script, kubeconfig: Path) 
 def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     script: Script, store: ClusterStore, off: timedelta
 ) -> None:
-    """The local clock differs from the API server's clock. `vcuda-certs` stops with an error and changes nothing.
-
-    With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet.
-    """
+    """With a wrong clock, valid certificates would seem expired, and new certificates would not be valid yet."""
     date = {"Date": format_datetime(NOW, usegmt=True)}
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
@@ -113,10 +107,7 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
-    """The EndpointSlices of the Service are listed in several pages. The rotation reads the endpoints of all pages.
-
-    If it missed an endpoint, that endpoint could still serve a certificate whose CA is no longer trusted.
-    """
+    """An endpoint that the rotation misses could still serve a certificate whose CA is no longer trusted."""
     ports = [{"name": "https", "port": port} for port in free_ports(2)]
     slices = [{"addressType": "IPv4", "endpoints": [{"addresses": ["127.0.0.1"]}], "ports": [port]} for port in ports]
     script.answers += [
@@ -146,11 +137,7 @@ def configuration(
 def test_a_configuration_without_our_label_is_never_written_and_is_reported_with_the_command(
     script: Script, store: ClusterStore
 ) -> None:
-    """A webhook configuration of ours lost its label. The rotation does not write it, and reports it with the repair
-    command.
-
-    If the rotation did not notice it, its caBundle would stay unchanged when the CA changes. Then its calls would fail.
-    """
+    """If nobody noticed the lost label, the caBundle would stay unchanged when the CA changes, and calls would fail."""
     items = [
         configuration("vcuda-quota", LABELS),
         configuration("lost", {"app.kubernetes.io/part-of": "another"}),
@@ -168,10 +155,7 @@ def test_a_configuration_without_our_label_is_never_written_and_is_reported_with
 
 
 def test_a_configuration_that_another_tool_manages_is_still_read(script: Script, store: ClusterStore) -> None:
-    """Another tool manages a webhook configuration. `status` reads it, and the rotation never writes it.
-
-    `status` must report whether the caBundles of this configuration trust the served certificates.
-    """
+    """`status` must report whether the caBundles of this configuration trust the served certificates."""
     theirs = {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "webhook"}}}
     items = [configuration("vcuda-quota", LABELS, INJECTED), configuration("lost", {})]
     script.answers += [Answer(theirs), NONE, Answer({"items": items}), NO_SLICES]
@@ -220,10 +204,6 @@ def test_after_many_failures_in_a_row_the_run_ends_with_the_error() -> None:
 def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_reported(
     policy: RotationPolicy,
 ) -> None:
-    """RBAC forbids writes of a webhook configuration whose caBundle was emptied. The rotation reports the failed write.
-
-    It still renews the certificates.
-    """
     world = healthy(timedelta())
     world.put_hooks(0, bundle=())
     empty = world.state.configurations[0]

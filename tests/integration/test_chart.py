@@ -89,9 +89,7 @@ def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str,
 
 
 def test_the_commands_of_the_page_render() -> None:
-    """Every `helm` command of docs/install.md renders the chart, including the one with HAMi, cert-manager and
-    Prometheus.
-    """
+    """One of these commands enables HAMi, cert-manager and Prometheus."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
     usual = "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
@@ -108,9 +106,7 @@ def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
 
 
 def test_the_templates_are_those_of_the_manifests() -> None:
-    """The templates in the chart are exactly those that `make chart` writes from the manifests. If not, run `make
-    chart`.
-    """
+    """`make chart` writes the templates."""
     written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
     generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
     assert generated == templates()
@@ -387,9 +383,6 @@ def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_
 
 
 def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
-    """A template in a copy of the chart is changed. The comparison of the chart with the manifests reports the
-    difference.
-    """
     chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
     file = chart / "templates" / "workloads.yaml"
     file.write_text(file.read_text().replace("--drain-seconds=5", "--drain-seconds=6"))

@@ -90,10 +90,7 @@ def test_bad_flags_are_reported_before_anything_starts(tmp_path: Path, flags: tu
 def test_an_address_that_cannot_be_bound_is_bad_input(
     tmp_path: Path, command: tuple[str, ...], flag: str, address: str, says: str
 ) -> None:
-    """The command gets an address at which it cannot listen. It fails with the exit status of bad input.
-
-    It fails before it contacts an API server, so the test needs no API server.
-    """
+    """The command fails before it contacts an API server, so the test needs none."""
     write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "letmein"})
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname()) if address == "taken" else address
@@ -149,10 +146,7 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
 def test_the_end_of_a_loop_is_reported_as_a_fault(
     beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop of the extender ends. The extender reports that as a fault to the leader.
-
-    Otherwise the work of the loop would stop without any sign.
-    """
+    """Otherwise the work of the loop would stop without any sign."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")

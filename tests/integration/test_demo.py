@@ -75,7 +75,6 @@ def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
 
 
 def test_the_demo_leaves_no_server_running(output: str) -> None:
-    """After the demo has ended, no server of it runs: the address of its server refuses connections."""
     port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
     listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]

@@ -126,10 +126,7 @@ def test_hadolint_finds_no_fault() -> None:
 
 
 def test_only_the_environment_is_copied_from_the_build_and_it_runs_as_a_numeric_non_root_user() -> None:
-    """The image gets only the virtual environment from the build stage. It runs as a numeric user that is not root.
-
-    The image has no ENTRYPOINT, because the manifests name the program.
-    """
+    """The image has no ENTRYPOINT, because the manifests name the program."""
     build, final = stages()
     assert texts(build, "FROM") == [f"{texts(final, 'FROM')[0]} AS build"]
     assert texts(final, "COPY") == ["--from=build /opt/vcuda /opt/vcuda"]
@@ -146,7 +143,6 @@ def test_every_program_runs(image: Image, name: str) -> None:
 
 
 def test_no_installer_or_build_tool_is_left(image: Image) -> None:
-    """The image has no installer and no build tool, in the virtual environment or in the Python under it."""
     for place in (image.environment, image.base):
         packages = {found.name.partition("-")[0] for found in place.glob("lib/python3*/site-packages/*.dist-info")}
         assert not packages & {"pip", "setuptools", "wheel", "pytest", "ruff", "mypy"}, place
@@ -157,10 +153,7 @@ def test_no_installer_or_build_tool_is_left(image: Image) -> None:
 
 
 def test_every_data_file_of_the_sources_is_in_the_image(image: Image) -> None:
-    """Every data file next to the sources is in the image: templates and styles of the usage page, and py.typed.
-
-    `package_data` in setup.cfg must name these files.
-    """
+    """`package_data` in setup.cfg must name templates and styles of the usage page, and py.typed."""
     [packages] = image.environment.glob("lib/python3*/site-packages")
     there = (found for part in ("vcuda", "webhook", "controller", "certs") for found in (PROJECT / part).rglob("*"))
     wanted = [found.relative_to(PROJECT) for found in there if found.is_file() and "__pycache__" not in found.parts]
@@ -169,7 +162,7 @@ def test_every_data_file_of_the_sources_is_in_the_image(image: Image) -> None:
 
 
 def test_every_user_may_read_the_image(image: Image) -> None:
-    """All files in the image belong to root, and every user may read them. The containers run as another user."""
+    """All files belong to root, and the containers run as another user."""
     for found in image.environment.rglob("*"):
         needed = stat.S_IXOTH if found.is_dir() else stat.S_IROTH
         assert found.is_symlink() or found.stat().st_mode & needed, found
@@ -177,10 +170,7 @@ def test_every_user_may_read_the_image(image: Image) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to make the root read-only and to change the user")
 def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> None:
-    """The webhook runs as the image's user, with a read-only root, and serves requests. It writes only to /dev/shm.
-
-    For this test the user gets the right to read this machine's Python.
-    """
+    """The webhook writes only to /dev/shm. For this test the user gets the right to read this machine's Python."""
     directory = image.environment.parent / "read-only"
     subprocess.run((image.program("vcuda-certs"), "issue", "--dir", directory), check=True, capture_output=True)
     quota = Path(shutil.copy(QUOTA, directory))
@@ -199,11 +189,7 @@ def test_the_webhook_serves_on_a_read_only_root_as_that_user(image: Image) -> No
 
 
 def test_the_dockerfile_has_only_what_this_test_can_parse_and_the_images_python_version() -> None:
-    """The Dockerfile has no heredocs and no instructions inside a command, which the parser in this test does not
-    support.
-
-    Its Python has the same version as the image.
-    """
+    """The parser of this file supports no heredocs."""
     assert f"python:{sys.version_info.major}.{sys.version_info.minor}-" in texts(stages()[0], "FROM")[0]
     assert "<<" not in DOCKERFILE.read_text()
     names = {each.name for stage in stages() for each in stage}

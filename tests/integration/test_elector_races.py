@@ -207,10 +207,7 @@ def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: 
 @pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
-    """The leader loses its connection: its calls first fail at once, and later time out.
-
-    It has stopped leading before the other candidate leads.
-    """
+    """The leader's calls first fail at once, and later time out."""
     cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))

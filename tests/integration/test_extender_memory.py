@@ -100,12 +100,7 @@ def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_schedu
     answers: set[int],
     most: int,
 ) -> None:
-    """Eight clients send complete or incomplete bodies of the maximum size at once. The extender's memory stays within
-    its bound.
-
-    It keeps one such body at a time, and only if the scheduler sends it. Before the extender limited its bodies, eight
-    incomplete or chunked bodies took 1,278 MiB.
-    """
+    """Before the extender limited its bodies, eight incomplete or chunked bodies took 1,278 MiB."""
     context = ssl.create_default_context(cafile=tmp_path / "ca.crt")
     if shown:
         context.load_cert_chain(tmp_path / shown / "tls.crt", tmp_path / shown / "tls.key")

@@ -80,10 +80,7 @@ def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
 def test_only_the_scheduler_is_answered(
     api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
 ) -> None:
-    """Clients with other certificates than the scheduler's, or with none, call the extender. They get no answer.
-
-    Otherwise anybody who reaches the port could bind any pod to any node.
-    """
+    """Otherwise anybody who reaches the port could bind any pod to any node."""
     shown: dict[str, Path | None] = {
         "nobody": None,
         "the extender itself": tmp_path,
@@ -106,10 +103,8 @@ def test_only_the_scheduler_is_answered(
 def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged(
     extender: Server, scheduler: Scheduler
 ) -> None:
-    """A client connects, does the TLS handshake, and sends nothing. It delays no other call, and is not logged.
-
-    `vcuda-certs` connects like this to read the certificate. If the extender logged each such connection with a stack
-    trace, other calls would wait for a second.
+    """`vcuda-certs` connects like this to read the certificate. If the extender logged each such connection with a
+    stack trace, other calls would wait for a second.
     """
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):
@@ -136,11 +131,7 @@ class Body:
 
 
 def test_large_bodies_are_read_one_at_a_time_and_small_ones_concurrently() -> None:
-    """The extender gets several large and small bodies at once. It reads large bodies one at a time, and small ones
-    concurrently.
-
-    In an earlier version it read all at once, and eight incomplete large bodies took more than a gigabyte.
-    """
+    """In an earlier version, eight incomplete large bodies took more than a gigabyte."""
     application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
 
     def call(body: Body, length: int) -> bytes:
@@ -233,10 +224,7 @@ def test_a_body_of_many_nodes_is_read(scheduler: Scheduler) -> None:
 
 
 def test_an_internal_error_is_reported_and_the_next_request_is_answered(scheduler: Scheduler) -> None:
-    """A call causes an internal error in the extender. The extender logs it and answers the next request.
-
-    It answers the failed call with an HTTP error, so the scheduler retries the pod.
-    """
+    """After an HTTP error, the scheduler retries the pod."""
     status, answer = post(scheduler, "/broken", {})
     assert (status, b"internal error" in answer) == (HTTPStatus.INTERNAL_SERVER_ERROR, True)
     assert prioritized(scheduler)
@@ -264,10 +252,7 @@ def test_a_renewed_certificate_is_served_only_to_new_connections(
 
 
 def test_a_stop_closes_every_connection(extender: Server, scheduler: Scheduler) -> None:
-    """The extender is stopped while connections are open. It closes all of them.
-
-    A replica that no longer leads must not answer on an open connection.
-    """
+    """A replica that no longer leads must not answer on an open connection."""
     assert prioritized(scheduler)
     assert scheduler.sock is not None
     scheduler.auto_open = 0

@@ -106,9 +106,7 @@ def test_a_crowd_does_not_delay_good_requests(
 
 
 def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None:
-    """A request does not arrive within its time limit. The server answers 408.
-
-    The time limit of a request starts with its first byte. So the next request on the same connection gets the full
+    """The time limit of a request starts with its first byte. So the next request on the same connection gets the full
     time again.
     """
     with target.shake_hands() as connection, ExitStack() as crowd:
@@ -139,11 +137,7 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
 
 
 def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, crowd: ExitStack) -> None:
-    """Many clients send incomplete bodies. At the bound for all of them together, the server closes the oldest
-    connections.
-
-    Valid requests are not affected, because they arrive completely at once.
-    """
+    """At the bound, the server closes the oldest connections. Valid requests arrive completely at once."""
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
     held = [crowd.enter_context(half_a_body(target)) for _ in range(many)]
@@ -164,11 +158,7 @@ def read_beneath(connection: socket.socket) -> None:
 def test_ten_thousand_idle_connections_do_not_block_new_clients(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
-    """Ten thousand clients connect and send nothing. New clients are still served.
-
-    When the maximum of connections is exceeded, the server resets the oldest idle connections. It does not reset a
-    connection in use.
-    """
+    """When the maximum of connections is exceeded, the server resets the oldest idle connections, and none in use."""
     used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
@@ -188,10 +178,7 @@ def test_ten_thousand_idle_connections_do_not_block_new_clients(
 
 
 def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> None:
-    """Many clients connect, and others leave at the same moment. The server still answers valid requests.
-
-    One pass of the event loop then has new connections, and the ends of connections that the server is closing.
-    """
+    """One pass of the event loop then has new connections, and the ends of connections that the server is closing."""
     with ExitStack() as crowd:
         held = [crowd.enter_context(silent(target)) for _ in range(MAX_CONNECTIONS)]
         for connection in held:
@@ -203,10 +190,7 @@ def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> N
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
 def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
-    """A client sends a body of 100 MiB. The server rejects it with an answer, and does not keep the body.
-
-    The server reads a part of the rejected body, so that the client gets the answer. Then it closes the connection.
-    """
+    """The server reads a part of the rejected body, so that the client gets the answer. Then it closes the connection."""
     before = target.note_memory("before large bodies")
     head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
     part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20
@@ -230,10 +214,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
 
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
-    """Crowds of clients of all kinds connect repeatedly. The memory of the server does not grow with each crowd.
-
-    Some of the clients disconnect at once, and others first send more bytes.
-    """
+    """Some of the clients disconnect at once, and others first send more bytes."""
 
     seen: list[int] = []
 
@@ -260,10 +241,7 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
 
 def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target) -> None:
-    """A client closes its connection in the middle of a request. The server frees the memory of the connection at once.
-
-    It does not wait until the time limit of the incomplete request is over.
-    """
+    """The server must not wait until the time limit of the incomplete request is over."""
 
     def come_and_go() -> None:
         with ExitStack() as stack:
@@ -293,10 +271,7 @@ def slow_large(target: Target) -> socket.socket:
 
 @pytest.mark.slow
 def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_132_mib(tmp_path: Path) -> None:
-    """A thousand clients send a part of a large body and stop. The server takes less than 132 MiB more than before.
-
-    It first reads only a limited part of each large body, and also limits the bytes of all incomplete bodies together.
-    """
+    """The server first reads only a part of each large body, and limits the bytes of all incomplete bodies together."""
     with under_fire(tmp_path) as target, ExitStack() as crowd:
         before = target.memory("VmRSS")
         for _ in range(1000):
@@ -317,11 +292,6 @@ def large_review() -> bytes:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_concurrent_large_reviews_with_silent_and_slow_clients_take_less_than_132_mib(tmp_path: Path) -> None:
-    """Clients send large reviews concurrently, while others are silent or slow. The server takes less than 132 MiB
-    more than before.
-
-    It answers all large reviews, and the small valid requests that are sent meanwhile.
-    """
     review = large_review()
     with under_fire(tmp_path) as target, ExitStack() as crowd, ThreadPoolExecutor(CROWD) as pool:
         before = target.memory("VmRSS")

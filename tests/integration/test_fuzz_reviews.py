@@ -114,9 +114,6 @@ def must_be_refused(body: bytes) -> bool:
 
 
 def test_the_check_finds_the_reviews_that_must_be_rejected() -> None:
-    """The function `must_be_refused` is applied to reviews that must be rejected and to others. It finds exactly the
-    former.
-    """
     pod = vcuda_pod({"nvidia.com/gpu": "1"})
     assert must_be_refused(written(review_of(pod, namespace="full")).encode())
     assert not must_be_refused(written(review_of(pod, namespace="free")).encode())

@@ -93,10 +93,7 @@ SHAPES = {
 
 @pytest.mark.parametrize(("sent", "wanted"), SHAPES.values(), ids=SHAPES.keys())
 def test_each_request_gets_exactly_its_answers(target: Target, sent: bytes, wanted: list[int]) -> None:
-    """Clients send valid and invalid requests one after another. Each request gets exactly its own answer.
-
-    The server never parses bytes of a body as a request, and closes the connection after an error.
-    """
+    """The server must never parse bytes of a body as a request."""
     with target.shake_hands() as connection:
         connection.sendall(sent)
         data, closed = read_all(connection)

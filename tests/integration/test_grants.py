@@ -17,9 +17,7 @@ from tests.integration.reviews import card_pod
 def test_check_decides_by_the_present_grants(
     tmp_path: Path, until: str, decision: str, environment: dict[str, str]
 ) -> None:
-    """`vcuda-webhook check` judges a pod by the grants of the present moment, even without a time zone database in the
-    image.
-    """
+    """The image has no time zone database, so the package must have one."""
     quota, pod = tmp_path / "gpuquota.yaml", tmp_path / "pod.yaml"
     entry = {"quota": {"M40": 1}, "time_zone": "Europe/Berlin", "grants": [{"M40": 1, "until": until}]}
     quota.write_text(json.dumps({"team-a": entry}))

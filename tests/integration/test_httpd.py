@@ -143,10 +143,7 @@ def test_bytes_that_are_no_request_get_no_page(running: Serve, line: bytes) -> N
 
 
 def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
-    """A client sends a request and does not read the answer. The server closes the connection.
-
-    The thread that served this client then serves another connection.
-    """
+    """The thread that served this client then serves another connection."""
     closed = threading.Event()
 
     def endless(_: dict[str, Any], start_response: Respond) -> Iterator[bytes]:
@@ -163,11 +160,7 @@ def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
 
 
 def test_one_connection_too_many_gets_503_and_uses_no_thread(running: Serve) -> None:
-    """All threads serve a connection, and as many more connections wait as may wait. The next connection gets 503 at
-    once.
-
-    No thread is used for that. Here two threads serve, and two more connections wait.
-    """
+    """Here two threads serve, and two more connections wait."""
     held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:

@@ -85,10 +85,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(directory: Path) -> None:
-    """`vcuda-certs issue` runs with the umask 0. Only the owner can read the key files, and the output shows no key.
-
-    The function of the console script runs in a separate process, so only the program itself restricts the modes.
-    """
+    """The umask of the process is 0, so only the program itself restricts the modes."""
     program = "import os; os.umask(0); from certs.cli import main; main()"
     command = (sys.executable, "-c", program, "issue", "--dir", directory, "--ca-key")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -103,10 +100,7 @@ def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(
 
 
 def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the key is written to its file, the file already has its final mode.
-
-    Otherwise another user could open the file before, and read the key later.
-    """
+    """Otherwise another user could open the file before, and read the key later."""
     opened: dict[str, int] = {}
     real = os.open
 
@@ -139,10 +133,7 @@ def test_openssl_accepts_the_chain_only_for_a_server(directory: Path, purpose: s
 
 @pytest.mark.parametrize("hostname", ["localhost", "127.0.0.1", "::1", "vcuda-webhook.vcuda-system.svc"])
 def test_a_strict_client_completes_a_handshake_with_every_name(directory: Path, hostname: str) -> None:
-    """A TLS client that checks host names connects by each name in the certificate. Every handshake succeeds.
-
-    The last name is the one by which the API server calls the webhook's Service.
-    """
+    """The last name is the one by which the API server calls the webhook's Service."""
     run("--dir", directory, *(SERVICE if hostname.endswith("svc") else ()))
     assert handshake(directory, hostname) == "hello"
 
@@ -230,10 +221,7 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
 
 
 def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program reads the files while a new set of files replaces them. It always finds a complete set.
-
-    The test reads before and after each replacement of a link.
-    """
+    """The test reads before and after each replacement of a link."""
     write_files(directory, new_set())
     old = contents(directory)
     seen: list[dict[str, bytes]] = []
@@ -255,11 +243,7 @@ def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatc
 def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """A step of the write fails. The old files stay, and the new files are removed.
-
-    The command syncs three files and a directory before it replaces the links. Each of these steps fails in one run of
-    the test.
-    """
+    """The command syncs three files and a directory before it replaces the links."""
     write_files(directory, new_set())
     old, listed = contents(directory), listing(directory)
     steps = iter(range(4))
@@ -277,11 +261,7 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_the_next_run_removes_the_files_of_a_run_that_was_killed_around_the_swap(directory: Path, moment: str) -> None:
-    """A run of the command was killed just before or after it replaced the links. The next run removes the files that
-    it left.
-
-    These files may be in a hidden directory, with the CA's key.
-    """
+    """These files may be in a hidden directory, with the CA's key."""
     write_files(directory, new_set(with_ca_key=True))
     command = (sys.executable, "-c", KILLED, directory, moment)
     killed = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])

@@ -77,9 +77,7 @@ def test_an_error_of_a_plain_proxy_keeps_its_first_words(kube: Kube, script: Scr
 
 
 def test_a_redirect_is_not_followed(kube: Kube, script: Script) -> None:
-    """The server answers with a redirect. The client does not follow it, because it would send its token to another
-    host.
-    """
+    """Otherwise the client would send its token to another host."""
     script.answers.append(Answer(b"", status=302, headers={"Location": "/elsewhere"}))
     with pytest.raises(ApiError, match="HTTP 302"):
         kube.get(PATH)
@@ -105,10 +103,7 @@ def test_an_incomplete_or_late_answer_raises_an_error(kube: Kube, script: Script
 
 
 def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
-    """A request fails without an answer. The client sends it only once.
-
-    A write without an answer may have been stored. So the caller must read the object first.
-    """
+    """A write without an answer may have been stored. So the caller must read the object first."""
     script.answers.append(torn(b"{"))
     with pytest.raises(Unavailable):
         kube.post(PATH, b"{}")
@@ -137,7 +132,7 @@ def asked_for(request: kmock.Request) -> str:
 
 
 def test_a_server_below_a_path_is_called_there(server: str, script: Script, tmp_path: Path) -> None:
-    """The URL of the kubeconfig has a path, as Rancher's URLs do. The client sends its requests below this path."""
+    """Rancher's URLs have a path."""
     write_kubeconfig(tmp_path / "kubeconfig", f"{server}/k8s/clusters/c-1/", {"token": "t"})
     script.answers.append(Answer({}))
     Kube.connect(tmp_path / "kubeconfig").get(PATH, {"limit": 1})
@@ -166,11 +161,7 @@ def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
 
 
 def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Script, token: Path, by_file: Kube) -> None:
-    """The API server answers 401 because a token has expired. The client reads the token file again and retries the
-    request.
-
-    Kubernetes' Python client reads a token file again after a minute, or never.
-    """
+    """Kubernetes' Python client reads a token file again after a minute, or never."""
     token.write_text("new\n")
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
     assert by_file.put(f"{PATH}/a", b"{}") == b'{"fine": true}'
@@ -221,7 +212,7 @@ def test_pages_are_followed_to_the_end(kube: Kube, script: Script) -> None:
 
 
 def test_an_empty_list_may_have_null_items(kube: Kube, script: Script) -> None:
-    """The items of a list are null, as Go encodes an empty (nil) list. The client returns an empty list."""
+    """Go encodes an empty (nil) list as null."""
     script.answers.append(Answer({"metadata": {"resourceVersion": "3"}, "items": None}))
     assert [len(one.items) for one in kube.list_pages(PATH)] == [0]
 
@@ -242,10 +233,7 @@ def test_an_answer_that_is_not_a_list_is_an_error(kube: Kube, script: Script, bo
 
 
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(kube: Kube, script: Script) -> None:
-    """A page of a LIST is too large. The client requests it again with fewer objects.
-
-    It does not read the rest of the large page, so it closes this connection.
-    """
+    """The client does not read the rest of the large page, so it closes this connection."""
 
     async def go_on() -> bytes:
         return b"x" * 2**20

@@ -9,9 +9,5 @@ from tests.kubectl import find_kubectl
 
 
 def test_there_is_a_kubectl_that_renders_the_manifests() -> None:
-    """This machine must have a kubectl that renders the manifests.
-
-    If it has none, install one, or set KUBEBUILDER_ASSETS. Otherwise all tests of the manifests are skipped and do not
-    fail.
-    """
+    """Without kubectl, all tests of the manifests are skipped and do not fail."""
     assert find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))

@@ -115,10 +115,7 @@ def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_
 def test_any_other_version_is_used_and_an_unknown_one_logs_a_warning(
     start: Start, command: str, version: Answer, warnings: int
 ) -> None:
-    """The API server reports a supported version, or a version in an unknown form. The program starts.
-
-    An unknown version may belong to a supported Kubernetes. So the program only logs a warning.
-    """
+    """An unknown version may belong to a supported Kubernetes."""
     script = Versioned(version)
     with serving(script) as url, start(command, url) as process:
         assert script.went_on.wait(PATIENCE)

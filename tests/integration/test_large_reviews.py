@@ -112,10 +112,7 @@ def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
 
 
 def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
-    """A large review waits for its ledger. Meanwhile another large review computes.
-
-    So all admitted large reviews can wait for their ledgers at the same time.
-    """
+    """All admitted large reviews can wait for their ledgers at the same time."""
 
     async def create() -> list[bool]:
         together = asyncio.Event()
@@ -135,9 +132,7 @@ def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
 
 
 def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """A large pod is being computed in a thread. A second large pod waits for its turn, and a small pod is decided at
-    once.
-    """
+    """A second large pod waits for its turn."""
 
     async def create() -> None:
         webhook = service(MemoryLedgers())
@@ -170,10 +165,7 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
 
 
 def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
-    """The caller of a large review disconnects while the pod is being computed. The computation ends.
-
-    A thread cannot be interrupted. Instead, the thread itself checks regularly whether its caller is connected.
-    """
+    """A thread cannot be interrupted. Instead, the thread itself checks regularly whether its caller is connected."""
 
     async def create() -> DropReason:
         logged: list[object] = []
@@ -203,10 +195,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_droppe
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
-    """The deadline of a large review passes while the pod is being computed. The review is dropped at the next check.
-
-    In each run of this test, the deadline passes after another check of the thread.
-    """
+    """In each run of this test, the deadline passes after another check of the thread."""
 
     async def end_of(checks: int) -> DropReason | None:
         ticks = itertools.count(-checks)
@@ -225,11 +214,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
 
 
 def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
-    """The deadline of a large review passes when its charge may already be written. The review is still decided.
-
-    If the review were dropped, its charge could be written without an answer. The charge would then use quota until it
-    expires.
-    """
+    """A charge that is written without an answer would use quota until it expires."""
 
     async def create() -> bool:
         asked = asyncio.Event()

@@ -45,9 +45,7 @@ BASE = requirements(("options", "install_requires"))
 
 
 def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires() -> None:
-    """The lock file has a version of every package that setup.cfg requires, within the permitted range. If not, run
-    `make lock`.
-    """
+    """`make lock` writes the lock file."""
     locked = entries(LOCK)
     assert [str(each) for each in IMAGE if canonicalize_name(each.name) not in locked] == []
     refused = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]

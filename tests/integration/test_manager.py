@@ -64,10 +64,6 @@ CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
 
 
 def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiDouble, leader: Leader) -> None:
-    """Each collection has one object that cannot be decoded. The leader still does its work for all other objects.
-
-    It settles a namespace, publishes its usage, makes a workload retry, and labels a namespace without a quota.
-    """
     document = json.dumps({"team-a": {"quota": {"M40": 4}}})
     metadata = {"name": "gpuquota", "namespace": "kube-system"}
     api.store(f"{CONFIG_MAPS.format('kube-system')}/gpuquota", {"metadata": metadata, "data": {"gpu_quota": document}})
@@ -91,10 +87,7 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
 
 
 def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
-    """A controller without an extender becomes the leader. It deletes the figures that an earlier extender published.
-
-    The webhook chooses models by these numbers of free cards. Without an extender they would never be updated.
-    """
+    """The webhook chooses models by these numbers of free cards. Without an extender they would never be updated."""
     path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
     api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
@@ -113,10 +106,7 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api:
 def test_a_stop_waits_for_the_removal_in_progress(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The controller is stopped during the removal of an allocation, between the patch and its Event.
-
-    The stop waits until the Event is written.
-    """
+    """The stop comes between the patch of a pod and its Event."""
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 

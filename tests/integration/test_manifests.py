@@ -93,10 +93,7 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """The package with the Kubernetes schemas has the schemas of every supported version.
-
-    A new release of the package may have dropped old versions.
-    """
+    """A new release of the package with the schemas may have dropped old versions."""
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
@@ -121,9 +118,8 @@ def test_components_can_be_combined_in_any_order(tmp_path: Path, chosen: tuple[s
 
 @every_choice
 def test_components_in_any_order_give_the_same_objects(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """A kustomization lists the same components in different orders. It renders the same objects.
-
-    Only the order of flags may differ. The component node-host-pid is always last, because it changes the node agents.
+    """Only the order of flags may differ. The component node-host-pid is always last, because it changes the node
+    agents.
     """
 
     def sorted_objects(order: Sequence[str], directory: str) -> list[Json]:
@@ -304,10 +300,7 @@ def test_the_network_policies_admit_prometheus_to_otherwise_closed_ports(objects
 
 
 def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
-    """Grafana can load the dashboard of the manifests.
-
-    The dashboard is valid JSON. Panels have unique ids and do not overlap, and every query uses the chosen data source.
-    """
+    """Panels must have unique ids and not overlap, and every query must use the chosen data source."""
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10
@@ -323,9 +316,8 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
-    """The API server calls mutating webhooks by the order of their configurations' names. Our webhook is called first.
-
-    It must precede HAMi's webhook, which rejects a pod with a nodeName. Our webhook replaces the nodeName.
+    """The API server calls mutating webhooks by the order of their configurations' names. HAMi's webhook rejects a pod
+    with a nodeName, which our webhook replaces.
     """
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]

@@ -57,10 +57,7 @@ def condition() -> Condition:
 
 @pytest.mark.parametrize("hooks", [HOOKS, CLAIM_HOOKS], ids=["pods", "claims"])
 def test_both_webhooks_have_the_same_condition_and_no_other_has_one(hooks: tuple[str, str]) -> None:
-    """The webhooks /mutate and /validate for pods have the same matchCondition, and no other webhook has a condition.
-
-    The manifest has the condition twice, because a YAML anchor is only valid within one document.
-    """
+    """The manifest has the condition twice, because a YAML anchor is only valid within one document."""
     first, second = map(conditions, hooks)
     assert first == second
     with_one = {name for name, hook in webhooks(rendered(BASE)).items() if "matchConditions" in hook}
@@ -233,10 +230,7 @@ def odd_pods() -> st.SearchStrategy[Json]:
 @settings(deadline=None)
 @given(manifest=odd_pods())
 def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
-    """The matchCondition is evaluated for pods in which any field is missing or empty. The evaluation never fails.
-
-    The API server sends no null fields, except null lists of containers.
-    """
+    """The API server sends no null fields, except null lists of containers."""
     assert condition.asks(manifest) in (True, False)
 
 

@@ -143,11 +143,7 @@ def test_the_proxy_is_restricted() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_examples_are_valid(name: str, version: str) -> None:
-    """The example objects of the component `page` are valid for the schemas of Kubernetes.
-
-    Objects of the Gateway API are left out, because no Kubernetes release has their schemas. The next test checks their
-    references.
-    """
+    """No Kubernetes release has schemas of the Gateway API. The next test checks the references of its objects."""
     for each in example(name):
         if each["apiVersion"] != GATEWAY_API:
             kubernetes_validate.validate(each, version, strict=True)

@@ -305,10 +305,7 @@ def test_each_account_writes_only_its_own_config_maps(
 
 
 def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
-    """No policy applies to the creation of pods. For a ledger write of our programs, only one condition is evaluated.
-
-    Both requests are frequent. One more policy or condition would make each of them about 5 % more expensive.
-    """
+    """Both requests are frequent. One more policy or condition would make each of them about 5 % more expensive."""
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:
             assert not {"pods", "*"} & {*rule["resources"]} or "CREATE" not in rule["operations"], name

@@ -175,11 +175,8 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
 
 
 def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
-    """A webhook replica is deleted. Its preStop hook, drain and requests in progress all end before the kubelet kills
-    it.
-
-    The drain lasts longer than the readiness probe needs to fail. So every load balancer that uses readiness has
-    removed the replica by then.
+    """The drain lasts longer than the readiness probe needs to fail. By then, every load balancer that uses readiness
+    has removed the replica.
     """
     webhook = one(base, "Deployment", "vcuda-webhook")
     program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
@@ -205,10 +202,7 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
 
 @every_overlay
 def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(overlay: Path) -> None:
-    """The manifests have no priority class of their own. They have ResourceQuotas that permit the system's classes.
-
-    A cluster may permit these classes only in namespaces with such a ResourceQuota.
-    """
+    """A cluster may permit the system's classes only in namespaces with a ResourceQuota for them."""
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
     allowed = set()
@@ -287,10 +281,8 @@ def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> 
 
 
 def test_the_second_scheduler_has_the_right_to_its_configured_lease() -> None:
-    """The second scheduler's RBAC rule names the Lease in the scheduler's configuration.
-
-    No generated ConfigMap may have the name of the Lease. Otherwise kustomize would add the hash of that ConfigMap to
-    the name in the rule.
+    """No generated ConfigMap may have the name of the Lease. Otherwise kustomize would add the hash of that ConfigMap
+    to the name in the rule.
     """
     objects = overlay_of("scheduler")
     election = scheduler_config(objects)["leaderElection"]

@@ -34,9 +34,7 @@ def base() -> list[Json]:
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
-    """The webhook is called for all namespaces, except the system's namespaces, our own and exempt ones.
-
-    The policy in-effect.quota.vcuda.io must select the same namespaces, because the controller uses it to find out
+    """The policy in-effect.quota.vcuda.io must select the same namespaces, because the controller uses it to find out
     whether a quota is in effect.
     """
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
@@ -84,10 +82,7 @@ def test_an_apply_does_not_change_the_ca_bundles(overlay: Path) -> None:
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """The flags of the CronJob for certificates and of the first Job have the names and the label of the manifests.
-
-    So the rotation finds the configurations, the Service and the Secret. The first Job waits longer for a replica.
-    """
+    """The first Job waits longer for a replica than the CronJob."""
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     waits = container(job)["args"].pop()
     assert waits == "--timeout=25m"
@@ -111,11 +106,7 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
 
 
 def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_image_changes(tmp_path: Path) -> None:
-    """The first Jobs have annotations by which GitOps tools ignore a deleted Job, and replace a Job whose image
-    changes.
-
-    Kubernetes deletes these Jobs when they are done, and permits no change of their image.
-    """
+    """Kubernetes deletes these Jobs when they are done, and permits no change of their image."""
     components = ["scheduler", "client-certificates"]
     jobs = [each for each in rendered(composed(tmp_path, components)) if each["kind"] == "Job"]
     assert len(jobs) == 4
@@ -124,10 +115,7 @@ def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_ima
 
 
 def test_the_extenders_rotation_requires_no_configuration() -> None:
-    """The rotation of the scheduler extender's certificate has a flag by which it requires no webhook configuration.
-
-    No webhook configuration exists for the extender, because the scheduler reads the CA from a file.
-    """
+    """No webhook configuration exists for the extender, because the scheduler reads the CA from a file."""
     objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
@@ -139,9 +127,8 @@ def test_the_extenders_rotation_requires_no_configuration() -> None:
 
 
 def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_path: Path) -> None:
-    """The CronJob and the first Job of the client certificate use the same names, and have rights for these names only.
-
-    The manifests contain the Secrets and the ConfigMap without data, so the account needs no right to create objects.
+    """The manifests contain the Secrets and the ConfigMap without data, so the account needs no right to create
+    objects.
     """
     objects = rendered(composed(tmp_path, ["client-certificates"]))
     job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")

@@ -69,10 +69,7 @@ def test_under_the_name_that_kubectl_looks_for_it_completes_words(plugin: Path, 
 
 
 def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
-    """The plugin's file runs in a Python that is too old. It prints one sentence instead of a stack trace.
-
-    An older Python compiles only the first module of the file, so this module must not use newer syntax.
-    """
+    """An older Python compiles only the first module of the file, so this module must not use newer syntax."""
     with zipfile.ZipFile(plugin) as archive:
         text = archive.read("__main__.py").decode()
     checked, _, _ = text.partition("if sys.argv")
@@ -99,9 +96,6 @@ def manifest_of(plugin: Path, tmp_path: Path) -> Mapping[str, Any]:
 
 
 def test_krew_finds_what_its_manifest_promises(plugin: Path, tmp_path: Path) -> None:
-    """krew's manifest has the checksum of the plugin's archive. The archive has the program and each file in the
-    manifest.
-    """
     [platform] = manifest_of(plugin, tmp_path)["spec"]["platforms"]
     file = tmp_path / platform["uri"].rpartition("/")[2]
     assert platform["uri"] == f"{REPOSITORY}/releases/download/v{__version__}/{file.name}"
@@ -114,10 +108,7 @@ def test_krew_finds_what_its_manifest_promises(plugin: Path, tmp_path: Path) -> 
 
 
 def test_the_manifest_has_the_fields_that_krew_documents(plugin: Path, tmp_path: Path) -> None:
-    """The manifest for krew has all fields that krew documents, in the documented form.
-
-    See krew.sigs.k8s.io/docs/developer-guide/plugin-manifest.
-    """
+    """See krew.sigs.k8s.io/docs/developer-guide/plugin-manifest."""
     manifest = manifest_of(plugin, tmp_path)
     assert {*manifest} == {"apiVersion", "kind", "metadata", "spec"}
     assert (manifest["apiVersion"], manifest["kind"]) == ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")

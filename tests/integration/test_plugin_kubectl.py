@@ -93,10 +93,7 @@ def test_an_answer_without_end_is_not_read_to_the_end(home: Path, monkeypatch: p
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """kubectl's answer to a LIST is larger than the plugin accepts. The plugin requests fewer objects per page.
-
-    A script replaces kubectl. Its answer is too large for the usual number of objects, and small for fewer objects.
-    """
+    """A script replaces kubectl. Its answer is too large for the usual number of objects, and small for fewer objects."""
     program = home / "kubectl"
     program.write_text(
         """#!/bin/sh

@@ -23,10 +23,7 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
 def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
-    """The packages of an extra are missing. The console script of the server names the extra to install.
-
-    The test makes the packages impossible to import, by None in sys.modules.
-    """
+    """None in sys.modules makes the packages impossible to import."""
     missing = "import sys; sys.modules.update(msgspec=None, kubernetes=None, flask=None, cryptography=None)"
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")
@@ -42,10 +39,7 @@ def test_a_missing_module_of_our_own_is_not_mistaken_for_a_missing_package() -> 
 
 @pytest.mark.parametrize("module", ["controller.plugin.cli", "controller.plugin.complete"])
 def test_the_plugin_imports_nothing_that_is_compiled(module: str) -> None:
-    """The plugin imports no compiled module, and no third-party package except those in `PURE`.
-
-    The plugin's single file contains no other packages, and the base package requires no other.
-    """
+    """The plugin's single file contains no other packages, and the base package requires no other."""
     done = python(
         f"import sys; before = {{*sys.modules}}; import {module}\n"
         "loaded = [each for name, each in sys.modules.items() if name not in before]\n"
@@ -85,9 +79,6 @@ def complete(*words: str) -> list[str]:
     ],
 )
 def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggested: list[str], directive: str) -> None:
-    """kubectl requests completions from the plugin. It gets the possible next words and a last line, in cobra's format.
-
-    The last line is a number: 4 if no file names may follow, and 0 if file names may follow.
-    """
+    """The last line is a number in cobra's format: 4 if no file names may follow, and 0 if file names may follow."""
     *lines, last = complete(*words)
     assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)

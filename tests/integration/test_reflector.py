@@ -73,10 +73,8 @@ def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: S
 
 
 def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Script) -> None:
-    """A pod is deleted and created again while the reflector sees neither event. It reports a deletion and a creation.
-
-    The charge of the old pod must be released, and the new pod must be charged. A single change event would mix up the
-    two pods.
+    """The charge of an old pod must be released, and the new pod must be charged. A single change event would mix up
+    the two pods.
     """
     script.answers.append(page(10, item("a", 3, uid="first", value=1)))
     script.answers.append(page(30, item("a", 20, uid="second", value=2)))
@@ -85,10 +83,7 @@ def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Scr
 
 
 def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
-    """The reflector reads a new LIST. It replaces its view of all objects in one step.
-
-    The first callback and other threads get the complete new view. Earlier snapshots do not change.
-    """
+    """The first callback and other threads get the complete new view. Earlier snapshots do not change."""
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.answers.append(page(30, item("c", 21, value=3), token="t"))
     script.answers.append(page(30, item("d", 22, value=4)))
@@ -99,11 +94,7 @@ def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
 
 
 def test_new_decoding_rules_cause_a_new_list_of_unchanged_objects(kube: Kube, script: Script) -> None:
-    """The rules for decoding change. The reflector lists all objects again, although the objects are unchanged.
-
-    It ends its open watch, which does not count as a failure. The new rules may keep objects that the old rules
-    dropped.
-    """
+    """The new rules may keep objects that the old rules dropped. The end of the open watch does not count as a failure."""
     listed = [item("a", 1, value=1), item("b", 2, value=-1)]
     script.answers += [page(10, *listed), page(30, *listed)]
     script.watches += [stream(event("ADDED", item("c", 11, value=3)), forever), stream(bookmark(31))]
@@ -195,9 +186,8 @@ def test_an_event_without_an_identifiable_object_causes_a_new_list(kube: Kube, s
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """One object cannot be decoded. All other objects are updated.
-
-    If the object is in a LIST, the reflector's view leaves it out. If it is in an event, it keeps its last valid value.
+    """If the object is in a LIST, the reflector's view leaves it out. If it is in an event, it keeps its last valid
+    value.
     """
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
     turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
@@ -340,10 +330,7 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
 def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reflector is stopped during a silent watch, or during its wait between attempts. It stops at once.
-
-    The watch would last for minutes, and the wait for an hour.
-    """
+    """The watch would last for minutes, and the wait for an hour."""
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
     waiting = Backoff(first=3600, ceiling=3600)

@@ -57,10 +57,7 @@ def test_after_a_stream_that_ends_with_the_list_a_watch_starts_from_its_version(
 
 
 def test_changes_before_the_list_is_complete_are_included(kube: Kube, script: Script) -> None:
-    """Objects change before a streamed list is complete. The reflector's first view includes the changes.
-
-    A bookmark without the annotation k8s.io/initial-events-end only reports progress, and does not end the list.
-    """
+    """A bookmark without the annotation k8s.io/initial-events-end only reports progress, and does not end the list."""
     early = event("ADDED", item("a", 3, value=1)) + event("ADDED", item("b", 4, value=2)) + bookmark(5)
     changes = event("MODIFIED", item("a", 11, value=5)) + event("DELETED", item("b", 12, value=2))
     unkept = event("ADDED", item("c", 6, value=3)) + event("MODIFIED", item("c", 13, value=0))
@@ -95,11 +92,7 @@ def test_a_server_that_does_not_stream_is_tried_once_and_then_lists_in_pages(
 
 
 def test_any_other_error_is_reported_by_the_list_and_the_next_one_is_streamed(kube: Kube, script: Script) -> None:
-    """The API server rejects a streamed list, for example because of a missing right. The paged LIST then reports the
-    error.
-
-    The error may be temporary, so the reflector tries a streamed list the next time.
-    """
+    """The error, for example a missing right, may be temporary."""
     script.streams.append(status(403, "cannot watch"))
     script.answers.append(status(403, "cannot list"))
     script.streams.append(stream(listed(10, item("a", 3, value=1))))
@@ -110,10 +103,7 @@ def test_any_other_error_is_reported_by_the_list_and_the_next_one_is_streamed(ku
 
 
 def test_an_unavailable_server_is_asked_for_a_stream_again(kube: Kube, script: Script) -> None:
-    """The API server is unavailable when the reflector requests a streamed list. The reflector requests a stream again.
-
-    If all clients changed to paged LISTs, they would overload an API server that has just started.
-    """
+    """If all clients changed to paged LISTs, they would overload an API server that has just started."""
     script.streams.extend([status(503, "not ready"), status(429, "too many"), stream(listed(10))])
     done = run(kube, 3)
     assert script.asked() == ["STREAM"] * 3
@@ -135,10 +125,6 @@ CUT_SHORT = [
 def test_a_streamed_list_that_breaks_shows_no_partial_result_and_is_read_in_pages(
     kube: Kube, script: Script, end: tuple[bytes, ...]
 ) -> None:
-    """A streamed list breaks off. The reflector shows no part of it, and reads this list in pages.
-
-    It streams the next list again.
-    """
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), *end))
     script.answers.append(page(10, item("a", 3, value=1)))
     script.watches.append(GONE)
@@ -158,11 +144,7 @@ def test_a_synced_view_survives_a_list_that_breaks(kube: Kube, script: Script) -
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """A streamed list has an object that cannot be decoded. The object keeps its last valid value while its uid is the
-    same.
-
-    All other objects are updated.
-    """
+    """The object keeps its last valid value while its uid is the same."""
     good = listed(10, item("good", 1, value=1), item("bad", 2, value="x"))
     script.streams.append(stream(good, EXPIRED))
     turned_bad = event("ADDED", item("other", 12, value=3)) + event("MODIFIED", item("other", 13, value="z"))
@@ -190,11 +172,7 @@ def test_an_object_with_an_unchanged_version_is_not_decoded_again(kube: Kube, sc
 def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_result(
     kube: Kube, script: Script
 ) -> None:
-    """The reflector is stopped while a stream sends the initial events. It stops at once, and shows no part of the
-    list.
-
-    More objects are already in the buffers, and the stream would last for minutes.
-    """
+    """More objects are already in the buffers, and the stream would last for minutes."""
     script.streams.append(stream(listed(10, item("a", 1, value=1)), b"\n"))
     reflector = stopped_at_its_first_object(kube)
     assert not reflector.alive
@@ -206,10 +184,7 @@ def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_r
 def test_a_stream_that_becomes_silent_during_the_list_is_ended(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A streamed list becomes silent. The reflector ends it, as it ends a watch that becomes silent.
-
-    Otherwise a dead connection would block the first list forever.
-    """
+    """Otherwise a dead connection would block the first list forever."""
     monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), forever))
     script.answers.append(page(10, item("a", 3, value=1)))

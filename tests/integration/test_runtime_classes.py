@@ -77,10 +77,6 @@ def test_a_class_of_any_name_is_judged_by_its_handler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [403, 503])
 def test_the_webhook_serves_and_judges_by_names_while_it_cannot_list_runtime_classes(tmp_path: Path, code: int) -> None:
-    """The webhook cannot list RuntimeClasses, because it lacks the right or the API server does not answer.
-
-    It serves, and judges RuntimeClasses by their names.
-    """
     message = 'runtimeclasses.node.k8s.io is forbidden: User "webhook" cannot list resource'
     with webhook(tmp_path, Cluster(status(code, message))) as process:
         failed = process.await_log("watch failed", lambda line: line["resource"] == CLASSES)

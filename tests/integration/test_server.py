@@ -53,10 +53,6 @@ def test_a_pod_within_its_quota_is_pinned_to_a_model_and_then_charged(server: We
 
 
 def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> None:
-    """Many callers, each with its own connection, call /validate for different pods at the same moment.
-
-    Together they get exactly the quota.
-    """
     together = Barrier(CALLERS, timeout=PATIENCE)
 
     def create(number: int) -> int:
@@ -73,11 +69,7 @@ def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> No
 
 
 def test_connections_are_kept_and_speak_http_1_1(server: WebhookProcess) -> None:
-    """A client sends several requests on one connection. The webhook answers them by HTTP/1.1 and keeps the connection
-    open.
-
-    A connection may be unused at first, because the HTTP client of the API server opens some connections in advance.
-    """
+    """A connection may be unused at first, because the HTTP client of the API server opens some connections in advance."""
     asked = json.dumps(review_of(card_pod("kept", "unlimited")))
     with closing(server.connect()) as connection:
         connection.connect()
@@ -131,7 +123,7 @@ def test_metrics_report_whether_the_quota_is_valid_and_when_the_certificate_expi
 
 
 def test_the_lines_of_gunicorn_are_structured_too(quota: Path) -> None:
-    """The test kills a worker of the webhook, so gunicorn writes a log line. Like our lines, it is structured."""
+    """gunicorn logs the kill of a worker."""
     with serving("--standalone", "--quota", quota) as server:
         os.kill(server.worker(), signal.SIGKILL)
         told = server.await_log("gunicorn")

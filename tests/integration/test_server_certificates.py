@@ -70,11 +70,8 @@ def replace_worker(server: WebhookProcess) -> None:
 def test_a_new_worker_serves_the_certificate_of_the_files_from_its_first_connection(
     directory: Path, server: WebhookProcess
 ) -> None:
-    """The certificate files were replaced, and then a worker was killed. The new worker serves the certificate of the
-    files.
-
-    The parent process, from which gunicorn forks the worker, still has the old certificate in memory. It may have
-    expired, so the new worker must read the files before its first connection.
+    """The parent process, from which gunicorn forks the worker, still has the old certificate in memory. It may have
+    expired.
     """
     authority = make_authority(NOW)
     write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))

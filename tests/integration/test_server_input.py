@@ -110,10 +110,7 @@ def test_a_body_over_3_mib_is_413_and_the_connection_stays_usable(server: Webhoo
 
 
 def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> None:
-    """A client sends a malformed chunk. The webhook answers 400 and closes the connection.
-
-    After a malformed chunk, the server cannot find the beginning of the next request.
-    """
+    """After a malformed chunk, the server cannot find the beginning of the next request."""
     with closing(server.connect()) as connection:
         connection.putrequest("POST", "/mutate")
         connection.putheader("Content-Type", "application/json")
@@ -160,10 +157,7 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
 def test_a_pod_that_cannot_be_decoded_is_rejected(
     server: WebhookProcess, path: str, body: Body, code: int, sentence: str
 ) -> None:
-    """A review is valid, but its pod cannot be decoded. The answer rejects the pod.
-
-    The HTTP status is 200, because the review is valid. The rejection in the review's response has its own status.
-    """
+    """The HTTP status is 200, because the review is valid. The rejection in the review's response has its own status."""
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK
     assert b"Traceback" not in reply.body

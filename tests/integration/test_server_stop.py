@@ -124,9 +124,7 @@ def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """The drain ends while a request still waits for the API server to read its ledger. The webhook still answers the
-    request.
-    """
+    """The drain ends while the request still waits for the API server to read its ledger."""
     edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
     fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
     with (
@@ -163,9 +161,6 @@ def test_without_the_api_server_no_pod_is_admitted_and_the_caller_retries(
 
 
 def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_port: str, quota: Path) -> None:
-    """The webhook runs and answers reviews. Its log contains no private key, no token, and no contents of the reviewed
-    pods.
-    """
     pod = card_pod("pod", "team-a", cards=99)
     pod["spec"]["containers"][0]["env"] = [{"name": "PASSWORD", "value": "swordfish"}]
     pod["metadata"]["annotations"] = {"note": "swordfish"}
@@ -184,10 +179,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
 
 
 def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
-    """Clients keep connections without a request. They do not delay the stop of the webhook.
-
-    By default gunicorn waits for such connections until its timeout, which is longer than this test.
-    """
+    """By default gunicorn waits for such connections until its timeout, which is longer than this test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()
         with closing(server.connect()) as other:

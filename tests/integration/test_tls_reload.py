@@ -75,10 +75,7 @@ def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
 
 
 def test_http_1_1_is_agreed_with_a_client_that_prefers_http_2(directory: Path) -> None:
-    """A client offers HTTP/2 and HTTP/1.1, as the API server does. The server chooses HTTP/1.1.
-
-    With HTTP/2, all calls of the API server would share one connection, and be served one after another.
-    """
+    """With HTTP/2, all calls of the API server would share one connection, and be served one after another."""
     write_plainly(directory, new_leaf())
     client = trusting()
     client.set_alpn_protocols(["h2", "http/1.1"])
@@ -205,10 +202,7 @@ def test_the_server_does_not_start_without_a_valid_certificate_and_says_how_to_c
 
 
 def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) -> None:
-    """OpenSSL rejects a new certificate because its key is too short. The server keeps the old certificate.
-
-    The new one can be parsed and has a matching key, but every TLS handshake with it would fail.
-    """
+    """The certificate can be parsed and has a matching key, but every TLS handshake with it would fail."""
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)
     write_raw(directory, *weak_pair())
@@ -219,10 +213,7 @@ def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) 
 def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A poll reads the old certificate with the new key, because it runs between the writes of the two files.
-
-    The server reports no error, and reads both files at the next poll.
-    """
+    """The first poll runs between the writes of the two files."""
     first, second = new_leaf(), new_leaf()
     write_plainly(directory, first)
     serving = ServingCertificate(directory)
@@ -246,10 +237,7 @@ def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
 def test_a_valid_certificate_that_could_not_be_read_is_retried_and_reported_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate files are valid, but a read fails, for example because the process has too many open files.
-
-    The server retries at each poll, and reports the failure once.
-    """
+    """A read fails, for example, because the process has too many open files."""
     old, new = new_leaf(days=1), new_leaf()
     write_plainly(directory, old)
     serving = ServingCertificate(directory)
@@ -289,11 +277,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
 def test_with_any_file_contents_the_poll_ends_and_a_certificate_is_served(
     position: int, replacement: bytes, key: bytes
 ) -> None:
-    """Random bytes of the certificate files are overwritten. Each poll ends without an exception, and a certificate is
-    served.
-
-    The server either loads the changed certificate, or counts a failure and serves the last valid one.
-    """
+    """The server either loads the changed certificate, or counts a failure and serves the last valid one."""
     content = der(GOOD)[:position] + replacement + der(GOOD)[position + len(replacement) :]
     certificate = b"-----BEGIN CERTIFICATE-----\n" + b64encode(content) + b"\n-----END CERTIFICATE-----\n"
     with TemporaryDirectory() as name:

@@ -132,10 +132,7 @@ def cell(page: Page, namespace: str, model: str) -> Locator:
 def test_the_page_renders_without_errors_and_every_text_and_field_is_readable(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """The usage page is opened with each color of its table (a step of the used share). Every text and field is
-    readable.
-
-    The browser reports no console message and no policy violation. The page makes no request to another host, and does
+    """Each color of the table (a step of the used share) is tried. The page makes no request to another host, and does
     not scroll horizontally.
     """
     with tab(browser, size, color_scheme=scheme) as opened:
@@ -339,10 +336,6 @@ def test_a_page_that_waits_for_a_leader_shows_its_figures_when_it_leads(browser:
 
 
 def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: Browser, leader: Served) -> None:
-    """The live updates of the usage page end, and it cannot connect again. The page says so.
-
-    When a new leader runs, the page shows the figures of the new leader.
-    """
     opened = Tab(browser)
     page = opened.open(leader.url)
     leader.stand_by()
@@ -356,11 +349,7 @@ def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: B
 
 
 def test_a_hidden_tab_disconnects_and_catches_up_when_it_is_visible(opened: Tab, leader: Served) -> None:
-    """A tab with the usage page is hidden. It closes its connection, and shows the latest figures when it is visible
-    again.
-
-    A browser permits only a few connections per server. Without this, a few hidden tabs would use up these connections.
-    """
+    """A browser permits only a few connections per server, which a few hidden tabs would use up."""
     page = opened.open(leader.url)
     see = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
     see += " document.dispatchEvent(new Event('visibilitychange')); return source.readyState }"
@@ -403,10 +392,7 @@ def test_everything_can_be_reached_by_the_tab_key_and_shows_its_focus(opened: Ta
 def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
     browser: Browser, leader: Served, size: Size
 ) -> None:
-    """The usage page is shown at several widths. A screen reader always finds a table with headers.
-
-    On a phone each row looks like a card, but is still a row.
-    """
+    """On a phone each row looks like a card, but is still a row."""
     with tab(browser, size) as opened:
         page = opened.open(leader.url)
         tree = page.locator("body").aria_snapshot()
@@ -421,10 +407,7 @@ def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
 
 
 def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
-    """A namespace has a name that contains markup. The page shows the name as text.
-
-    One row with such a name is part of the page, and another row arrives by a live update.
-    """
+    """One row with such a name is part of the page, and another row arrives by a live update."""
     hostile = """<img src=x onerror="alert(1)">"'</td></script>"""
     sample = Sample()
     sample.report(namespace_use(hostile, model_use(hostile, 8, 1)))

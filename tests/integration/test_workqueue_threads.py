@@ -66,10 +66,7 @@ def test_close_ends_every_next(queue: WorkQueue, clock: Clock) -> None:
 
 
 def test_a_waiting_thread_wakes_when_its_name_is_due() -> None:
-    """A thread waits for the next key of the work queue. It wakes when the key is due.
-
-    The test uses the real clock, and no other thread wakes the waiting thread.
-    """
+    """The test uses the real clock, and no other thread wakes the waiting thread."""
     queue = WorkQueue(0.0)
     queue.add("b", 0.02)
     queue.add("a", 0.01)

@@ -112,10 +112,6 @@ def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
 
 @pytest.mark.parametrize("account", ["vcuda-webhook", "vcuda-controller"])
 def test_requests_for_ledgers_have_a_priority_level_of_their_own(admin: Cluster, account: str) -> None:
-    """The controller's account reads ledgers and other objects. Each answer names the priority level of its request.
-
-    Requests for ledgers have a level of their own. Requests of the same account for other objects have another level.
-    """
     apply(admin, BASE, "--server-side", "--force-conflicts")
     schema = admin.rest.get("/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas/vcuda-quota")
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, account))) as own:

@@ -98,11 +98,8 @@ def another_replica(system: System, what: str) -> Iterator[None]:
 
 
 def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluster, night: Night) -> None:
-    """The webhook is down, and the failure policy is set to Ignore. Then pods are created without a charge.
-
-    They are counted as soon as they are bound to a node. When the webhook works again, new pods are charged. Some pods
-    are created even while the webhook is down and the policy is Fail: pods without a GPU, pods in unlimited namespaces,
-    and pods of the system.
+    """With the failure policy Ignore, pods are created without a charge, and are counted when they are bound to a node.
+    With the policy Fail, only pods without a GPU, of unlimited namespaces and of the system are created.
     """
     system, _ = night
     ignore, fail = commands("The bad night")
@@ -167,10 +164,8 @@ def other_team(admin: Cluster) -> Iterator[str]:
 def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     admin: Cluster, served: System, other_team: str
 ) -> None:
-    """One ledger is lost (deleted by force). Another ledger is damaged, and deleted by the command of the page.
-
-    Both ledgers are created again, closed. They open, so that pods are admitted again, when no pod that was charged in
-    the earlier ledger can still be stored. The new ledgers count the stored pods.
+    """Both ledgers are created again, closed. They open when no pod that was charged in the earlier ledger can still be
+    stored.
     """
     unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
@@ -222,11 +217,7 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
-    """A policy that rejects everything is disabled, and the registration of the webhooks is deleted.
-
-    One `kubectl apply` restores the policy and the registration. A quota that was written meanwhile then takes effect
-    too.
-    """
+    """The same `kubectl apply` restores a deleted registration. A quota that was written meanwhile then takes effect."""
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
@@ -274,11 +265,7 @@ def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, s
     ("heading", "action"), [("The controller is down", "logs"), ("The usage page", "port-forward")]
 )
 def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, heading: str, action: str) -> None:
-    """The commands of the pages that use the leader's pod contain the pod's name, which is read from the Lease.
-
-    No kubelet runs here, so these commands are printed instead of executed. The leader runs as a process of this
-    machine. In a pod, the host name is the name of the pod.
-    """
+    """No kubelet runs here, so these commands are printed. The leader's pod has the host name of this machine."""
     system, _ = night
     read_lease, use_pod = commands(heading)[0].splitlines()
     assert use_pod.startswith(f"kubectl -n {SYSTEM_NAMESPACE} {action} ")

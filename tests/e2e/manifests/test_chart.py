@@ -112,10 +112,8 @@ def share(number: int, namespace: str) -> Json:
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
-    """A Helm release is installed, upgraded, rolled back and uninstalled, while pods are created all the time.
-
-    No create fails, and the uninstall leaves no object. Each pod that is created while the release is installed has the
-    annotation that only /mutate sets. So no pod was admitted without the webhook.
+    """Each pod that is created meanwhile has the annotation that only /mutate sets. So no pod was admitted without the
+    webhook.
     """
     admin.create_node(NODE, {MODEL: "M40"})
     with balancing() as balancer:

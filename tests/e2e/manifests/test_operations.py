@@ -39,12 +39,7 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
 def test_an_upgrade_and_a_rollback_work_while_the_first_jobs_wait_for_their_image(
     admin: Cluster, tmp_path: Path
 ) -> None:
-    """The manifests are upgraded and rolled back, although the first Jobs still wait for their image.
-
-    All commands of the page succeed. The last one, `rollout status`, is left out, because it would wait forever without
-    a kubelet. The rollback deletes the ledgers. The controller removes their finalizers, including those of earlier
-    tests' ledgers.
-    """
+    """The page's last command, `rollout status`, is left out, because it would wait forever without a kubelet."""
     [upgrade], rollback = commands("Upgrade"), commands("Roll back")
     deletion, application, status = upgrade.replace("\\\n", "").splitlines()
     assert status.startswith("kubectl -n vcuda-quota rollout status ")
@@ -80,11 +75,7 @@ PREPARE, DELETE = UNINSTALL.splitlines()
     ids=["the command first", "without Python", "the objects first"],
 )
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
-    """After the first command of the uninstall, pods can be created although no webhook runs. After the last, nothing
-    remains.
-
-    The components also create objects outside our namespaces. The page's check must include such objects.
-    """
+    """The components also create objects outside our namespaces, which the page's check must include."""
     first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))

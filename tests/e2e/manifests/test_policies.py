@@ -169,10 +169,7 @@ def test_an_account_that_may_bind_pods_or_patch_nodes_may_write_allocations(
 def test_a_binding_may_carry_an_allocation_if_the_account_may_bind_pods(
     admin: Cluster, team: str, account: Accounts, resource: str, *, admitted: bool
 ) -> None:
-    """A binding with an allocation's annotations is accepted from an account that may create `pods/binding`.
-
-    It is rejected from an account that may only create the older resource `bindings`, which no scheduler uses today.
-    """
+    """The right to create the older resource `bindings`, which no scheduler uses today, is not enough."""
     binder = account("binder", ("create", resource))
     path = f"{pod_path(team)}/binding" if admitted else f"/api/v1/namespaces/{team}/bindings"
     binding = {"apiVersion": "v1", "kind": "Binding", "target": {"kind": "Node", "name": "gpu-1"}}
@@ -195,10 +192,7 @@ def test_allocations_may_be_written_in_an_exempt_namespace(admin: Cluster, tenan
 def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
     admin: Cluster, tenant: Cluster, team: str
 ) -> None:
-    """A tenant may not remove the finalizer or the owner of a claim that is in use.
-
-    The real scheduler and the real claim controller can still allocate, protect and delete the claim.
-    """
+    """The real scheduler and the real claim controller allocate, protect and delete the claim."""
     dra.require_dra(admin)
     # The API server would call the webhooks of vcuda quota for this pod, but no server answers here. So the test
     # deletes the webhooks.
@@ -231,10 +225,7 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
-    """A tenant tries to delete or evict a running pod without a grace period, while the pod uses a claim by name.
-
-    The policy rejects that. Otherwise the claim could be allocated to another pod while the containers still run.
-    """
+    """Otherwise the claim could be allocated to another pod while the containers still run."""
     dra.require_dra(admin)
     admin.create(dra.claim(team, "mine"))
     using = dra.claiming(team, "uses", resourceClaimName="mine")

@@ -58,10 +58,6 @@ def privileged_pod(namespace: str) -> Json:
 
 
 def test_no_pod_is_rejected_before_a_replica_has_answered(admin: Cluster, directory: Path) -> None:
-    """The image of the webhook does not exist, or the Job for certificates fails.
-
-    No pod is rejected in old or new namespaces, because the webhooks are registered only after a replica has answered.
-    """
     with applied(admin, directory) as system, admin.fresh_namespace() as team:
         for after_certificates in (False, True):
             if after_certificates:

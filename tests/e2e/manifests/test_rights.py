@@ -193,20 +193,13 @@ def test_every_verb_of_every_rule_is_needed_by_a_request(
 def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
     admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    """An RBAC rule is removed from its role. The API server then denies the requests that needed the rule.
-
-    The roles of all three sets of accounts exist at this time. So only rules that no other rule covers are tested.
-    """
+    """The roles of all three sets of accounts exist at this time. So only rules that no other rule covers are tested."""
     require_served(admin.control_plane, permission)
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
     audit.check_refused_without(admin, user, permission, requests, EVERY)
 
 
 def test_every_rule_of_the_manifests_is_checked_except_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
-    """The manifests are rendered with all components together. Each of their RBAC rules is checked by one of the tests.
-
-    The rules of Kubernetes' own roles are the only exception.
-    """
     objects = rendered(composed(tmp_path, (*COMPONENTS, "page", "node-agent-gpu-manager")))
     accounts = [each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"]
     assert sorted(map(str, rules_of(objects, accounts))) == sorted(map(str, EVERY))

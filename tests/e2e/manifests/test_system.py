@@ -76,10 +76,7 @@ def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
 
 
 def test_the_first_certificates_are_made_before_any_webhook_runs(admin: Cluster, system: System) -> None:
-    """The manifests are applied, and no webhook replica runs yet. The first Job issues the certificates.
-
-    It has only the rights of its account.
-    """
+    """The first Job has only the rights of its account."""
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
     assert admin.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-tls")["type"] == (
@@ -154,9 +151,6 @@ def test_only_users_who_may_forward_ports_reach_the_usage_page(controller: Contr
 def test_every_metric_that_alerts_and_dashboard_name_is_exported(
     admin: Cluster, system: System, webhook: WebhookProcess, controller: ControllerProcess, agent: NodeProcess
 ) -> None:
-    """An expression of the alerts or of the dashboard names a metric. A running part of our system or the API server
-    exports it.
-    """
     with without_endpoints(system):
         assert admin.try_create(card_pod("waits", TEAM)).status == HTTPStatus.INTERNAL_SERVER_ERROR
     exported = families(webhook.get("/metrics").body) | families(controller.get("/metrics").body)

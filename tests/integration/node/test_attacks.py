@@ -156,11 +156,7 @@ def test_a_directory_with_a_listening_socket_stays_until_the_socket_closes(
 
 
 def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Disk, agent: Agent) -> None:
-    """gpu-manager still listens on a socket in the directory of a deleted pod. The node agent removes the directory all
-    the same.
-
-    gpu-manager listens there until the directory is removed, so this socket does not show that the pod exists.
-    """
+    """gpu-manager listens there until the directory is removed, so this socket does not show that the pod exists."""
     path = disk.make(uid(1))
     with ExitStack() as stack:
         for directory in (path, path / "main"):
@@ -223,9 +219,7 @@ def test_a_directory_stays_while_another_process_has_a_file_open_or_mapped(disk:
 
 
 def test_a_directory_that_is_used_again_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
-    """A directory in the trash is used again: a container that has it mounted opens a file. The node agent does not
-    delete it.
-    """
+    """A container that has the directory mounted opens a file."""
     disk.make(uid(1))
     agent.sweep_after_grace()
     [trashed] = disk.trash()
@@ -305,10 +299,7 @@ def test_a_directory_replaced_after_it_was_listed_stays(disk: Disk, agent: Agent
 def test_a_directory_that_cannot_be_moved_back_at_once_is_moved_back_later(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong directory was moved to the trash, and its old name is in use again. The directory stays in the trash.
-
-    It is never deleted, and it is moved back when its old name is free.
-    """
+    """The directory is never deleted, and is moved back when its old name is free."""
     path = disk.make(uid(1))
 
     def exchange() -> None:

@@ -56,11 +56,7 @@ def test_after_a_kill_at_any_step_the_next_agent_finishes_everything(disk: Disk,
 def test_after_a_kill_at_any_step_of_a_move_the_directory_is_complete_if_its_pod_returns(
     disk: Disk, steps: Steps
 ) -> None:
-    """The agent is killed at one step of the move of a directory to the trash. Then the pod of the directory exists
-    again.
-
-    The directory is complete afterwards. A deleted pod can exist again after etcd was restored from a backup.
-    """
+    """A deleted pod can exist again after etcd was restored from a backup."""
     before = snapshot(nested(disk, 1))
     for point in range(4):
         steps.stop(point, Killed())
@@ -130,10 +126,7 @@ def test_a_directory_whose_age_cannot_be_read_delays_no_other(
 
 
 def test_sockets_that_vanish_while_the_root_is_read_delay_no_directory(disk: Disk) -> None:
-    """Entries of the root vanish while the agent reads it. The sweep still removes the directories of deleted pods.
-
-    The agent calls stat for an entry that is not a file, directory or link, for example a socket.
-    """
+    """The agent calls stat for an entry that is not a file, directory or link, for example a socket."""
     nested(disk, 1)
     for number in range(5):
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
@@ -228,10 +221,7 @@ def test_without_a_trash_nothing_is_removed_and_everything_is_still_reported(
 def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file system does not support an exclusive rename: it is NFS, or the kernel is older than 3.15.
-
-    The agent still moves a directory of a deleted pod to the trash.
-    """
+    """NFS and kernels older than 3.15 have no exclusive rename."""
     monkeypatch.setattr("controller.garbage.node.fs.renameat2", lambda *_: errno.EINVAL)
     nested(disk, 1)
     nested(disk, 2)
@@ -246,10 +236,7 @@ def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
 
 
 def test_two_directories_of_one_name_are_not_moved_in_the_same_second(disk: Disk, agent: Agent) -> None:
-    """A second directory of the same name must be moved to the trash while the clock is stopped.
-
-    The name in the trash contains the second of the move. So the agent moves this directory a second later.
-    """
+    """The name in the trash contains the second of the move."""
     nested(disk, 1)
     agent.sweep_after_grace()
     wall = disk.clocks.wall

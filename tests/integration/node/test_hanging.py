@@ -73,10 +73,8 @@ def test_files_on_another_mount_are_not_inspected(disk: Disk, agent: Agent, serv
 def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process has a file open on a mount that the agent cannot see. The server of this mount does not answer.
-
-    The agent waits for the scan of the processes for a bounded time, and then keeps all directories. The open file
-    might be in one of them.
+    """The agent cannot see the mount of this file, whose server does not answer. The file might be in any directory, so
+    all directories stay.
     """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
@@ -95,10 +93,7 @@ def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
 
 
 def test_a_process_with_very_many_files_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has so many open files that their inspection takes longer than the timeout. The agent waits for it.
-
-    Each file is inspected quickly. Without the wait, such a process would prevent every removal.
-    """
+    """Each file is inspected quickly. Without the wait, such a process would prevent every removal."""
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 1.5)
     agent = Agent(disk, scanner=ProcessScanner())

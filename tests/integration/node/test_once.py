@@ -136,10 +136,7 @@ def test_a_directory_is_deleted_from_the_trash_after_its_retention(disk: Disk, o
 
 
 def test_a_directory_newer_than_the_pods_file_stays(disk: Disk, once: Once) -> None:
-    """A directory without a pod is newer than the file with the list of pods. The command keeps the directory.
-
-    The pod of the directory may have been created after the file was written.
-    """
+    """The pod of the directory may have been created after the file was written."""
     disk.make(uid(1), age=2 * HOUR)
     disk.make(uid(2), age=HOUR)
     flags = ("--grace", "60", "--pods", disk.base / "old.json")

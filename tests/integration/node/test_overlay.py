@@ -62,9 +62,8 @@ def test_a_directory_that_another_process_uses_stays(disk: Disk, agent: Agent, h
 
 
 def test_a_mapped_file_is_also_found_by_its_path(disk: Disk, tmp_path: Path) -> None:
-    """A process has mapped a file of a vm directory. The agent finds the file by its path.
-
-    Before Linux 6.8, the kernel shows the device and inode of the layer for mapped files, so these cannot be compared.
+    """Before Linux 6.8, the kernel shows the device and inode of the layer for mapped files, so these cannot be
+    compared.
     """
     process = tmp_path / "proc" / "7"
     (process / "ns").mkdir(parents=True)

@@ -74,10 +74,7 @@ def test_a_list_is_cached_for_seconds_and_a_failure_is_not(kube: Kube, script: S
 
 
 def test_before_the_first_complete_list_no_pods_are_reported(kube: Kube, script: Script) -> None:
-    """The first page of the LIST of pods has arrived, and the second page never arrives. No pods are reported.
-
-    The first page alone must not be used, because pods on later pages would seem to be deleted.
-    """
+    """The first page alone must not be used, because pods on later pages would seem to be deleted."""
     whole = page(9, item("a", 1), item("b", 2))
     script.answers.extend([page(7, item("a", 1), token="t"), status(410, "too old"), *[status(500, "no")] * 3, whole])
     with watching(kube) as pods:
@@ -161,11 +158,7 @@ def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[N
 def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_mirror(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """The kubelet has replaced the mirror pod of a running static pod. The uid of the first mirror pod still counts as
-    existing.
-
-    The device plugin named a directory after the first mirror pod, and uses it while the static pod runs.
-    """
+    """The device plugin named a directory after the first mirror pod, and uses it while the static pod runs."""
     gone, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), first=("mirror-1", STATIC))
     assert pods.known() == {"own", "mirror-1", STATIC}
@@ -181,11 +174,7 @@ def test_the_uid_of_a_mirror_pod_stays_present_while_its_static_pod_has_another_
 def test_the_uid_of_a_mirror_pod_stays_present_while_kubelet_keeps_its_static_pod(
     kube: Kube, views: list[View], kubelet: KubeletPods
 ) -> None:
-    """The mirror pod was deleted, and the kubelet still keeps its static pod. The mirror pod's uid still counts as
-    existing.
-
-    The namespace was deleted, so the kubelet can create no new mirror pod, but the static pod still runs.
-    """
+    """The namespace was deleted, so the kubelet can create no new mirror pod, but the static pod still runs."""
     _, pods, view = watched(kube, views, kubelet)
     view.set(own=("own",), mirror=("mirror-1", STATIC))
     (kubelet.path / STATIC).mkdir()

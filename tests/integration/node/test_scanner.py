@@ -134,11 +134,7 @@ def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
 
 
 def test_a_sweep_whose_time_is_up_still_waits_for_the_scan_timeout(looks: Looks) -> None:
-    """The time of the sweep is already over. The sweep still waits for the answer of the scan, for at most the scan
-    timeout.
-
-    So a scan that does not hang has an answer even then.
-    """
+    """So a scan that does not hang has an answer even then."""
     began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS / 2, moves=True)
 
     def stopping() -> bool:

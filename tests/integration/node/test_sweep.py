@@ -135,10 +135,7 @@ def test_without_a_list_of_pods_nothing_is_removed_not_even_from_the_trash(
 
 
 def test_if_the_last_list_fails_nothing_is_removed_and_the_next_sweep_retries(disk: Disk, agent: Agent) -> None:
-    """The LIST of pods immediately before the removal fails. Nothing is removed, and the next sweep tries again.
-
-    The LIST fails, for example, because a continue token expires between two pages.
-    """
+    """The LIST fails, for example, because a continue token expires between two pages."""
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")
@@ -149,10 +146,7 @@ def test_if_the_last_list_fails_nothing_is_removed_and_the_next_sweep_retries(di
 
 
 def test_a_pod_that_reappears_gets_its_directory_back_from_the_trash(disk: Disk, agent: Agent) -> None:
-    """The directory of a pod was moved to the trash, and then the pod exists again. The directory is moved back.
-
-    The API server did not have the pod for some time, for example while etcd was restored from a backup.
-    """
+    """The API server may lack a pod for some time, for example while etcd is restored from a backup."""
     before = snapshot(disk.make(uid(1)))
     agent.sweep_after_grace()
     disk.pods.uids = {uid(1)}

@@ -53,11 +53,7 @@ def files_in_trash(disk: Disk) -> dict[str, int]:
 def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two directories are in the trash. Their check alone takes longer than the time that a sweep has.
-
-    Each sweep deletes one batch of files all the same. The next sweep continues with the other directory. So both
-    directories are finally deleted.
-    """
+    """Each sweep deletes one batch of files all the same. The next sweep continues with the other directory."""
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
         path = disk.make(uid(number))
@@ -91,10 +87,6 @@ def test_if_the_root_takes_all_the_time_the_trash_still_has_its_turn(disk: Disk,
 
 
 def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps: Steps) -> None:
-    """The agent inspects or deletes a million files when it is told to stop. It stops soon.
-
-    It checks before each step whether it must stop.
-    """
     nested(disk, 1)
     agent.sweep_after_grace()
     agent.sweep()

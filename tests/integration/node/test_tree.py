@@ -67,10 +67,7 @@ def test_a_walk_that_ends_early_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 def test_a_tree_that_moves_during_a_walk_is_detected(tmp_path: Path) -> None:
-    """A tree is moved while the agent walks over it. The agent detects this.
-
-    A walk returns to the parent of a directory by "..". If the tree was moved, ".." is another directory.
-    """
+    """A walk returns to the parent of a directory by "..". If the tree was moved, ".." is another directory."""
     (tmp_path / "tree").mkdir()
     descend(tmp_path / "tree", 100)
     (tmp_path / "elsewhere").mkdir()
@@ -109,10 +106,8 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_path: Path, proc: Path) -> None:
-    """The mounts of a process include directories in the agent's root, and copies of the kubelet's volumes. Only the
-    former count.
-
-    A process that has mounted the kubelet's directory has copies of the mounts in it, long after their pods have ended.
+    """A process that has mounted the kubelet's directory has copies of the mounts in it, long after their pods have
+    ended.
     """
     with opened_root(tmp_path) as root:
         mounted = scan(root.mount, proc).mounted
