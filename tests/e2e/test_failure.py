@@ -27,7 +27,7 @@ Team = Callable[[Json], str]
 def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The API server ignores a failure of /mutate. /validate decides by the fields that the pod would be stored with."""
+    """The API server ignores a failure of /mutate. /validate decides by the fields that would be stored."""
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):

@@ -122,7 +122,7 @@ def test_the_first_quota_of_a_namespace_counts_the_running_pods(
 def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The webhook remembers the ledger that it wrote last. After the quota is restored, it must read the ledger again."""
+    """The webhook remembers the ledger that it wrote last. After the quota is restored, it must read it again."""
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)

@@ -190,7 +190,7 @@ def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> N
 
 @pytest.mark.parametrize("chunks", [False, True], ids=["by length", "in chunks"])
 def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: bool) -> None:
-    """The server reads a part of the rejected body, so that the client gets the answer. Then it closes the connection."""
+    """The server reads a part of the rejected body, so that the client gets the answer, and closes the connection."""
     before = target.note_memory("before large bodies")
     head = b"Transfer-Encoding: chunked\r\n\r\n" if chunks else f"Content-Length: {LARGE}\r\n\r\n".encode()
     part = b"100000\r\n" + b" " * 2**20 + b"\r\n" if chunks else b" " * 2**20

@@ -12,10 +12,8 @@ import urllib3
 from kubernetes.client import ApiClient, Configuration
 
 from tests.integration.scripted import (
-    SILENT,
     Answer,
     Script,
-    bookmark,
     forever,
     item,
     page,
@@ -110,12 +108,6 @@ def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> N
     assert len(script.seen) == 1
 
 
-def test_a_refused_connection_is_unreachable(tmp_path: Path) -> None:
-    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "t"})
-    with pytest.raises(Unavailable, match=f"GET {PATH}"):
-        Kube.connect(tmp_path / "kubeconfig").get(PATH)
-
-
 @pytest.mark.parametrize("kind", [JSON_PATCH, MERGE_PATCH])
 def test_a_body_arrives_byte_for_byte_under_its_content_type(kube: Kube, script: Script, kind: str) -> None:
     script.answers.append(Answer({}))
@@ -202,25 +194,10 @@ def test_a_missing_token_file_is_reported(script: Script, token: Path, by_file: 
         by_file.get(PATH)
 
 
-def test_pages_are_followed_to_the_end(kube: Kube, script: Script) -> None:
-    script.answers.extend([page(7, item("a", 1), item("b", 2), token="t 1"), page(7, item("c", 3))])
-    pages = list(kube.list_pages(PATH, {"labelSelector": "x=y"}, limit=2))
-    assert [(one.resource_version, len(one.items)) for one in pages] == [("7", 2), ("7", 1)]
-    assert [request.params.get("continue") for request in script.seen] == [None, "t 1"]
-    assert all(request.params["limit"] == "2" for request in script.seen)
-    assert all(request.params["labelSelector"] == "x=y" for request in script.seen)
-
-
 def test_an_empty_list_may_have_null_items(kube: Kube, script: Script) -> None:
     """Go encodes an empty (nil) list as null."""
     script.answers.append(Answer({"metadata": {"resourceVersion": "3"}, "items": None}))
     assert [len(one.items) for one in kube.list_pages(PATH)] == [0]
-
-
-def test_a_continue_token_that_is_too_old_is_gone(kube: Kube, script: Script) -> None:
-    script.answers.extend([page(7, token="t"), status(410, "The provided continue parameter is too old")])
-    with pytest.raises(Gone, match="too old"):
-        list(kube.list_pages(PATH))
 
 
 @pytest.mark.parametrize(
@@ -255,27 +232,6 @@ def test_a_list_that_does_not_end_in_time_is_an_error_that_says_so(kube: Kube, s
     script.answers += [page(7, item("a", 1), token="t"), Answer(forever)]
     with pytest.raises(ListOverdue, match=rf"LIST {PATH} took longer than 0\.5 s"):
         list(kube.list_pages(PATH, seconds=0.5))
-
-
-def test_a_stream_that_falls_silent_ends(kube: Kube, script: Script) -> None:
-    script.watches.append(stream(bookmark(4), forever))
-    with kube.stream(PATH, {"watch": "true"}, read_timeout=0.2) as lines:
-        assert list(lines) == [bookmark(4).rstrip()]
-
-
-def test_a_stream_that_is_refused_raises_as_any_request(kube: Kube, script: Script) -> None:
-    script.watches.append(status(410, "too old resource version: 1 (5)"))
-    with pytest.raises(Gone, match="too old resource version"):
-        kube.stream(PATH, {"watch": "true"}, read_timeout=1)
-
-
-def test_an_aborted_stream_ends_although_it_would_stay_silent_for_long(kube: Kube, script: Script) -> None:
-    script.watches.append(Answer(SILENT))
-    with kube.stream(PATH, {"watch": "true"}, read_timeout=60) as watch:
-        watch.abort()
-        with pytest.raises(Unavailable):
-            list(watch)
-    watch.abort()
 
 
 @pytest.mark.parametrize(

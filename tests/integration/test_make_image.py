@@ -59,11 +59,6 @@ def test_the_commands_of_the_page_build_and_push_the_image_that_the_chart_then_n
         assert (f"--set image.repository={repository}\n" in page, tag) == (True, __version__)
 
 
-def test_the_image_is_pushed_only_on_request(tmp_path: Path) -> None:
-    make(tmp_path, f"IMAGE={IMAGE}", "PUSH=yes", engines=("podman",))
-    assert (tmp_path / "log").read_text().splitlines()[1:] == [f"podman push {IMAGE}"]
-
-
 def test_without_an_engine_one_line_says_so(tmp_path: Path) -> None:
     done = make(tmp_path)
     told, _, of_make = done.stderr.partition("\n")

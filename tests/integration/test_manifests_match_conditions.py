@@ -123,10 +123,6 @@ def test_the_webhook_is_called_for_every_resource_with_a_slash_in_any_field(
     assert condition.asks(pod(without, resources={part: {resource: "1"}}))
 
 
-def test_the_condition_covers_every_resource_of_every_scheme() -> None:
-    assert all("/" in resource for resource in BUILT_IN.scheme_of)
-
-
 @settings(deadline=None)
 @given(manifest=storable_pods())
 def test_the_webhook_is_called_for_every_pod_that_it_counts_as_a_vcuda_pod(

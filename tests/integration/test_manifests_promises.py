@@ -28,7 +28,6 @@ from tests.rendered import (
     pod_specs,
     rendered,
 )
-from vcuda import __version__
 from vcuda.quota.model import LEDGER_NAMESPACE
 from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
@@ -49,11 +48,6 @@ def test_our_programs_accept_the_flags_of_the_manifests(overlay: Path) -> None:
     workloads = ours(rendered(overlay))
     assert {label(workload) for workload in workloads} >= {"Deployment/vcuda-webhook", "Deployment/vcuda-controller"}
     assert all(flags(workload) for workload in workloads)
-
-
-@every_overlay
-def test_every_image_of_ours_is_of_this_version(overlay: Path) -> None:
-    assert {container(workload)["image"] for workload in ours(rendered(overlay))} == {f"vcuda-quota:{__version__}"}
 
 
 # Tests of the pods' rights, and of their Pod Security levels

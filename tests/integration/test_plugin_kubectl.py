@@ -13,7 +13,7 @@ from controller.plugin import kubectl as transport
 from controller.plugin.kubectl import Kubectl
 from tests.gpuquota import run
 from tests.kubectl import kubectl
-from vcuda.errors import BadInput, TooLarge, Unavailable
+from vcuda.errors import TooLarge, Unavailable
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,7 @@ def test_an_answer_without_end_is_not_read_to_the_end(home: Path, monkeypatch: p
 def test_a_page_that_is_too_large_is_requested_again_with_fewer_objects(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A script replaces kubectl. Its answer is too large for the usual number of objects, and small for fewer objects."""
+    """A script replaces kubectl. Its answer is too large for the usual number of objects, but small for fewer."""
     program = home / "kubectl"
     program.write_text(
         """#!/bin/sh
@@ -105,8 +105,3 @@ printf '{"metadata": {"continue": "%s"}, "items": [{"pad": "%0*d"}]}' "$token" "
     monkeypatch.setattr(transport, "MOST_BYTES", 500)
     pages = Kubectl((str(program),)).list_pages("/api/v1/events", {"fieldSelector": "reason=x"})
     assert [len(page.items) for page in pages] == [1, 1]
-
-
-def test_kubectl_is_not_asked_for_a_name_that_is_a_path() -> None:
-    with pytest.raises(BadInput):
-        transport.segment("a/b")

@@ -68,29 +68,6 @@ def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> No
     assert codes == {200: 10, 403: CALLERS - 10}
 
 
-def test_connections_are_kept_and_speak_http_1_1(server: WebhookProcess) -> None:
-    """A connection may be unused at first, because the HTTP client of the API server opens some connections in advance."""
-    asked = json.dumps(review_of(card_pod("kept", "unlimited")))
-    with closing(server.connect()) as connection:
-        connection.connect()
-        first = exchange(connection, "POST", "/mutate", asked)
-        socket = connection.sock
-        second = exchange(connection, "POST", "/mutate", asked)
-        assert socket is not None
-        assert connection.sock is socket
-        connection.request("GET", "/healthz")
-        response = connection.getresponse()
-        assert (response.version, response.read()) == (11, b"ok\n")
-    assert (first.status, second.status) == (200, 200)
-    assert "close" not in (first.headers["Connection"] or "").lower()
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
-def test_a_server_with_its_quota_read_is_healthy_and_ready(server: WebhookProcess, path: str) -> None:
-    reply = server.get(path)
-    assert (reply.status, reply.body) == (200, b"ok\n")
-
-
 def test_metrics_count_every_admission_by_path_outcome_and_scheme(quota: Path) -> None:
     with serving("--standalone", "--quota", quota) as server:
         server.admit(card_pod("one", "team-a"))

@@ -157,7 +157,7 @@ def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
 def test_a_pod_that_cannot_be_decoded_is_rejected(
     server: WebhookProcess, path: str, body: Body, code: int, sentence: str
 ) -> None:
-    """The HTTP status is 200, because the review is valid. The rejection in the review's response has its own status."""
+    """The HTTP status is 200, because the review is valid. The review's response has the status of the rejection."""
     reply = server.send("POST", path, body)
     assert reply.status == HTTPStatus.OK
     assert b"Traceback" not in reply.body

@@ -217,7 +217,7 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
-    """The same `kubectl apply` restores a deleted registration. A quota that was written meanwhile then takes effect."""
+    """The same `kubectl apply` restores a deleted registration. A quota written meanwhile then takes effect."""
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})

@@ -193,7 +193,7 @@ def test_every_verb_of_every_rule_is_needed_by_a_request(
 def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
     admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    """The roles of all three sets of accounts exist at this time. So only rules that no other rule covers are tested."""
+    """The roles of all three sets of accounts exist at this time. So only rules that no other covers are tested."""
     require_served(admin.control_plane, permission)
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
     audit.check_refused_without(admin, user, permission, requests, EVERY)

@@ -275,10 +275,3 @@ def test_a_file_system_without_free_blocks_or_inodes_is_emptied(disk: Disk, size
         agent.sweep_after_grace()
         agent.sweep_after_grace()
         assert (disk.names(), disk.trash()) == (set(), set())
-
-
-def test_a_dry_run_takes_no_step(disk: Disk, steps: Steps) -> None:
-    nested(disk, 1)
-    steps.taken = 0
-    until_rest(disk, Agent(disk, dry_run=True))
-    assert steps.taken == 0

@@ -153,11 +153,6 @@ def test_the_pods_are_read_from_standard_input(disk: Disk, once: Once) -> None:
     assert disk.names() == {uid(2)}
 
 
-def test_a_pod_of_any_node_keeps_its_directory(disk: Disk, once: Once) -> None:
-    disk.make(uid(1))
-    assert once.verdicts(listed(pod(1, node="another"))) == {uid(1): ("kept", "pod")}
-
-
 @pytest.fixture
 def as_root(disk: Disk) -> Once:
     """Runs ``vcuda-controller node --once`` as root, for tests that do not depend on the user."""

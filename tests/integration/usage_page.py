@@ -1,0 +1,62 @@
+"""A server of the usage page that leads or stands by as the test decides."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import flask
+from werkzeug import Response
+
+from controller.ui.app import Standing, create_app
+from controller.ui.feed import Feed
+from controller.ui.leading import serve
+from controller.ui.page import Views
+from examples.usage import Sample
+
+
+@dataclass
+class Served:
+    """A running server of the usage page, and the data of the page.
+
+    Without a ``feed`` (the live updates) the page is that of a standby.
+    """
+
+    sample: Sample
+    views: Views = field(default_factory=Views)
+    feed: Feed | None = None
+    url: str = ""
+    login: str = ""
+    """The login address to which a proxy redirects requests when the session of the reader has ended.
+
+    Empty if the session has not ended.
+    """
+
+    def lead(self) -> None:
+        """Make the server act as the server of a leader, with a new feed of live updates."""
+        self.feed = Feed(self.sample.source(), self.views)
+        self.feed.start()
+
+    def stand_by(self) -> None:
+        """Make the server act as the server of a standby, which ends all live updates."""
+        if self.feed:
+            self.feed.close()
+        self.feed = None
+
+
+def serving(sample: Sample, teardown: ExitStack) -> Served:
+    """Serve the usage page of a leader with the given sample data until the teardown."""
+    served = Served(sample)
+    served.lead()
+    standing = lambda: Standing(served.feed, "This replica is a standby.")  # noqa: E731  # a line
+    app = create_app(standing, served.views)
+    app.before_request(lambda: redirection(served))
+    server = serve(("127.0.0.1", 0), app)
+    teardown.callback(server.stop)
+    teardown.callback(served.stand_by)
+    served.url = f"http://127.0.0.1:{server.port}/"
+    return served
+
+
+def redirection(served: Served) -> Response | None:
+    # A login is required for every path but the static files, because the browser may have cached them.
+    ended = served.login and flask.request.endpoint != "static"
+    return flask.redirect(served.login) if ended else None
