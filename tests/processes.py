@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import re
 import signal
 import ssl
 import subprocess
@@ -307,6 +308,16 @@ class WebhookProcess(Server):
         """Return the process id of gunicorn's one worker."""
         pid = self.process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def memory(pid: int, field: str = "VmHWM", file: str = "status") -> int:
+    """Return a memory figure of a process in MiB, read from a file in /proc/PID. VmHWM is the peak, VmRSS is the
+    current memory.
+    """
+    found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
+    if not found:
+        raise ProcessLookupError(pid)
+    return int(found[1]) // 1024
 
 
 def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:

@@ -30,7 +30,7 @@ from tests.e2e.installation import CLAIM_RULE, REPLICA
 from tests.e2e.json_server import answering, asks_about_pods, reviewed
 from tests.e2e.rest import Answer, Rest
 from tests.integration.reviews import gpu_pod
-from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess
+from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess, memory
 
 ASKS = "e2e.vcuda.io/policy"
 """The label of the pods that a second webhook also reviews. That webhook is slow: it answers within SLOWEST seconds."""
@@ -336,20 +336,12 @@ class Figures:
                 # Reading the figures fails if the process has just ended, or if it has no worker yet.
                 with suppress(OSError, ValueError, HTTPException):
                     worker = process.worker()
-                    self.worker = max(self.worker, kernel_says(worker, "status", "VmHWM"))
-                    parts = [kernel_says(pid, "smaps_rollup", "Pss") for pid in (worker, process.process.pid)]
+                    self.worker = max(self.worker, memory(worker))
+                    parts = [memory(pid, "Pss", "smaps_rollup") for pid in (worker, process.process.pid)]
                     self.replica = max(self.replica, sum(parts))
                     [told] = GRANTED.findall(process.get("/metrics").body)
                     self.grants[worker] = float(told)
                     self.samples += 1
-
-
-def kernel_says(pid: int, file: str, field_name: str) -> int:
-    """Return a memory figure of a process in MiB, read from a file in /proc/PID."""
-    found = re.search(rf"^{field_name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
-    if not found:
-        raise ProcessLookupError(pid)
-    return int(found[1]) // 1024
 
 
 @dataclass

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.builders import MODEL, container, pod
-from tests.e2e.cluster import Cluster, Json
+from tests.e2e.cluster import Cluster, Json, administering
+from tools.control_plane import Settings, running_control_plane
 
 VERSION = "resource.k8s.io/v1"
 FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
@@ -109,6 +111,21 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
             cluster.create(manifest := each.manifest())
             teardown.callback(cluster.delete, f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}")
         yield
+
+
+@contextmanager
+def dra_cluster(assets: Path | None, directory: Path, *slices: Published) -> Iterator[Cluster]:
+    """Run a control plane with these devices. Its scheduler and controller manager have the same users and rights as
+    in a real cluster. If its API server does not serve claims, skip the test.
+    """
+    settings = Settings(own_identities=True)
+    with (
+        running_control_plane(assets, directory / "control-plane", settings) as running,
+        administering(running) as admin,
+    ):
+        require_dra(admin)
+        with published(admin, *slices):
+            yield admin
 
 
 def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:

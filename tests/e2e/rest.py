@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
-from vcuda.kube import MERGE_PATCH
+from vcuda.kube import JSON_PATCH, MERGE_PATCH
 from vcuda.quota.model import OVER_QUOTA
 
 Json = dict[str, Any]
@@ -93,6 +93,10 @@ class Rest:
     def merge_patch(self, path: str, patch: Json) -> Json:
         """Apply a JSON merge patch, and return the object. Raises ApiException if the patch is rejected."""
         return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
+
+    def json_patch(self, path: str, patch: list[Json]) -> Json:
+        """Apply a JSON patch, and return the object. Raises ApiException if the patch is rejected."""
+        return self.send("PATCH", path, patch, content_type=JSON_PATCH).ok()
 
     def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:
         """Yield watch events as they arrive. The server ends the watch after ``seconds`` seconds, rounded up."""

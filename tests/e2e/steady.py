@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from tests.e2e.cluster import Cluster, Json
-from tests.integration.reviews import card_pod
+from tests.integration.reviews import card_pod, gpu_pod
 
 PODS_PER_SECOND = 20
 CARDS_EVERY = 20
@@ -32,6 +32,11 @@ class Creates:
 
     created: int = 0
     failures: list[str] = field(default_factory=list)
+
+
+def share(number: int, namespace: str) -> Json:
+    """Return a pod that requests a hundredth of a card."""
+    return gpu_pod(f"load-{number}", namespace, {"tencent.com/vcuda-core": "1", "tencent.com/vcuda-memory": "1"})
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import pytest
 from tests.builders import MODEL, POOL, container, held_to, required, requirement, term
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_nodes
-from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.reviews import card_pod, gpu_pod, with_spec
 from vcuda.requests.schemes import SCHEMES
 
 Team = Callable[[Json], str]
@@ -63,10 +63,6 @@ def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ())
     """Create pods by `kubectl create`. Return the result of the command, which may contain rejections."""
     manifest = {"apiVersion": "v1", "kind": "List", "items": pods}
     return cluster.kubectl("create", "-f", "-", "-o", "json", *options, stdin=json.dumps(manifest), check=False)
-
-
-def with_spec(pod: Json, **fields: object) -> Json:
-    return {**pod, "spec": {**pod["spec"], **fields}}
 
 
 @pytest.mark.usefixtures("scheduler")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.dra import (
     NVIDIA,
     PRODUCTS,
@@ -19,16 +19,14 @@ from tests.e2e.dra import (
     claiming,
     claims,
     devices_of,
-    published,
+    dra_cluster,
     request,
-    require_dra,
     template,
 )
 from tests.e2e.installation import Installation, await_ready, controlling, limited_team, registered, running
 from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.quota_config import named_quota
 from tests.processes import ControllerProcess, eventually
-from tools.control_plane import Settings, running_control_plane
 
 A100 = Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(3)])
 H100 = Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(2)])
@@ -36,12 +34,8 @@ H100 = Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(2)]
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    directory = tmp_path_factory.mktemp("claims-audit") / "control-plane"
-    settings = Settings(own_identities=True)
-    with running_control_plane(assets, directory, settings) as found, administering(found) as admin:
-        require_dra(admin)
-        with published(admin, A100, H100):
-            yield admin
+    with dra_cluster(assets, tmp_path_factory.mktemp("claims-audit"), A100, H100) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import container, pod
-from tests.e2e.cluster import Cluster, Json, administering, is_bound
+from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.dra import (
     EXTENDED,
     EXTENDED_RESOURCE,
@@ -25,20 +25,18 @@ from tests.e2e.dra import (
     claims,
     claims_path,
     devices_of,
+    dra_cluster,
     has_features,
     partition,
-    published,
     request,
-    require_dra,
     require_feature,
     shared_card,
     template,
 )
-from tests.e2e.installation import PROMPTLY, REPLICA, Installation, controlling, installed, limited_team
+from tests.e2e.installation import PROMPTLY, REPLICA, Installation, installed, limited_team
 from tests.e2e.ledgers import await_committed
 from tests.e2e.workloads import workload
 from tests.processes import ControllerProcess
-from tools.control_plane import Settings, running_control_plane
 from vcuda.quota.model import OVER_QUOTA
 
 SLICES = (
@@ -51,13 +49,8 @@ SLICES = (
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane whose scheduler and controller manager have the same users and rights as in a real cluster."""
-    directory = tmp_path_factory.mktemp("dra") / "control-plane"
-    settings = Settings(own_identities=True)
-    with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
-        require_dra(admin)
-        with published(admin, *SLICES):
-            yield admin
+    with dra_cluster(assets, tmp_path_factory.mktemp("dra"), *SLICES) as running:
+        yield running
 
 
 def by_extended_resource(team: str, name: str = "train") -> list[Json]:
@@ -123,12 +116,6 @@ REPLICAS, THREADS = 3, 16
 @pytest.fixture(scope="module")
 def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
     with installed(cluster, tmp_path_factory.mktemp("installation"), replicas=REPLICAS) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def controller(installation: Installation) -> Iterator[ControllerProcess]:
-    with controlling(installation) as running:
         yield running
 
 

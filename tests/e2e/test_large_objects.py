@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.chaos import kernel_says
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served, template
 from tests.e2e.installation import (
@@ -28,7 +27,7 @@ from tests.e2e.ledgers import await_committed
 from tests.e2e.rest import Answer
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod, gpu_pod
-from tests.processes import ControllerProcess, eventually
+from tests.processes import ControllerProcess, eventually, memory
 from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
@@ -63,11 +62,6 @@ def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
     """A new webhook replica for each test, so that its peak memory was reached in this test."""
     with installed(cluster, tmp_path) as running:
         yield running
-
-
-def memory(pid: int, field: str = "VmHWM") -> int:
-    """Return a memory figure of /proc/PID/status in MiB. By default it is the peak memory of the process."""
-    return kernel_says(pid, "status", field)
 
 
 def create_all(tenant: Cluster, manifests: list[Json]) -> None:

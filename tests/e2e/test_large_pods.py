@@ -10,7 +10,7 @@ from tests.builders import required, requirement, term
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, charged, tenant_of
 from tests.e2e.ledgers import await_ledger
-from tests.integration.reviews import card_pod
+from tests.integration.reviews import card_pod, with_spec
 
 BOUNDS = required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0")))
 """A node selection that matches no node. In an earlier version the webhook needed minutes to prove that."""
@@ -20,8 +20,7 @@ MANY_TERMS = required(*(term(requirement(f"key-{n}", "Exists")) for n in range(5
 
 
 def of_tenant(name: str, namespace: str, **spec: object) -> Json:
-    pod = card_pod(name, namespace)
-    return {**pod, "spec": {**pod["spec"], **spec}}
+    return with_spec(card_pod(name, namespace), **spec)
 
 
 def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(

@@ -25,7 +25,6 @@ from tests.e2e.second_scheduler import scheduling, written
 from tests.integration.reviews import gpu_pod
 from tests.processes import SCRIPTS
 from tools.control_plane import ControlPlane
-from vcuda.placement.registers import ANNOTATIONS
 from vcuda.requests.schemes import HAMI
 
 NAME = "hami-scheduler"
@@ -170,7 +169,3 @@ def typed(cluster: Cluster, script: str, directory: Path) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_the_webhook_can_read_the_register() -> None:
-    assert ANNOTATIONS[REGISTER] == "hami"

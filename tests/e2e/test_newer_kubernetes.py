@@ -3,9 +3,6 @@
 The features are sidecars, resize, scheduling gates and others.
 """
 
-import json
-import os
-import sysconfig
 from collections.abc import Callable
 from http import HTTPStatus
 
@@ -145,21 +142,6 @@ def test_an_ephemeral_container_is_admitted_and_cannot_request_a_card(
     await_committed(installation, team, M40=100)
 
 
-def test_a_gated_pod_is_pinned_and_charged_and_stays_so_when_the_gate_is_removed(
-    cluster: Cluster, installation: Installation, team: str
-) -> None:
-    gated = card_pod("train", team, cards=2)
-    gated["spec"]["schedulingGates"] = [HOLD]
-    created = cluster.create(gated)
-    assert created["spec"]["affinity"] == held_to("M40")
-    await_committed(installation, team, M40=200)
-    opened = cluster.rest.merge_patch(f"/api/v1/namespaces/{team}/pods/train", {"spec": {"schedulingGates": None}})
-    assert "schedulingGates" not in opened["spec"]
-    assert opened["spec"]["affinity"] == held_to("M40")
-    pass_by(cluster, team)
-    await_committed(installation, team, M40=200)
-
-
 WIDER = {
     "without the affinity": None,
     "to another model": held_to("P100"),
@@ -186,12 +168,3 @@ def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     cluster.rest.merge_patch(path, {"spec": {"affinity": held_to("M40")}})
     assert cluster.pod(team)["spec"]["affinity"] == held_to("M40")
     await_committed(installation, team, M40=100)
-
-
-def test_kubectl_of_this_version_finds_the_plugin(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """test_usage.py tests the plugin's output with the same kubectl."""
-    scripts = sysconfig.get_path("scripts")
-    monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
-    versions = json.loads(cluster.kubectl("version", "-o", "json").stdout)
-    assert versions["clientVersion"]["gitVersion"] == versions["serverVersion"]["gitVersion"]
-    assert f"{scripts}/kubectl-gpuquota" in cluster.kubectl("plugin", "list").stdout.splitlines()

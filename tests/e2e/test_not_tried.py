@@ -9,7 +9,7 @@ from tests.builders import MODEL, held_to
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_enforced, tenant_of
 from tests.e2e.ledgers import await_committed, await_published
-from tests.integration.reviews import card_pod
+from tests.integration.reviews import card_pod, with_spec
 from tests.processes import ControllerProcess
 from vcuda.kube import MERGE_PATCH
 
@@ -20,10 +20,6 @@ UNGATED = {"spec": {"schedulingGates": None}}
 @pytest.fixture
 def m40(create_node: Callable[..., str]) -> str:
     return create_node("not-tried-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
-
-
-def with_spec(pod: Json, **spec: object) -> Json:
-    return {**pod, "spec": {**pod["spec"], **spec}}
 
 
 def gated(name: str, namespace: str, **spec: object) -> Json:

@@ -87,7 +87,7 @@ def shown(address: str) -> bytes | None:
 def set_bundles(stage: Stage, text: str) -> None:
     patch = [{"op": "add", "path": "/webhooks/1/clientConfig/caBundle", "value": text}]
     for path in PATHS.values():
-        stage.cluster.rest.send("PATCH", path, patch, content_type="application/json-patch+json").ok()
+        stage.cluster.rest.json_patch(path, patch)
 
 
 def both_secrets_deleted(stage: Stage) -> None:

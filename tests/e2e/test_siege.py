@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e import attackers, large_attackers
 from tests.e2e.attackers import ALLOWED, Siege, prepare
-from tests.e2e.chaos import OVER_QUOTA, STORED, Callers, kernel_says, reason
+from tests.e2e.chaos import OVER_QUOTA, STORED, Callers, reason
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.confined import MemoryGroup, memory_group, memory_limit
 from tests.e2e.dra import claims_path, published, served
@@ -29,7 +29,7 @@ from tests.e2e.rest import Rest
 from tests.e2e.steady import in_threads
 from tests.e2e.test_chaos import HALF, MAX_TERMINATING, SECONDS, SLICES, STORABLE, in_cores
 from tests.integration.reviews import gpu_pod
-from tests.processes import SCRIPTS, ControllerProcess, OwnProcess, WebhookProcess
+from tests.processes import SCRIPTS, ControllerProcess, OwnProcess, WebhookProcess, memory
 from tools.control_plane import Settings, running_control_plane
 
 Attack = Callable[[threading.Event], None]
@@ -107,7 +107,7 @@ class Part:
 
     def resident(self) -> int:
         """Return the peak resident memory in MiB, added up over the processes of the program."""
-        return sum(kernel_says(pid, "status", "VmHWM") for pid in self.pids)
+        return sum(memory(pid) for pid in self.pids)
 
     def told(self) -> str:
         peak = self.group.missing or f"{self.group.peak} MiB with page cache, {self.group.kills} killed for memory"

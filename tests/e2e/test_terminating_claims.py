@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Json, administering
+from tests.e2e.cluster import Cluster, Json
 from tests.e2e.dra import (
     NVIDIA,
     Published,
@@ -18,14 +18,13 @@ from tests.e2e.dra import (
     claiming,
     claims,
     claims_path,
-    published,
-    require_dra,
+    dra_cluster,
     template,
 )
 from tests.e2e.installation import Installation, controlling, installed, limited_team, tenant_of
 from tests.e2e.ledgers import await_committed, await_ledger
+from tests.integration.reviews import with_spec
 from tests.processes import eventually
-from tools.control_plane import Settings, running_control_plane
 from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Ledger, Terminating
 from vcuda.quota.model import Charge
 
@@ -36,13 +35,9 @@ ONE = Charge(100, 0, 100)
 
 @pytest.fixture(scope="module")
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane whose scheduler and controller manager have the same users and rights as in a real cluster."""
-    directory = tmp_path_factory.mktemp("claims") / "control-plane"
-    settings = Settings(own_identities=True)
-    with running_control_plane(assets, directory, settings) as running, administering(running) as admin:
-        require_dra(admin)
-        with published(admin, Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(4)])):
-            yield admin
+    cards = Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(4)])
+    with dra_cluster(assets, tmp_path_factory.mktemp("claims"), cards) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +56,7 @@ def team(installation: Installation) -> Iterator[str]:
 def training(team: str, name: str, grace: int = GRACE) -> Json:
     """Return a pod with a claim from a ResourceClaimTemplate."""
     pod = claiming(team, name, resourceClaimTemplateName="gpu")
-    return {**pod, "spec": {**pod["spec"], "terminationGracePeriodSeconds": grace}}
+    return with_spec(pod, terminationGracePeriodSeconds=grace)
 
 
 def start(cluster: Cluster, installation: Installation, pod: Json) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
-from tests.processes import PATIENCE, WebhookProcess, exchange, serving
+from tests.processes import PATIENCE, WebhookProcess, exchange, memory, serving
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
 """Seconds that all fuzz tests together may take. `make fuzz` sets ten minutes."""
@@ -91,9 +91,7 @@ class Target:
 
     def memory(self, field: str) -> int:
         """Return the current (VmRSS) or the highest (VmHWM) resident memory of the worker process in MiB."""
-        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-        assert found
-        return int(found[1]) // 1024
+        return memory(self.pid, field)
 
 
 @contextmanager

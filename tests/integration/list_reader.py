@@ -5,7 +5,7 @@ It prints the growth of its peak memory in MiB, and the number of objects.
 Usage: python -m tests.integration.list_reader KUBECONFIG WHAT
 """
 
-import re
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,6 +18,7 @@ from controller.refusals import CLAIM_REASON, read_refusal
 from controller.retry.refused import find_refused, refused_by_events
 from controller.ui.events import EventInformer
 from tests.builders import LABELS
+from tests.processes import memory
 from vcuda.kube import Kube, LedgerStore, Reflector, TemplateInformer
 from vcuda.placement.nodes import Nodes
 
@@ -56,21 +57,13 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 }
 
 
-def peak() -> int:
-    """Return the peak memory of this process so far, in MiB."""
-    # A new program inherits the maximum of its parent process, which getrusage() would return. So this function reads
-    # VmHWM.
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) // 1024
-
-
 def main() -> None:
     """Read the LIST that the arguments name, and print the growth of the peak memory and the number of objects."""
     kube = Kube.connect(Path(sys.argv[1]))
-    before = peak()
+    # A new program inherits the maximum of its parent process in getrusage(), but not in /proc.
+    before = memory(os.getpid())
     read = READERS[sys.argv[2]](kube)
-    print(peak() - before, read)
+    print(memory(os.getpid()) - before, read)
 
 
 if __name__ == "__main__":

@@ -31,14 +31,19 @@ def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": 100 * cards})
 
 
+def with_spec(pod: Json, **fields: object) -> Json:
+    """Return the pod with these fields in its spec."""
+    return {**pod, "spec": {**pod["spec"], **fields}}
+
+
 def on_m40(pod: Json) -> Json:
     """Return the pod with a node selector for the model M40."""
-    return {**pod, "spec": {**pod["spec"], "nodeSelector": {MODEL: "M40"}}}
+    return with_spec(pod, nodeSelector={MODEL: "M40"})
 
 
 def pinned(pod: Json) -> Json:
     """Return the pod with a node affinity for the model M40, as a user can write it."""
-    return {**pod, "spec": {**pod["spec"], "affinity": held_to("M40")}}
+    return with_spec(pod, affinity=held_to("M40"))
 
 
 def review_of(manifest: object, **fields: object) -> Json:

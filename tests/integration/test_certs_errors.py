@@ -79,12 +79,8 @@ def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: P
     assert "--ca-secret and --serving-secret must be different" in ended.output
 
 
-@pytest.mark.parametrize("content", [None, "nonsense: [", "[]", "clusters: 7"])
-def test_without_usable_credentials_the_command_says_so(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "kubeconfig"
-    if content is not None:
-        path.write_text(content)
-    ended = run(path, "rotate")
+def test_without_usable_credentials_the_command_says_so(tmp_path: Path) -> None:
+    ended = run(tmp_path / "kubeconfig", "rotate")
     assert ended.exit_code == 2
     assert "No usable kubeconfig at" in ended.output
 

@@ -2,7 +2,6 @@
 
 import socket
 import subprocess
-import sysconfig
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,12 @@ from tests.builders import LABELS
 from tests.e2e.installation import make_certificates
 from tests.extended import SYSTEM
 from tests.integration.scripted import write_kubeconfig
+from tests.processes import SCRIPTS
 from tests.waiting import PATIENT
 from vcuda.kube import NodeInformer
 from vcuda.tls import ServingCertificate
 
-PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
+PROGRAM = SCRIPTS / "vcuda-controller"
 BAD_INPUT = 2
 RUN, NODE = ("run",), ("node", "--scheme", "gpu-manager", "--node", "gpu-7", "--pod-uid", "u")
 EXTENDER = ("--extender-address", "127.0.0.1:0")

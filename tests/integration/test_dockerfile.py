@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.processes import OwnProcess
+from tests.processes import SCRIPTS, OwnProcess
 
 PROJECT = Path(__file__).parents[2]
 DOCKERFILE = PROJECT / "Dockerfile"
@@ -120,8 +120,7 @@ def image() -> Iterator[Image]:
 
 
 def test_hadolint_finds_no_fault() -> None:
-    program = Path(sysconfig.get_path("scripts"), "hadolint")
-    done = subprocess.run((program, DOCKERFILE), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run((SCRIPTS / "hadolint", DOCKERFILE), capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 

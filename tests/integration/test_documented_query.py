@@ -1,35 +1,15 @@
 """The PromQL queries in docs/workloads.md return the documented figures. promtool evaluates the queries."""
 
-import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.documented import DOCS, blocks, documented
+from tests.integration.promtool import fault_of_value
 
 QUOTA = '{namespace="team-a",model="A100"}'
 REPLICAS = 'kube_deployment_status_replicas{namespace="team-a",deployment="inference"}'
 WAITING = 'jobs_waiting{namespace="team-a"}'
-
-
-def value_of(expression: str, series: dict[str, float], expected: float, directory: Path) -> str:
-    """Return the error text of promtool; empty if the expression has the expected value."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("no promtool on PATH: install Debian's package prometheus")
-    samples = [{"labels": "{}", "value": expected}]
-    test = {
-        "interval": "1m",
-        "input_series": [{"series": name, "values": f"{value}+0x10"} for name, value in series.items()],
-        "promql_expr_test": [{"expr": expression, "eval_time": "5m", "exp_samples": samples}],
-    }
-    (directory / "test.yaml").write_text(json.dumps({"rule_files": [], "tests": [test]}))
-    done = subprocess.run(
-        (program, "test", "rules", directory / "test.yaml"), capture_output=True, text=True, check=False, timeout=60
-    )
-    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 def quota(limit: float, used: float) -> dict[str, float]:
@@ -41,10 +21,14 @@ def quota(limit: float, used: float) -> dict[str, float]:
     return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}
 
 
+def constant(figures: dict[str, float]) -> dict[str, str]:
+    return {name: f"{value}+0x10" for name, value in figures.items()}
+
+
 @pytest.mark.parametrize(("used", "free"), [(0, 8), (250, 5.5), (900, -1)])
 def test_the_documented_query_gives_the_free_cards(tmp_path: Path, used: float, free: float) -> None:
     [query] = blocks(DOCS / "workloads.md", "promql")
-    assert value_of(query, quota(800, used), free, tmp_path) == ""
+    assert fault_of_value(tmp_path, query, constant(quota(800, used)), free, at="5m") == ""
 
 
 @pytest.mark.parametrize(
@@ -56,5 +40,5 @@ def test_the_documented_scaler_asks_for_no_more_pods_than_the_quota_admits(
     tmp_path: Path, waiting: float, running: float, used: float, wanted: float
 ) -> None:
     [trigger] = documented("ScaledObject")["spec"]["triggers"]
-    series = {**quota(800, used), REPLICAS: running, WAITING: waiting}
-    assert value_of(trigger["metadata"]["query"], series, wanted, tmp_path) == ""
+    figures = {**quota(800, used), REPLICAS: running, WAITING: waiting}
+    assert fault_of_value(tmp_path, trigger["metadata"]["query"], constant(figures), wanted, at="5m") == ""

@@ -4,7 +4,6 @@ The extender runs as a separate process, so that its memory can be measured.
 """
 
 import itertools
-import re
 import ssl
 import sys
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from controller.extender.service import MAX_BODY, Listening, create_application,
 from tests.api_double import ApiDouble
 from tests.e2e.installation import CLIENT, CLIENT_NAME, make_certificates
 from tests.extended import Leader
-from tests.processes import PATIENCE, OwnProcess
+from tests.processes import PATIENCE, OwnProcess, memory
 from vcuda.logs import configure
 from vcuda.tls import ServingCertificate
 
@@ -50,12 +49,6 @@ class Extender(OwnProcess):
 
     def await_start(self) -> None:
         self.port: int = self.await_log("listening")["port"]
-
-    def most_memory(self) -> int:
-        """Return the highest resident memory of the process in MiB."""
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
-        assert found
-        return int(found[1]) // 1024
 
 
 @pytest.fixture
@@ -119,8 +112,9 @@ def test_only_one_of_the_largest_bodies_is_held_at_once_and_only_from_the_schedu
 
     with ThreadPoolExecutor(SENDERS) as pool:
         assert set(pool.map(send, range(SENDERS))) <= answers
-    print(f"at most {extender.most_memory()} MiB")
-    assert extender.most_memory() < most
+    highest = memory(extender.process.pid)
+    print(f"at most {highest} MiB")
+    assert highest < most
 
 
 if __name__ == "__main__":

@@ -235,7 +235,17 @@ def test_a_list_that_does_not_end_in_time_is_an_error_that_says_so(kube: Kube, s
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "[]", "{}", "a: [", '{"current-context": "x", "contexts": [{"name": "y"}]}', "just words"]
+    "text",
+    [
+        None,
+        "",
+        "[]",
+        "{}",
+        "a: [",
+        "clusters: 7",
+        '{"current-context": "x", "contexts": [{"name": "y"}]}',
+        "just words",
+    ],
 )
 def test_an_unusable_kubeconfig_is_bad_input(tmp_path: Path, text: str | None) -> None:
     path = tmp_path / "kubeconfig"

@@ -3,7 +3,6 @@
 It makes no request except the one for the version.
 """
 
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -11,11 +10,10 @@ from pathlib import Path
 
 import kmock
 import pytest
-from click.testing import CliRunner
 
-from certs.cli import issue
+from tests.e2e.installation import make_certificates
 from tests.integration.scripted import Answer, Script, serving, status, write_kubeconfig
-from tests.processes import PATIENCE, OwnProcess
+from tests.processes import PATIENCE, SCRIPTS, OwnProcess
 
 OLD = Answer({"major": "1", "minor": "29+", "gitVersion": "v1.29.4-gke.7"})
 NEW = Answer({"major": "1", "minor": "30+", "gitVersion": "v1.30.4-gke.123"})
@@ -68,11 +66,10 @@ def start(tmp_path: Path) -> Start:
 
     @contextmanager
     def started(command: str, url: str) -> Iterator[OwnProcess]:
-        CliRunner().invoke(issue, ["--dir", str(tmp_path / "certs")], catch_exceptions=False)
+        make_certificates(tmp_path / "certs")
         write_kubeconfig(tmp_path / "kubeconfig", url.replace("//", f"//us:{PASSWORD}@"), {"token": TOKEN})
         program, *flags = command.format(directory=tmp_path).split()
-        path = Path(sysconfig.get_path("scripts"), program)
-        process = OwnProcess((path, *flags, "--kubeconfig", tmp_path / "kubeconfig"), {})
+        process = OwnProcess((SCRIPTS / program, *flags, "--kubeconfig", tmp_path / "kubeconfig"), {})
         try:
             yield process
         finally:

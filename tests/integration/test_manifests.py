@@ -11,6 +11,7 @@ import pytest
 import yaml
 from kubernetes_validate import utils
 
+from tests.integration.overlays import every_overlay
 from tests.match_conditions import declared
 from tests.rendered import (
     BASE,
@@ -88,7 +89,6 @@ def registered(found: Json) -> Json:
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
 
-every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 every_version = pytest.mark.parametrize("version", VERSIONS)
 
 

@@ -6,12 +6,11 @@ Each script has completion for three shells.
 import os
 import subprocess
 import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(sysconfig.get_path("scripts"))
+from tests.processes import SCRIPTS
+
 PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
 PURE = {"click", "yaml", "_yaml"}
 """The third-party packages that the plugin `kubectl gpuquota` may import."""

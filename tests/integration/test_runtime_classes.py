@@ -10,10 +10,9 @@ from pathlib import Path
 
 import kmock
 import pytest
-from click.testing import CliRunner
 
-from certs.cli import issue
 from tests.builders import container, pod
+from tests.e2e.installation import make_certificates
 from tests.integration.scripted import Answer, Script, page, serving as serving_api, status, write_kubeconfig
 from tests.processes import WebhookProcess, serving
 from tests.rendered import Json
@@ -51,7 +50,7 @@ class Cluster(Script):
 
 @contextmanager
 def webhook(directory: Path, cluster: Cluster) -> Iterator[WebhookProcess]:
-    CliRunner().invoke(issue, ["--dir", str(directory / "certs")], catch_exceptions=False)
+    make_certificates(directory / "certs")
     with serving_api(cluster) as url:
         write_kubeconfig(directory / "kubeconfig", url, {"token": "t"})
         flags = ("--cert-dir", directory / "certs", "--kubeconfig", directory / "kubeconfig")

@@ -20,7 +20,6 @@ FILES = {
     "faults.yaml": "team-a: {quota: {M40: -1}, pol: [x]}\nteam-b: {quota: 8}",
     "nodes.yaml": "{kind: Pod, metadata: {name: p}}",
     "certs/tls.crt": "no certificate",
-    "nonsense": "{",
 }
 
 
@@ -59,7 +58,6 @@ SOUND = "--standalone --quota good.yaml"
         (f"{SOUND} --log-level loud", "'loud' is not one of"),
         ("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME"),
         ("--cert-dir certs --kubeconfig nowhere", "No usable kubeconfig at nowhere"),
-        ("--cert-dir certs --kubeconfig nonsense", "No usable kubeconfig at nonsense"),
         ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia,N_V", "nvidia,kata-*-gpu; got 'N_V'"),
         ("--standalone --quota good.yaml --gpu-runtime-classes=nvidia-*,-x?", "nvidia,kata-*-gpu; got '-x?'"),
     ],

@@ -15,9 +15,8 @@ from http.client import HTTPSConnection, RemoteDisconnected
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from certs.cli import issue
+from tests.e2e.installation import make_certificates
 from tests.integration.reviews import card_pod, review_of
 from tests.integration.scripted import write_kubeconfig
 from tests.integration.silent import silence
@@ -44,7 +43,7 @@ def quota(tmp_path: Path) -> Path:
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
     directory = tmp_path / "certs"
-    CliRunner().invoke(issue, ["--dir", str(directory)], catch_exceptions=False)
+    make_certificates(directory)
     return directory
 
 

@@ -46,6 +46,14 @@ class Balancer:
         for each in still_open:
             end(each)
 
+    def disconnect(self) -> list[int]:
+        """Remove all endpoints, close all open connections to them, and return their ports."""
+        ports = self.endpoints()
+        for port in ports:
+            self.remove(port)
+        self.hang_up()
+        return ports
+
     def close(self) -> None:
         end(self._listener)
         self.hang_up()

@@ -17,6 +17,7 @@ from tests.rendered import MANIFESTS
 TEAM = "team-a"
 ROOT = MANIFESTS.parent
 DOCS = ROOT / "docs"
+EXAMPLE = MANIFESTS / "examples" / "gpuquota.yaml"
 NOTHING = "No resources found"
 REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
@@ -60,6 +61,14 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def limit(admin: Cluster) -> None:
+    """Create the namespace `TEAM`, apply the example quota as the README says, and wait until it is in force there."""
+    admin.create_namespace(TEAM)
+    await_enforced(admin, TEAM, enforced=False)
+    admin.kubectl("apply", "-f", str(EXAMPLE))
+    await_enforced(admin, TEAM)
+
+
 @contextmanager
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Apply the manifests and run the system. The example quota is in force in the new namespace `TEAM`."""
@@ -71,11 +80,8 @@ def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tup
     )
     with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
         controller.await_synced()
-        admin.create_namespace(TEAM)
         try:
-            await_enforced(admin, TEAM, enforced=False)
-            admin.kubectl("apply", "-f", str(MANIFESTS / "examples" / "gpuquota.yaml"))
-            await_enforced(admin, TEAM)
+            limit(admin)
             yield system, controller
         finally:
             admin.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system", "--ignore-not-found")

@@ -92,8 +92,7 @@ def write_bundles(cluster: Cluster, path: str) -> None:
     declared = yaml.safe_load(cluster.rest.get(path)["metadata"]["annotations"][ANNOTATION])
     for hook in declared:
         hook["clientConfig"]["caBundle"] = BUNDLE
-    patch = [{"op": "add", "path": "/webhooks", "value": declared}]
-    cluster.rest.send("PATCH", path, patch, content_type="application/json-patch+json").ok()
+    cluster.rest.json_patch(path, [{"op": "add", "path": "/webhooks", "value": declared}])
 
 
 def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:

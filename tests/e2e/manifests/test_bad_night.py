@@ -227,7 +227,7 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
         run(served, unbind)
         await_created(admin, anybody)
     nowhere = [{"op": "replace", "path": "/webhooks/0/clientConfig/service/path", "value": "/nowhere"}]
-    admin.rest.send("PATCH", VALIDATING, nowhere, content_type="application/json-patch+json").ok()
+    admin.rest.json_patch(VALIDATING, nowhere)
     await_refusal(admin, card_pod("train", TEAM), 'failed calling webhook "validate.quota.vcuda.io"')
     run(served, delete)
     await_created(admin, card_pod("train", TEAM))

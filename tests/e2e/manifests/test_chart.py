@@ -15,18 +15,18 @@ from pathlib import Path
 import pytest
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster, Json, administering
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced
+from tests.e2e.cluster import Cluster, administering
+from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.balancer import Balancer, balancing
-from tests.e2e.manifests.operations import NOTHING, TEAM, commands, run
+from tests.e2e.manifests.operations import NOTHING, TEAM, commands, limit, run
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config import QuotaConfigMap
-from tests.e2e.steady import Creates, creating
+from tests.e2e.steady import Creates, creating, share
 from tests.helm import CHART, program
-from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, eventually
-from tests.rendered import MANIFESTS, container
+from tests.rendered import container
 from tools.control_plane import Settings, running_control_plane
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{SYSTEM_NAMESPACE}/deployments/vcuda-webhook"
@@ -103,10 +103,6 @@ def reachable(directory: Path, port: int) -> Path:
     return chart
 
 
-def share(number: int, namespace: str) -> Json:
-    return gpu_pod(f"load-{number}", namespace, {"tencent.com/vcuda-core": "1", "tencent.com/vcuda-memory": "1"})
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", ["helm", "helm3"])
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
@@ -135,17 +131,8 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
             await_published(admin, TEAM)
             models = [pod["metadata"].get("annotations", {}).get(PINNED) for pod in admin.pods(TEAM)]
             assert models == ["M40"] * creates.created
-            for port in balancer.endpoints():
-                balancer.remove(port)
-            balancer.hang_up()
+            balancer.disconnect()
             uninstall(admin, release)
-
-
-def limit(admin: Cluster) -> None:
-    admin.create_namespace(TEAM)
-    await_enforced(admin, TEAM, enforced=False)
-    admin.kubectl("apply", "-f", str(MANIFESTS / "examples" / "gpuquota.yaml"))
-    await_enforced(admin, TEAM)
 
 
 def await_more(creates: Creates) -> None:
@@ -215,9 +202,7 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             assert not {f"gpu-ledger-{name}" for name in own} & {each["metadata"]["name"] for each in ledgers}
         found = {each["metadata"]["name"] for each in admin.rest.get("/api/v1/namespaces")["items"]}
         assert found & {*own, *NAMESPACES} == {*own}
-        for port in balancer.endpoints():
-            balancer.remove(port)
-        balancer.hang_up()
+        balancer.disconnect()
         uninstall(admin, release, own)
 
 

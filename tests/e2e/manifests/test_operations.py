@@ -83,9 +83,7 @@ def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path
         run(system, first)
         # On a real cluster, the first command also deletes the controller's pod. So the test ends the controller here.
         assert controller.terminate() == 0, controller.output()
-        for port in system.balancer.endpoints():
-            system.balancer.remove(port)
-        system.balancer.hang_up()
+        system.balancer.disconnect()
         admin.create(card_pod("goes-on", TEAM, cards=8))
         for command in others:
             run(system, command)

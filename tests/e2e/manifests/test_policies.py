@@ -17,7 +17,7 @@ from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, tenant_of
 from tests.e2e.manifests.system import apply
 from tests.e2e.rest import Answer
 from tests.e2e.workloads import workload
-from tests.integration.reviews import gpu_pod
+from tests.integration.reviews import gpu_pod, with_spec
 from tests.processes import eventually
 from tests.rendered import BASE
 from vcuda.discovery.sources import DISCOVERED
@@ -59,8 +59,7 @@ def controller_account(admin: Cluster) -> Cluster:
 
 def ordinary(name: str, namespace: str, **spec: object) -> Json:
     """Return a pod that requests no GPU and that no scheduler places on a node."""
-    pod = gpu_pod(name, namespace, {"cpu": "1"})
-    return {**pod, "spec": {**pod["spec"], "schedulerName": "none", **spec}}
+    return with_spec(gpu_pod(name, namespace, {"cpu": "1"}), **{"schedulerName": "none", **spec})
 
 
 @pytest.fixture

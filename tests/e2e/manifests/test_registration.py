@@ -130,8 +130,7 @@ def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluste
 
 
 def put_webhooks(cluster: Cluster, webhooks: list[Json]) -> None:
-    patch = [{"op": "replace", "path": "/webhooks", "value": webhooks}]
-    cluster.rest.send("PATCH", VALIDATING, patch, content_type="application/json-patch+json").ok()
+    cluster.rest.json_patch(VALIDATING, [{"op": "replace", "path": "/webhooks", "value": webhooks}])
 
 
 def status(system: System) -> subprocess.CompletedProcess[str]:

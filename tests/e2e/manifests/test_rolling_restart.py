@@ -20,8 +20,7 @@ from tests.e2e.cluster import Cluster, Json
 from tests.e2e.manifests.scenes import limited
 from tests.e2e.manifests.system import NODE, System, applied, port_of
 from tests.e2e.quota_config import QuotaConfigMap
-from tests.e2e.steady import creating
-from tests.integration.reviews import gpu_pod
+from tests.e2e.steady import creating, share
 from tests.processes import WebhookProcess, eventually
 from tests.rendered import container, pod_spec
 
@@ -69,10 +68,6 @@ def test_no_create_fails_while_every_replica_is_replaced(admin: Cluster, system:
         told = sum(each.metric("vcuda_admissions_total", path="/validate", outcome="charged") for each in after)
         assert told >= MORE
         print(f"\n{creates.created} pods created while {len(after)} replicas were replaced, {told:g} by new replicas")
-
-
-def share(number: int, namespace: str) -> Json:
-    return gpu_pod(f"load-{number}", namespace, {"tencent.com/vcuda-core": "1", "tencent.com/vcuda-memory": "1"})
 
 
 LEARNED = 4.0

@@ -15,14 +15,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.builders import MODEL, POOL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, await_enforced
+from tests.e2e.installation import SYSTEM_NAMESPACE
 from tests.e2e.manifests.audit import AuditLog
+from tests.e2e.manifests.operations import EXAMPLE, TEAM, limit
 from tests.e2e.manifests.system import NODE, System, applied, user_of
 from tests.integration.reviews import card_pod
 from tests.processes import PATIENCE, ControllerProcess, NodeProcess, WebhookProcess
 from tests.rendered import MANIFESTS, one, ours, rendered
 
-TEAM = "team-a"
 OF_THE_API_SERVER = "apiserver_admission_webhook_rejection_count"
 
 
@@ -65,13 +65,9 @@ def agent(system: System, node: str) -> Iterator[NodeProcess]:
 def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
     """Apply the example quota as the README says, and wait until it is in force in its namespace."""
     assert controller.port
-    path = str(MANIFESTS / "examples" / "gpuquota.yaml")
-    admin.create_namespace(TEAM)
-    await_enforced(admin, TEAM, enforced=False)
-    admin.kubectl("apply", "-f", path)
-    await_enforced(admin, TEAM)
+    limit(admin)
     yield
-    admin.kubectl("delete", "-f", path)
+    admin.kubectl("delete", "-f", str(EXAMPLE))
     admin.delete_namespace(TEAM)
 
 
@@ -123,13 +119,7 @@ def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_not(admin: Clu
 
 @contextmanager
 def without_endpoints(system: System) -> Iterator[None]:
-    """Remove all endpoints of the webhook's Service during the ``with`` statement. Also close the open connections to
-    them.
-    """
-    ports = system.balancer.endpoints()
-    for port in ports:
-        system.balancer.remove(port)
-    system.balancer.hang_up()
+    ports = system.balancer.disconnect()
     try:
         yield
     finally:

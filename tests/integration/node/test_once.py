@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -15,8 +14,9 @@ import pytest
 
 from controller.garbage.node.names import TRASH
 from tests.integration.node.disk import HOUR, Disk, need_root, snapshot, uid
+from tests.processes import SCRIPTS
 
-PROGRAM = Path(sysconfig.get_path("scripts"), "vcuda-controller")
+PROGRAM = SCRIPTS / "vcuda-controller"
 NODE = "gpu-7"
 PLAIN = 65534
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
