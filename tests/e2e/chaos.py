@@ -269,7 +269,6 @@ class Victim(Generic[P]):
         return self.current()
 
     def kill(self, *, counted: bool = True) -> None:
-        """Kill the process with SIGKILL, and start its replacement in the background."""
         self.kills += counted
         ended = self.current()
         ended.kill()
@@ -282,7 +281,6 @@ class Victim(Generic[P]):
 
     @property
     def has_ended(self) -> bool:
-        """Return whether the process has ended by itself, that is, without a kill by the test."""
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
@@ -372,7 +370,6 @@ class Controllers:
 
 @contextmanager
 def controllers(makes: Sequence[Callable[[], ControllerProcess]]) -> Iterator[Controllers]:
-    """Run the controllers that these functions start, during the ``with`` statement."""
     with ThreadPoolExecutor() as threads:
         every = [Victim(make, threads) for make in makes]
         try:

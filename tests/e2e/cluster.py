@@ -61,7 +61,6 @@ class Cluster:
     # Users
 
     def kubeconfig_for_token(self, token: str) -> Path:
-        """Return the path of a new kubeconfig, whose user has this token."""
         path = self.control_plane.directory / f"{secrets.token_hex(4)}.kubeconfig"
         write_kubeconfig(path, self.server, self.ca_file, token)
         return path
@@ -207,7 +206,6 @@ class Cluster:
     # Namespaces and nodes
 
     def create_namespace(self, name: str | None = None, labels: Labels | None = None) -> str:
-        """Create a namespace, and return its name."""
         metadata = {**({"name": name} if name else {"generateName": "e2e-"}), "labels": dict(labels or {})}
         created = self.create({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         return str(created["metadata"]["name"])
@@ -277,7 +275,6 @@ class Cluster:
         self.rest.send("POST", path, binding).ok()
 
     def wait_pod(self, namespace: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
-        """Return the pod as soon as it exists and ``predicate`` is true for it."""
         return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
 
     def set_pod_status(self, namespace: str, name: str, status: Json) -> Json:

@@ -45,7 +45,6 @@ class Crowd:
         return answer
 
     def create_many(self, stop: threading.Event) -> None:
-        """Create one pod after the other until ``stop`` is set."""
         while not stop.wait(PAUSE_SECONDS):
             self.create()
 

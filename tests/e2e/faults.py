@@ -84,7 +84,6 @@ class Havoc:
 
     @property
     def faults(self) -> set[str]:
-        """Return the names of all faults in the schedule."""
         return {name for name, _, _ in self._schedule() if name}
 
     @property

@@ -68,7 +68,6 @@ class SuspendedWebhook(WebhookProcess):
 
 
 def main() -> None:
-    """Run `vcuda-webhook` with a `HeldClock`."""
     clock = HeldClock(Path(os.environ[HELD_AT]))
     ledgers = functools.partial(cluster_ledgers.ClusterLedgers, boot_clock=clock, sleep=clock.sleep)
     with mock.patch.object(cluster_ledgers, "ClusterLedgers", ledgers):

@@ -198,7 +198,6 @@ def started_again(installation: Installation) -> Iterator[Installation]:
 
 
 def registered(installation: Installation) -> AbstractContextManager[None]:
-    """Register the webhooks of the installation during the ``with`` statement."""
     validating = [*installation.validating(), installation.checking_quota()]
     return installation.cluster.register_webhooks(mutating=installation.mutating(), validating=validating)
 

@@ -66,7 +66,6 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
 
 def tls(certificates: Path) -> ssl.SSLContext:
-    """Return the TLS context of a server, with tls.crt and tls.key of this directory."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates / "tls.crt", certificates / "tls.key")
     return context
@@ -78,7 +77,6 @@ def reviewed(review: Json, *, allowed: bool = True, **fields: object) -> Json:
 
 
 def ca_bundle(certificates: Path) -> str:
-    """Return the caBundle of a webhook configuration: the ca.crt of this directory."""
     return base64.b64encode((certificates / "ca.crt").read_bytes()).decode()
 
 

@@ -188,7 +188,6 @@ def large_event(namespace: str, number: int) -> Json:
 
 
 def addressed(made: Json) -> tuple[str, Json]:
-    """Return an object with the path of its collection."""
     namespace = made["metadata"]["namespace"]
     match made["kind"]:
         case "Event":

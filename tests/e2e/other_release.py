@@ -20,7 +20,6 @@ def of_release(flags: Sequence[str | Path], ca: Path, ledger_format: int = text.
 
 
 def main() -> None:
-    """Run the other release."""
     with (
         mock.patch.object(vcuda, "__version__", "0.2.0"),
         mock.patch.object(text, "FORMAT", int(os.environ.get(FORMAT, text.FORMAT))),

@@ -42,7 +42,6 @@ class QuotaConfigMap:
         return f"{self.collection}/{self.name}"
 
     def document(self) -> Json:
-        """Return the stored quota entries by namespace; empty if the ConfigMap does not exist."""
         found = self.rest.send("GET", self.path)
         if found.status == HTTPStatus.NOT_FOUND:
             return {}
@@ -65,7 +64,6 @@ class QuotaConfigMap:
 
     @contextmanager
     def limited(self, **entries: Json) -> Iterator[None]:
-        """Add these quota entries, and remove them after the ``with`` statement."""
         self.limit(**entries)
         try:
             yield
@@ -86,7 +84,6 @@ class QuotaConfigMap:
             reader.await_log("quota read", lambda line: int(line["version"]) >= int(version))
 
     def manifest(self, text: str) -> Json:
-        """Return the manifest of the ConfigMap, with ``text`` as the quota document."""
         metadata = {"namespace": self.namespace, "name": self.name, "labels": dict(self.labels)}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {KEY: text, **self.further}}
 

@@ -68,7 +68,6 @@ def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
 
 @contextmanager
 def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
-    """Run a kube-scheduler with these flags during the ``with`` statement."""
     [port] = free_ports(1)
     certs = control_plane.directory / "certs-vcuda-scheduler"
     common = ("--bind-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={certs}")

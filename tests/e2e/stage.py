@@ -267,7 +267,6 @@ def own_address() -> str:
 
 
 def utc_now() -> str:
-    """Return the present time in the format of the flag --issued-before."""
     return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 

@@ -60,7 +60,6 @@ def nodes(cluster: Cluster, installation: Installation) -> Iterator[None]:
 
 
 def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Create pods by `kubectl create`. Return the result of the command, which may contain rejections."""
     manifest = {"apiVersion": "v1", "kind": "List", "items": pods}
     return cluster.kubectl("create", "-f", "-", "-o", "json", *options, stdin=json.dumps(manifest), check=False)
 

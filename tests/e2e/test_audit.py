@@ -43,7 +43,6 @@ def node(cluster: Cluster) -> Iterator[str]:
 
 
 def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
-    """Create three running pods with a card each in a new namespace, and wait until the ledger counts them."""
     for name in ("a-oldest", "b-middle", "c-newest"):
         start(cluster, namespace, name)
     await_committed(own, namespace, M40=300)

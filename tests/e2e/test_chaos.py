@@ -237,7 +237,6 @@ class Stage:
     losses: RandomLosses
 
     def tenant(self) -> Cluster:
-        """Return a client with the user and the rights of the tenant."""
         return Cluster(self.planes[0], self.planes[0].tokens["tenant"])
 
 
@@ -302,7 +301,6 @@ def maker(installation: Installation, kubeconfig: Path) -> Make:
 
 
 def suspended(installation: Installation, file: Path, *more: Flag) -> WebhookProcess:
-    """Start a webhook replica whose clock a test can stop by creating this file."""
     return SuspendedWebhook((*installation.flags, *more), installation.ca, file)
 
 

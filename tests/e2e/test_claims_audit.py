@@ -47,7 +47,6 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def controller(installation: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """A running controller with the rights of the manifests."""
     with controlling(installation, "--audit-period", "2", kubeconfig=account.kubeconfig) as found:
         yield found
 

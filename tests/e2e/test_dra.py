@@ -121,7 +121,6 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def team(installation: Installation, controller: ControllerProcess) -> Iterator[str]:
-    """A namespace with a quota of five A100 and three H100. A controller counts its pods and claims."""
     assert controller.process.poll() is None
     with limited_team(installation, {"quota": QUOTA}) as name:
         yield name
@@ -142,7 +141,6 @@ def asking(number: int, team: str, *, extended: bool) -> list[Json]:
 
 
 def given(found: list[Json]) -> dict[str, int]:
-    """Return the number of devices of each model that are allocated to these claims."""
     nodes = [device.split("/")[1] for each in found for device in devices_of(each)]
     return dict(Counter(node.partition("-")[0].upper() for node in nodes))
 

@@ -312,7 +312,6 @@ def test_annotations_by_tenants_neither_free_nor_block_a_card(
 
 
 def cards_of(bound: Json) -> list[int]:
-    """Return the numbers of the cards in the annotations of a pod with one container."""
     return [int(index) for index in bound["metadata"]["annotations"][f"{INDEX}0"].split(",")]
 
 

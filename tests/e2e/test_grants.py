@@ -35,7 +35,6 @@ def local_time(moment: float) -> str:
 
 
 def dated(begin: float) -> Json:
-    """Return a quota entry for one card, with a grant of two more cards."""
     grant = {"M40": 2, "from": local_time(begin), "until": local_time(begin + LASTS), "why": "e2e"}
     return {"quota": {"M40": 1}, "time_zone": ZONE, "grants": [grant]}
 

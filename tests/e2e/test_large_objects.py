@@ -176,7 +176,6 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
 
 
 def listed_events(cluster: Cluster) -> float:
-    """Return the number of Events that the API server has returned in LISTs to all clients."""
     text = cluster.kubectl("get", "--raw", "/metrics").stdout
     counted = r'^apiserver_storage_list_returned_objects_total\{.*resource="events".*\} (\S+)'
     return sum(map(float, re.findall(counted, text, re.MULTILINE)))

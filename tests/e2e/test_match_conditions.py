@@ -106,7 +106,6 @@ def watched(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture
 def apart(cluster: Cluster) -> Iterator[str]:
-    """A namespace for which a test registers its own webhooks."""
     with cluster.fresh_namespace({APART: "true"}) as name:
         yield name
 

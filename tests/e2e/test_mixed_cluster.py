@@ -77,7 +77,6 @@ def hami_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[Non
 def mixed(
     cluster: Cluster, control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Installation]:
-    """Create the nodes, run HAMi's scheduler, and run the webhook with the flags of the component hami."""
     labels = {name: {MODEL: model, POOL: "mixed-cluster"} for name, model in NODES.items()}
     for name, own in labels.items():
         cluster.create_node(name, own, {"nvidia.com/gpu": "8", "nvidia.com/mig-1g.10gb": "7"})
@@ -161,7 +160,6 @@ def test_the_commands_of_the_page_show_the_models_and_the_fate_of_a_pod(
 
 
 def typed(cluster: Cluster, script: str, directory: Path) -> str:
-    """Run the commands of a page in this directory as the administrator, and return their output."""
     path = f"{SCRIPTS}{os.pathsep}{cluster.control_plane.assets}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "PATH": path}
     done = subprocess.run(

@@ -14,7 +14,6 @@ WISH = "quota.vcuda.io/models"
 
 @pytest.fixture
 def nodes(create_node: Callable[..., str]) -> dict[str, str]:
-    """Create one node of each model. Return the models by the names of their nodes."""
     capacity = {"tencent.com/vcuda-core": "1600"}
     return {create_node(f"gpu-{model}".lower(), {MODEL: model}, capacity): model for model in ("H100", "A100", "T4")}
 

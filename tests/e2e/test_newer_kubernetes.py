@@ -22,7 +22,6 @@ HOLD = {"name": "example.com/hold"}
 
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
-    """A namespace with a quota of eight M40. A controller counts its pods."""
     return led_team(QUOTA)
 
 

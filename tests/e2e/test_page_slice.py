@@ -39,13 +39,11 @@ def with_page(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
 
 
 def flags_of(identity: str, address: str) -> tuple[str, ...]:
-    """Return the flags of a controller replica that serves the usage page at this address."""
     own = ("--identity", identity, "--lease-seconds", str(LEASE_SECONDS))
     return (*own, "--ui-address", address, "--ui-advertise", address)
 
 
 def routes(found: list[Json]) -> list[str]:
-    """Return the addresses in these EndpointSlices."""
     return [
         f"{ip}:{port['port']}"
         for each in found

@@ -36,7 +36,6 @@ def leader(own: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def namespace(own: Installation, leader: ControllerProcess) -> Iterator[str]:
-    """A namespace with a quota of `CARDS` cards, which is enough for reservations."""
     assert leader.process.poll() is None
     with own.team({"quota": {"M40": CARDS}}) as namespace:
         yield namespace

@@ -88,7 +88,6 @@ def free(installation: Installation, case: str, namespace: str) -> Waiting:
 
 
 def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
-    """Return when the webhook has rejected ``count`` pods of the namespace."""
     refused = set()
 
     def is_last(line: Json) -> bool:

@@ -106,7 +106,6 @@ class Part:
     pids: Sequence[int]
 
     def resident(self) -> int:
-        """Return the peak resident memory in MiB, added up over the processes of the program."""
         return sum(memory(pid) for pid in self.pids)
 
     def told(self) -> str:
@@ -137,7 +136,6 @@ class Stage:
 
 @contextmanager
 def staged(cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Run two webhook replicas and a controller, each with the memory limit of its manifest."""
     storable = ("--storable-seconds", str(STORABLE))
     with ExitStack() as stack:
         bare = stack.enter_context(running(cluster, directory / "certs", replicas=0, flags=storable))

@@ -30,7 +30,6 @@ STARTS = 5
 
 @pytest.fixture
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the webhook's ServiceAccount and the rights of the manifests."""
     with account_of(cluster, "webhook-rbac.yaml", "vcuda-webhook") as account:
         yield account
 

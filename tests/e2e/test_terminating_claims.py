@@ -48,13 +48,11 @@ def installation(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def team(installation: Installation) -> Iterator[str]:
-    """A namespace with a quota of one A100."""
     with limited_team(installation, {"quota": {"A100": 1}}) as name:
         yield name
 
 
 def training(team: str, name: str, grace: int = GRACE) -> Json:
-    """Return a pod with a claim from a ResourceClaimTemplate."""
     pod = claiming(team, name, resourceClaimTemplateName="gpu")
     return with_spec(pod, terminationGracePeriodSeconds=grace)
 

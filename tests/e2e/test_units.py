@@ -65,7 +65,6 @@ def join(own: Installation, tenant: Callable[[str], Cluster]) -> Iterator[Callab
 
 
 def say_worth(own: Installation, cards: str) -> None:
-    """Set the value of one shared card in the quota ConfigMap, and return when every replica uses the value."""
     manifest = own.quota.manifest(json.dumps(own.quota.document()))
     manifest["data"]["gpu_units"] = UNITS % cards
     stored = own.cluster.rest.send("PUT", own.quota.path, manifest).ok()

@@ -74,7 +74,6 @@ def is_filled(report: Json) -> bool:
 
 
 def fill(cluster: Cluster, installation: Installation, namespace: str) -> None:
-    """Create three pods on M40: with half a card, two cards and one card. Wait until the ledger counts them."""
     for pod in (gpu_pod("half", namespace, SHARE), card_pod("two", namespace, cards=2), card_pod("one", namespace)):
         cluster.create(on_m40(pod))
     await_committed(installation, namespace, M40=350)

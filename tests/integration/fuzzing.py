@@ -70,7 +70,6 @@ class Target:
         assert self.kept.sock is used
 
     def open(self, receive_buffer: int | None = None) -> socket.socket:
-        """Return a TCP connection without a TLS handshake."""
         parts = urllib.parse.urlsplit(self.server.url)
         raw = socket.socket()
         raw.settimeout(PATIENCE)
@@ -80,11 +79,9 @@ class Target:
         return raw
 
     def shake_hands(self, receive_buffer: int | None = None) -> ssl.SSLSocket:
-        """Open a connection to the server, do the TLS handshake, and return the connection."""
         return self.server.tls.wrap_socket(self.open(receive_buffer), server_hostname="127.0.0.1")
 
     def note_memory(self, when: str) -> int:
-        """Print the resident memory of the webhook's worker process in MiB, and return it."""
         now = self.memory("VmRSS")
         print(f"resident memory {when}: {now} MiB")
         return now

@@ -58,7 +58,6 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 
 def main() -> None:
-    """Read the LIST that the arguments name, and print the growth of the peak memory and the number of objects."""
     kube = Kube.connect(Path(sys.argv[1]))
     # A new program inherits the maximum of its parent process in getrusage(), but not in /proc.
     before = memory(os.getpid())

@@ -32,12 +32,10 @@ def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
 
 
 def with_spec(pod: Json, **fields: object) -> Json:
-    """Return the pod with these fields in its spec."""
     return {**pod, "spec": {**pod["spec"], **fields}}
 
 
 def on_m40(pod: Json) -> Json:
-    """Return the pod with a node selector for the model M40."""
     return with_spec(pod, nodeSelector={MODEL: "M40"})
 
 

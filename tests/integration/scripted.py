@@ -127,18 +127,15 @@ def status(code: int, message: str) -> Answer:
 
 
 def status_object(code: int, message: str) -> dict[str, object]:
-    """Return an object of kind Status."""
     return {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code}
 
 
 def page(version: int, *items: Mapping[str, object], token: str = "") -> Answer:
-    """Return one page of a LIST. ``token`` is its continue token."""
     metadata = {"resourceVersion": str(version), "continue": token}
     return Answer({"kind": "List", "metadata": metadata, "items": list(items)})
 
 
 def stream(*parts: kmock.Payload) -> Answer:
-    """Return an answer whose parts are sent one after another."""
     return Answer(parts)
 
 
@@ -149,12 +146,10 @@ def item(name: str, version: int, uid: str = "", **fields: object) -> dict[str, 
 
 
 def event(kind: str, subject: Mapping[str, object]) -> bytes:
-    """Return one line of a watch, which has one event."""
     return json.dumps({"type": kind, "object": subject}).encode() + b"\n"
 
 
 def bookmark(version: int) -> bytes:
-    """Return a bookmark line."""
     return event("BOOKMARK", {"kind": "ConfigMap", "metadata": {"resourceVersion": str(version)}})
 
 

@@ -23,7 +23,6 @@ class Silence:
 
     @property
     def url(self) -> str:
-        """Return the URL of the server, which has no TLS."""
         return "http://{}:{}".format(*self._listener.getsockname())
 
     def _accept(self) -> None:
@@ -49,13 +48,11 @@ class Silence:
                 raise TimeoutError(f"no request for {path}, only for {sorted(self._held)}")
 
     def hang_up(self, path: str) -> None:
-        """Close the connections of those clients that have requested ``path``."""
         with self._changed:
             for near in self._held.pop(path):
                 near.close()
 
     def close(self) -> None:
-        """Close all connections of the server, and stop listening."""
         socket.create_connection(self._listener.getsockname()).close()
         self._thread.join()
         self._listener.close()
@@ -65,7 +62,6 @@ class Silence:
 
 @contextmanager
 def silence() -> Iterator[Silence]:
-    """Run a hung API server during the ``with`` statement."""
     server = Silence()
     try:
         yield server

@@ -23,12 +23,10 @@ MINUTES = 150
 
 
 def steady(value: float) -> str:
-    """Return a metric series with a constant value."""
     return f"{value}+0x{MINUTES}"
 
 
 def rising(step: float, start: float = 0) -> str:
-    """Return the series of a counter that increases by this amount each minute."""
     return f"{start}+{step}x{MINUTES}"
 
 

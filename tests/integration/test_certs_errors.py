@@ -67,7 +67,6 @@ def test_an_unreachable_api_server_is_retried_and_then_reported(tmp_path: Path) 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes the pauses between retries."""
     monkeypatch.setattr("certs.rotation.SystemClock.sleep", lambda *_: None)
 
 
@@ -125,7 +124,6 @@ INJECTED = {"cert-manager.io/inject-ca-from": "vcuda-quota/webhook"}
 def configuration(
     name: str, labels: dict[str, str], annotations: dict[str, str] | None = None, **client: object
 ) -> dict[str, object]:
-    """Return a webhook configuration with one webhook."""
     metadata = {"name": name, "labels": labels, "annotations": annotations, "resourceVersion": "1"}
     return {"metadata": metadata, "webhooks": [{"name": "validate", "clientConfig": client or CALLS}]}
 

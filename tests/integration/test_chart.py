@@ -340,7 +340,6 @@ NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
 
 
 def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each string in a manifest, with the mapping key to which it belongs."""
     if isinstance(value, dict):
         for name, each in value.items():
             yield from texts(each, name)

@@ -108,7 +108,6 @@ Faults = threading.Semaphore
 
 @pytest.fixture
 def faults() -> Faults:
-    """A semaphore that is released by each fault that the extender reports."""
     return threading.Semaphore(0)
 
 

@@ -13,7 +13,6 @@ ROOT = Path(demo.__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def output() -> str:
-    """The output of the demo, run with the command of the README."""
     done = subprocess.run(
         [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
     )

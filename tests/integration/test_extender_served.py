@@ -71,7 +71,6 @@ def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Schedul
 
 @pytest.fixture
 def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
-    """A connection to the extender with the scheduler's client certificate."""
     with connected(extender, tmp_path / "ca.crt", tmp_path / CLIENT) as kept:
         yield kept
 

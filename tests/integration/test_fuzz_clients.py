@@ -34,13 +34,11 @@ ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
 
 @pytest.fixture
 def crowd() -> Iterator[ExitStack]:
-    """A stack of the connections of a test. All of them are closed after the test."""
     with ExitStack() as stack:
         yield stack
 
 
 def hello() -> bytes:
-    """Return the first message of a TLS handshake, the ClientHello."""
     coming, going = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(coming, going, server_hostname="webhook").do_handshake()
@@ -283,7 +281,6 @@ def test_a_thousand_senders_that_stop_short_of_a_large_body_take_less_than_132_m
 
 
 def large_review() -> bytes:
-    """Return a review of 2.8 MiB."""
     pod = card_pod("large", "steady")
     pod["spec"]["containers"][0]["env"] = [{"name": f"SETTING_{n}", "value": "x" * 80} for n in range(25_000)]
     return json.dumps(review_of(pod)).encode()

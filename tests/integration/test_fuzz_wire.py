@@ -35,7 +35,6 @@ def sized(length: int) -> bytes:
 
 
 def upgrade(protocol: bytes) -> bytes:
-    """Return a request that asks the server to switch to another protocol."""
     keys = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nHTTP2-Settings: AAMAAABk\r\n"
     asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + protocol + b"\r\n"
     return b"GET /healthz HTTP/1.1\r\n" + HOST + asked + keys + b"\r\n"

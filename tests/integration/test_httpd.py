@@ -70,7 +70,6 @@ def connected(server: Server) -> Iterator[socket.socket]:
 
 
 def said(connection: socket.socket) -> bytes:
-    """Read all bytes until the server closes the connection, and return them."""
     answer = b""
     with suppress(ConnectionResetError):
         while part := connection.recv(65536):

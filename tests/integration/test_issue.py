@@ -41,7 +41,6 @@ def names_in(directory: Path) -> list[str]:
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return the contents of the files in a directory, by name of the file."""
     return {path.name: path.read_bytes() for path in sorted(directory.iterdir()) if path.is_file()}
 
 

@@ -147,7 +147,6 @@ def token(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
-    """An API client that has read its token from the token file."""
     write_kubeconfig(tmp_path / "kubeconfig", server, {"tokenFile": str(token)})
     return Kube.connect(tmp_path / "kubeconfig")
 

@@ -51,7 +51,6 @@ class Versioned(Script):
         return (self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]).render()
 
     def requests(self) -> set[str]:
-        """Return the method and path of each request so far."""
         return {f"{request.method.value} {request.url.path}" for request in self.seen}
 
 

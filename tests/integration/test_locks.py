@@ -23,7 +23,6 @@ pytestmark = pytest.mark.slow
 
 
 def entries(lock: Path) -> Mapping[str, str]:
-    """Return the entries of a lock file, by the name of the package."""
     found = re.findall(r"^(\S+)==(.*?)(?=^\S|\Z)", lock.read_text(), re.MULTILINE | re.DOTALL)
     return {canonicalize_name(name): rest for name, rest in found}
 

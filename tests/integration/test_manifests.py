@@ -220,7 +220,6 @@ def objects(tmp_path: Path) -> list[Json]:
 
 
 def workload_of(objects: Sequence[Json], name: str) -> Json:
-    """Return the workload whose pods have this name in the label app.kubernetes.io/name."""
     [found] = [
         each
         for each in objects

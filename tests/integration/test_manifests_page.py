@@ -32,12 +32,10 @@ def example(name: str) -> list[Json]:
 
 @pytest.fixture
 def page(tmp_path: Path) -> list[Json]:
-    """The rendered objects of the base together with the component `page`."""
     return rendered(composed(tmp_path, ["page"]))
 
 
 def flags(objects: Sequence[Json]) -> Json:
-    """Return the flags of the controller's container, with their values by name."""
     _, command, *rest = container(one(objects, "Deployment", "vcuda-controller"))["args"]
     given = [each.replace("$(POD_IP)", "192.0.2.1") for each in rest]
     return dict(controller_cli.commands[command].make_context(command, given).params)

@@ -28,7 +28,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kubeconfig(path: Path, current: str | None, **namespaces: str | None) -> Path:
-    """Write a kubeconfig that has one context for each of the namespaces."""
     about = {"apiVersion": "v1", "kind": "Config", **({"current-context": current} if current else {})}
     given = {name: {"cluster": "c", "user": "u", "namespace": namespace} for name, namespace in namespaces.items()}
     contexts = [{"name": name, "context": context} for name, context in given.items()]

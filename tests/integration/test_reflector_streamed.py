@@ -29,7 +29,6 @@ EXPIRED = event("ERROR", status_object(410, "too old resource version"))
 
 
 def listed(version: int, *items: dict[str, object]) -> bytes:
-    """Return the answer to a streamed list at this resourceVersion."""
     return b"".join(event("ADDED", one) for one in items) + initial_events_end(version)
 
 

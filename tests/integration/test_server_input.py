@@ -42,7 +42,6 @@ def with_quantity(quantity: str) -> str:
 
 
 def nested(depth: int) -> str:
-    """Return a review of a pod that has this many levels of nested objects."""
     return encoded({"metadata": {}, "spec": "HERE"}).replace('"HERE"', '{"a":' * depth + "1" + "}" * depth)
 
 

@@ -48,7 +48,6 @@ def certificates(tmp_path: Path) -> Path:
 
 
 def in_cluster(tmp_path: Path, certificates: Path, url: str) -> tuple[str | Path, ...]:
-    """Return the flags of a webhook that uses the API server at ``url``."""
     write_kubeconfig(tmp_path / "kubeconfig", url, {"token": TOKEN})
     return ("--cert-dir", certificates, "--kubeconfig", tmp_path / "kubeconfig")
 

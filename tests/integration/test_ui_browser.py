@@ -36,20 +36,17 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def served() -> Iterator[Callable[[Sample], Served]]:
-    """A function that serves the usage page of a leader with the given sample data."""
     with ExitStack() as teardown:
         yield lambda sample: serving(sample, teardown)
 
 
 @pytest.fixture
 def sample() -> Sample:
-    """The sample data of the usage page: the quotas and pods of a company. A test may change them."""
     return company()
 
 
 @pytest.fixture
 def leader(served: Callable[[Sample], Served], sample: Sample) -> Served:
-    """The usage page of a leader with the sample data."""
     return served(sample)
 
 
@@ -68,7 +65,6 @@ def names(page: Page) -> list[str]:
 
 
 def cell(page: Page, namespace: str, model: str) -> Locator:
-    """Return one cell of the heat table on the usage page."""
     return page.locator(f'#rows > tr[data-ns="{namespace}"] > td[data-m="{model}"]')
 
 

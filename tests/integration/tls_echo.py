@@ -49,6 +49,5 @@ def echoing(current: Callable[[], ssl.SSLContext], host: str = "127.0.0.1") -> I
 
 
 def echo(connection: ssl.SSLSocket, text: bytes) -> bytes:
-    """Send at most 64 bytes to the server, and return its answer."""
     connection.sendall(text)
     return connection.recv(64)

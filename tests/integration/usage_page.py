@@ -43,7 +43,6 @@ class Served:
 
 
 def serving(sample: Sample, teardown: ExitStack) -> Served:
-    """Serve the usage page of a leader with the given sample data until the teardown."""
     served = Served(sample)
     served.lead()
     standing = lambda: Standing(served.feed, "This replica is a standby.")  # noqa: E731  # a line

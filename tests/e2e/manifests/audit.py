@@ -90,7 +90,6 @@ class AuditLog:
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
     def refused(self, user: str) -> set[Asked]:
-        """Return every kind of request that ``user`` sent and that RBAC denied."""
         events = [event for event in self._events() if event["user"]["username"] == user and not was_allowed(event)]
         return {asked_in(event) for event in events}
 
@@ -172,7 +171,6 @@ def check_refused_without(
 
 @contextmanager
 def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
-    """Remove the RBAC rule from its role during the ``with`` statement."""
     where = f"/namespaces/{permission.namespace}" if permission.namespace else ""
     path = f"{RBAC}{where}/{permission.kind.lower()}s/{permission.role}"
     role = cluster.rest.get(path)

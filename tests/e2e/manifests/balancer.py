@@ -36,7 +36,6 @@ class Balancer:
             self._endpoints = [each for each in self._endpoints if each != port]
 
     def endpoints(self) -> list[int]:
-        """Return the ports to which new connections are forwarded."""
         with self._changed:
             return list(self._endpoints)
 

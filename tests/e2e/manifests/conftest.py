@@ -29,7 +29,6 @@ POLICY = {
 
 @pytest.fixture(scope="session")
 def audit_log(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    """The API server's audit log of the requests of all accounts."""
     return AuditLog(tmp_path_factory.mktemp("audit") / "log")
 
 

@@ -73,7 +73,6 @@ class System:
 
     @cached_property
     def quota_config_map(self) -> tuple[str, str]:
-        """The namespace and the name of the ConfigMap from which the webhook reads the quota."""
         flag = "--quota-configmap="
         [value] = [each for each in container(self.workload("Deployment", "vcuda-webhook"))["args"] if flag in each]
         namespace, _, name = value.removeprefix(flag).partition("/")
@@ -316,7 +315,6 @@ def kubectl_k(cluster: Cluster, *arguments: str | Path) -> subprocess.CompletedP
 
 
 def apply(cluster: Cluster, directory: Path, *flags: str) -> str:
-    """Run `kubectl apply -k` for the directory, and return its output."""
     done = kubectl_k(cluster, "apply", *flags, "-k", directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -353,7 +351,6 @@ def account_of(cluster: Cluster, workload: Json) -> Path:
 
 
 def user_of(workload: Json) -> str:
-    """Return the user name of the workload's ServiceAccount."""
     return f"system:serviceaccount:{workload['metadata']['namespace']}:{pod_spec(workload)['serviceAccountName']}"
 
 

@@ -70,5 +70,4 @@ def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Clus
 
 
 def rows(printed: str) -> set[tuple[str, ...]]:
-    """Return the lines of a printed table, each as a list of its cells."""
     return {tuple(line.split()) for line in printed.splitlines() if line.strip()}

@@ -63,7 +63,6 @@ def agent(system: System, node: str) -> Iterator[NodeProcess]:
 
 @pytest.fixture(scope="module")
 def quota(admin: Cluster, controller: ControllerProcess) -> Iterator[None]:
-    """Apply the example quota as the README says, and wait until it is in force in its namespace."""
     assert controller.port
     limit(admin)
     yield

@@ -232,7 +232,6 @@ def tmpfs(path: Path, options: str) -> AbstractContextManager[None]:
 
 
 def nested(disk: Disk, number: int) -> Path:
-    """Create a directory that contains several nested directories."""
     path = disk.make(uid(number))
     (path / "main" / "cache" / "deep").mkdir(parents=True)
     (path / "main" / "cache" / "deep" / "file").touch()

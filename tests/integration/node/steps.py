@@ -52,7 +52,6 @@ class Steps:
         self.before = before
 
     def go_on(self) -> None:
-        """Make all further steps succeed."""
         self.before = lambda *_: None
 
     def _counted(self, call: Callable[..., None]) -> Callable[..., None]:

@@ -16,7 +16,6 @@ CONTAINER_USER = 1000
 
 
 def capabilities() -> list[str]:
-    """Return the capabilities of the node agent in its manifest, in the notation of setpriv."""
     spec = yaml.safe_load((MANIFESTS / "node-agent/common/daemon-set.yaml").read_text())["spec"]["template"]["spec"]
     [container] = spec["containers"]
     assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]

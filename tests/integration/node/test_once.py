@@ -32,7 +32,6 @@ def pod(number: int, node: str = NODE, namespace: str = "team-a", **metadata: ob
 
 
 def listed(*pods: Json, **fields: object) -> str:
-    """Return the output of `kubectl get pods -A -o json`."""
     every = [pod(90, namespace="kube-system"), *pods]
     return json.dumps(
         {"apiVersion": "v1", "kind": "List", "metadata": {"resourceVersion": ""}, "items": every, **fields}
@@ -75,7 +74,6 @@ def as_plain_user(disk: Disk) -> Once:
 
 @pytest.fixture(params=[0, PLAIN], ids=["as root", "as a plain user"])
 def once(disk: Disk, request: pytest.FixtureRequest) -> Once:
-    """Runs ``vcuda-controller node --once`` as the user who owns the disk."""
     need_root()
     return as_plain_user(disk) if request.param else Once(disk, 0)
 

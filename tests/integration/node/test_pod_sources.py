@@ -115,7 +115,6 @@ class View:
         self._on_event = on_event
 
     def set(self, **pods: tuple[str, ...]) -> None:
-        """Replace all pods by these, given as uids by name, and report each change to the callbacks."""
         before, self._pods = self._pods, pods
         for name in before.keys() | pods.keys():
             self._on_event(before.get(name), pods.get(name))

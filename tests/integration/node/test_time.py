@@ -23,7 +23,6 @@ def test_when_time_runs_out_the_oldest_directory_in_the_trash_was_deleted_first(
 
 
 def holds(disk: Disk, count: int) -> bool:
-    """Return whether the trash contains this number of directories."""
     return len(disk.trash()) == count
 
 
