@@ -28,7 +28,6 @@ from tests.e2e.rest import Answer, Rest
 from tests.integration.reviews import gpu_pod, pinned, review_of, with_uid
 from tests.processes import WebhookProcess
 from vcuda.claims.pin import ClaimPin, write_pin
-from vcuda.kube import MERGE_PATCH
 
 NODE = "chaos-m40"
 FORGED = {
@@ -254,7 +253,7 @@ class Siege:
         return self._patch(path, {"labels": {ENFORCED: value}})
 
     def _patch(self, path: str, metadata: Json) -> str:
-        return outcome(self.tenant.send("PATCH", path, {"metadata": metadata}, content_type=MERGE_PATCH))
+        return outcome(self.tenant.try_merge_patch(path, {"metadata": metadata}))
 
     def _beyond_resource_quota(self) -> str:
         return self._create(self._pod({**FEW_CORES, FPGA: 1}))[0]

@@ -92,7 +92,11 @@ class Rest:
 
     def merge_patch(self, path: str, patch: Json) -> Json:
         """Apply a JSON merge patch, and return the object. Raises ApiException if the patch is rejected."""
-        return self.send("PATCH", path, patch, content_type=MERGE_PATCH).ok()
+        return self.try_merge_patch(path, patch).ok()
+
+    def try_merge_patch(self, path: str, patch: Json, **query: str) -> Answer:
+        """Apply a JSON merge patch that the API server may reject."""
+        return self.send("PATCH", path, patch, content_type=MERGE_PATCH, **query)
 
     def json_patch(self, path: str, patch: list[Json]) -> Json:
         """Apply a JSON patch, and return the object. Raises ApiException if the patch is rejected."""

@@ -28,7 +28,6 @@ from tests.e2e.installation import (
 from tests.e2e.ledgers import await_published
 from tests.integration.reviews import card_pod
 from tests.processes import eventually
-from vcuda.kube import MERGE_PATCH
 
 CARD: Json = {"quota": {"M40": 1}}
 SYSTEM = {"kube-system", "kube-public", "kube-node-lease", SYSTEM_NAMESPACE, LEDGER_NAMESPACE}
@@ -77,7 +76,7 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
         """
         name = f"{own}-{number}"
         cluster.delete_namespace(name)
-        cluster.rest.send("PATCH", ledger_path(name), {"metadata": {"finalizers": None}}, content_type=MERGE_PATCH)
+        cluster.rest.try_merge_patch(ledger_path(name), {"metadata": {"finalizers": None}})
         for path in (ledger_path(name), f"{NAMESPACES}/{name}/configmaps/{USAGE}"):
             cluster.delete(path)
         final = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
@@ -176,8 +175,7 @@ def test_only_the_controller_and_editors_of_webhooks_can_exempt_a_namespace(
     path = f"{NAMESPACES}/{namespace}"
 
     def status_of_labelling(subresource: str = "") -> int:
-        query = {"content_type": MERGE_PATCH, "dryRun": "All"}
-        return owner.rest.send("PATCH", path + subresource, labelling("false"), **query).status
+        return owner.rest.try_merge_patch(path + subresource, labelling("false"), dryRun="All").status
 
     eventually(lambda: status_of_labelling() == HTTPStatus.FORBIDDEN, lambda: "the policy is not in effect")
     assert status_of_labelling("/status") == HTTPStatus.FORBIDDEN

@@ -160,8 +160,7 @@ def test_the_pin_of_a_gated_pod_can_be_narrowed_but_not_widened(
     gated["spec"]["schedulingGates"] = [HOLD]
     cluster.create(gated)
     path = f"/api/v1/namespaces/{team}/pods/train"
-    change, merge = {"spec": {"affinity": affinity}}, "application/merge-patch+json"
-    refused = cluster.rest.send("PATCH", path, change, content_type=merge)
+    refused = cluster.rest.try_merge_patch(path, {"spec": {"affinity": affinity}})
     assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
     cluster.rest.merge_patch(path, {"spec": {"nodeSelector": {"example.com/zone": "a"}}})
     cluster.rest.merge_patch(path, {"spec": {"affinity": held_to("M40")}})

@@ -11,7 +11,6 @@ from tests.e2e.installation import Installation, await_enforced, tenant_of
 from tests.e2e.ledgers import await_committed, await_published
 from tests.integration.reviews import card_pod, with_spec
 from tests.processes import ControllerProcess
-from vcuda.kube import MERGE_PATCH
 
 YEAR = 365 * 24 * 3600
 UNGATED = {"spec": {"schedulingGates": None}}
@@ -28,7 +27,7 @@ def gated(name: str, namespace: str, **spec: object) -> Json:
 
 def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
     path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-    return user.rest.send("PATCH", path, change, content_type=MERGE_PATCH).status
+    return user.rest.try_merge_patch(path, change).status
 
 
 @pytest.mark.usefixtures("scheduler")
@@ -76,7 +75,7 @@ def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     with tenant_of(cluster, namespace) as tenant:
         path = f"/api/v1/namespaces/{namespace}/pods/train"
         failed = {"status": {"phase": "Failed"}}
-        status = tenant.rest.send("PATCH", f"{path}/status", failed, content_type=MERGE_PATCH)
+        status = tenant.rest.try_merge_patch(f"{path}/status", failed)
         assert (status.status, "pods/status" in status.message) == (HTTPStatus.FORBIDDEN, True)
         # The API server ignores the status in a patch of the pod. Only a patch of the subresource can change it.
         patch(tenant, namespace, "train", failed)

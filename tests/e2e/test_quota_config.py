@@ -46,8 +46,7 @@ def test_an_edit_that_removes_the_label_of_the_check_is_still_checked(cluster: C
     """The API server calls the webhook because the ConfigMap had the label before the edit."""
     own.quota.limit(anybody={"quota": {"M40": 1}})
     unlabelled = {"metadata": {"labels": None}, "data": {KEY: MALFORMED}}
-    path, merge = own.quota.path, "application/merge-patch+json"
-    assert cluster.rest.send("PATCH", path, unlabelled, content_type=merge).status == HTTPStatus.UNPROCESSABLE_ENTITY
+    assert cluster.rest.try_merge_patch(own.quota.path, unlabelled).status == HTTPStatus.UNPROCESSABLE_ENTITY
 
 
 def test_a_deleted_quota_limits_no_namespace_and_a_new_one_counts_running_pods(

@@ -26,7 +26,6 @@ from tests.e2e.workloads import creating, workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.plugin import write_plugin, write_python
 from tests.processes import ControllerProcess, eventually
-from vcuda.kube import MERGE_PATCH
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 from vcuda.quota.terms import USAGE_LABELS
 
@@ -192,9 +191,9 @@ def test_no_tenant_can_write_a_report_and_the_controller_restores_it(
     forged = json.dumps({"namespace": team, "mode": "audit", "models": []})
     with tenant_of(cluster, team) as tenant:
         path = f"/api/v1/namespaces/{team}/configmaps/{USAGE}"
-        patched = tenant.rest.send("PATCH", path, {"data": {"usage.json": forged}}, content_type=MERGE_PATCH)
+        patched = tenant.rest.try_merge_patch(path, {"data": {"usage.json": forged}})
         answers = [patched, tenant.rest.send("PUT", path, report_of(team, forged))]
-        answers.append(tenant.rest.send("PATCH", path, {"metadata": {"labels": None}}, content_type=MERGE_PATCH))
+        answers.append(tenant.rest.try_merge_patch(path, {"metadata": {"labels": None}}))
         assert [answer.status for answer in answers] == [HTTPStatus.FORBIDDEN] * 3
         assert "is written by the controller of vcuda-quota" in patched.message
         tenant.delete(path)

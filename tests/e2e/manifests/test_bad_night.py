@@ -21,7 +21,6 @@ from tests.e2e.stage import CA_SECRET, SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod, pinned
 from tests.processes import ControllerProcess, eventually
 from tests.rendered import MANIFESTS, container
-from vcuda.kube import MERGE_PATCH
 from vcuda.x509 import make_leaf, service_names
 
 pytestmark = [pytest.mark.usefixtures("plane"), pytest.mark.one_version]
@@ -193,7 +192,7 @@ def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
     """Patch the ledger and return the HTTP status. While the policy that protects ledgers is in effect, the status is
     403.
     """
-    return cluster.rest.send("PATCH", ledger_path(namespace), patch, content_type=MERGE_PATCH).status
+    return cluster.rest.try_merge_patch(ledger_path(namespace), patch).status
 
 
 def memory_pod(namespace: str, name: str = "train") -> Json:

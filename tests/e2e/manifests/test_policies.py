@@ -21,7 +21,6 @@ from tests.integration.reviews import gpu_pod, with_spec
 from tests.processes import eventually
 from tests.rendered import BASE
 from vcuda.discovery.sources import DISCOVERED
-from vcuda.kube import MERGE_PATCH
 
 RBAC = "rbac.authorization.k8s.io"
 CARD: Json = {"annotations": {"tencent.com/predicate-gpu-idx-0": "7"}}
@@ -103,7 +102,7 @@ def account(admin: Cluster, team: str) -> Iterator[Accounts]:
 
 
 def patch(cluster: Cluster, path: str, change: Json) -> Answer:
-    return cluster.rest.send("PATCH", path, change, content_type=MERGE_PATCH)
+    return cluster.rest.try_merge_patch(path, change)
 
 
 def pod_path(namespace: str, subresource: str = "") -> str:

@@ -107,9 +107,7 @@ def test_a_claim_within_quota_is_pinned_and_one_beyond_it_is_rejected_with_the_r
 @pytest.mark.usefixtures("quota")
 def test_an_edit_of_the_quota_is_checked_and_other_configmaps_are_not(admin: Cluster, system: System) -> None:
     bad = {"metadata": {"namespace": "kube-system", "name": "gpuquota"}, "data": {"gpu_quota": "{team-a: 8}"}}
-    refused = admin.rest.send(
-        "PATCH", "/api/v1/namespaces/kube-system/configmaps/gpuquota", bad, content_type="application/merge-patch+json"
-    )
+    refused = admin.rest.try_merge_patch("/api/v1/namespaces/kube-system/configmaps/gpuquota", bad)
     assert refused.status == HTTPStatus.UNPROCESSABLE_ENTITY
     assert "team-a" in refused.message
     with without_endpoints(system):

@@ -63,8 +63,8 @@ def links(path: Path) -> None:
 
 def a_fifo_and_a_socket_without_a_listener(path: Path) -> None:
     os.mkfifo(path / "fifo")
-    with closing(socket.socket(socket.AF_UNIX)) as left:
-        left.bind(str(path / "vcuda.sock"))
+    with ExitStack() as stack:
+        bound(path / "vcuda.sock", stack)
 
 
 def names_of_every_kind_of_byte(path: Path) -> None:
@@ -109,32 +109,31 @@ def test_a_file_with_a_hard_link_outside_keeps_its_other_name(disk: Disk, agent:
     assert freed < 1_000_000, "a file with a second hard link frees no space"
 
 
+def bound(path: Path, stack: ExitStack, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX, kind)))
+    server.bind(str(path))
+    return server
+
+
 def listening(path: Path, stack: ExitStack) -> None:
-    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-    server.bind(str(path / "app.sock"))
-    server.listen()
+    bound(path / "app.sock", stack).listen()
 
 
 def listening_two_levels_below_like_gpu_manager(path: Path, stack: ExitStack) -> None:
     below = path / "main" / "sub"
     below.mkdir(parents=True)
-    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-    server.bind(str(below / "vcuda.sock"))
-    server.listen()
+    bound(below / "vcuda.sock", stack).listen()
 
 
 def listening_with_a_full_queue(path: Path, stack: ExitStack) -> None:
-    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-    server.bind(str(path / "app.sock"))
-    server.listen(0)
+    bound(path / "app.sock", stack).listen(0)
     for _ in range(2):
         client = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)))
         client.connect_ex(str(path / "app.sock"))
 
 
 def receiving_datagrams(path: Path, stack: ExitStack) -> None:
-    server = stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)))
-    server.bind(str(path / "log.sock"))
+    bound(path / "log.sock", stack, socket.SOCK_DGRAM)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +160,7 @@ def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Dis
     with ExitStack() as stack:
         for directory in (path, path / "main"):
             directory.mkdir(exist_ok=True)
-            server = stack.enter_context(closing(socket.socket(socket.AF_UNIX)))
-            server.bind(str(directory / "vcuda.sock"))
-            server.listen()
+            bound(directory / "vcuda.sock", stack).listen()
         agent.sweep_after_grace()
         assert len(disk.trash()) == 1
         disk.clocks.advance(RETENTION)
