@@ -1,6 +1,11 @@
 """Fixtures for all tests."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# The time of an example depends on the load of the machine, so no test fails because of it.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True)

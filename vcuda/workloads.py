@@ -265,7 +265,7 @@ def _count(where: str, kind: str, spec: Mapping[str, Any]) -> int:
 
 def _checked(where: str, pod: Manifest, check: Check) -> Manifest:
     if not pod.get("spec"):
-        raise errors.BadInput(f"{where}: malformed: the object has no pod spec")
+        raise errors.BadInput(f"{where}: the object has no pod spec")
     return check(where, pod)
 
 
@@ -277,7 +277,7 @@ def check_shape(where: str, manifest: Manifest) -> Manifest:
     try:
         plain: Manifest = without_nulls(json.loads(json.dumps(manifest, default=str, allow_nan=False)))
     except (TypeError, ValueError, RecursionError) as error:
-        raise errors.BadInput(f"{where}: malformed: {error}") from error
+        raise errors.BadInput(f"{where}: the object is malformed: {error}") from error
     _mapping(where, plain, "spec")
     return plain
 

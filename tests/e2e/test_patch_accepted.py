@@ -59,9 +59,8 @@ def test_a_generated_pod_that_is_accepted_is_also_accepted_when_patched(cluster:
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
         phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+        suppress_health_check=[HealthCheck.filter_too_much],
     )
     @given(strategies.storable_pods().filter(lambda pod: pinned(pod, namespace) is not None))
     def each(pod: Manifest) -> None:

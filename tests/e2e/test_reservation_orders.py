@@ -61,7 +61,6 @@ def test_no_order_of_calls_to_a_real_api_server_admits_more_than_the_quota(
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=40,
-            deadline=None,
             phases=[Phase.reuse, Phase.generate],  # no Phase.shrink, because shrinking a failure takes minutes
             suppress_health_check=list(HealthCheck),
         ),

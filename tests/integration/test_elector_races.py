@@ -193,7 +193,7 @@ LIVES = st.builds(Life, st.lists(PHASES, max_size=8).map(tuple), st.floats(0, 1)
 
 
 @pytest.mark.parametrize("lease_seconds", [5, 30])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lives=st.tuples(LIVES, LIVES))
 @example(lives=(Life((Phase("ok", 8), Phase("refused", 8), Phase("write lost", 8)), 0, None), Life((), 0.01, None)))
 @example(lives=(Life((Phase("ok", 1), Phase("last moment", 1), Phase("refused", 9)), 0, None), Life((), 0.1, None)))

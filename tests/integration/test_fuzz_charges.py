@@ -158,7 +158,7 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
 
     def fuzz() -> None:
         @seed(SEED + next(rounds))
-        @settings(max_examples=50, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=50, database=None, suppress_health_check=list(HealthCheck))
         @given(
             strategies.storable_pods(),
             st.sampled_from(QUOTAS),

@@ -124,7 +124,7 @@ def test_the_check_finds_the_reviews_that_must_be_rejected() -> None:
 def test_a_malformed_review_is_answered_in_json_and_never_exceeds_the_quota(target: Target) -> None:
     answered = {"reviews": 0, "errors": 0, "must be refused": 0}
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
     @given(spoilt_reviews(), st.sampled_from(["/mutate", "/validate", "/validate?timeout=2s", "/quota"]))
     def send(body: bytes, path: str) -> None:
         with closing(target.server.connect()) as connection:

@@ -146,7 +146,7 @@ def streams(draw: st.DrawFn) -> bytes:
 def test_any_bytes_are_answered_in_json_and_the_next_client_is_served(target: Target) -> None:
     counts: Counter[int] = Counter()
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck))
     @given(streams(), st.integers(1, 3))
     def send(stream: bytes, pieces: int) -> None:
         with target.shake_hands() as connection:

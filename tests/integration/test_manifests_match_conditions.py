@@ -13,7 +13,7 @@ import celpy
 import msgspec
 import pytest
 from celpy.adapter import json_to_cel
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from tests.builders import container, pod
 from tests.match_conditions import ASKING, ORDINARY
@@ -123,7 +123,6 @@ def test_the_webhook_is_called_for_every_resource_with_a_slash_in_any_field(
     assert condition.asks(pod(without, resources={part: {resource: "1"}}))
 
 
-@settings(deadline=None)
 @given(manifest=storable_pods())
 def test_the_webhook_is_called_for_every_pod_that_it_counts_as_a_vcuda_pod(
     condition: Condition, manifest: Json
@@ -151,7 +150,6 @@ def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(cond
 # No pod is exempt
 
 
-@settings(deadline=None)
 @given(
     manifest=storable_pods(),
     annotations=st.dictionaries(st.text(max_size=20), st.text(max_size=5), max_size=4),
@@ -223,14 +221,12 @@ def odd_pods() -> st.SearchStrategy[Json]:
     return st.fixed_dictionaries({"metadata": metadata, "spec": spec})
 
 
-@settings(deadline=None)
 @given(manifest=odd_pods())
 def test_no_pod_makes_the_evaluation_fail(condition: Condition, manifest: Json) -> None:
     """The API server sends no null fields, except null lists of containers."""
     assert condition.asks(manifest) in (True, False)
 
 
-@settings(deadline=None)
 @given(manifest=odd_pods())
 def test_the_webhook_is_called_for_every_pod_that_could_reach_gpus(condition: Condition, manifest: Json) -> None:
     if could_reach_gpus(msgspec.convert(manifest, Pod)):

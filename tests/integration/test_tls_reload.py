@@ -273,7 +273,7 @@ def test_another_invalid_certificate_and_one_after_a_valid_one_are_reported_agai
     replacement=st.binary(max_size=8),
     key=st.one_of(st.just(GOOD.key_pem()), st.binary(max_size=64)),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_with_any_file_contents_the_poll_ends_and_a_certificate_is_served(
     position: int, replacement: bytes, key: bytes
 ) -> None:

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from certs.plan import plan
 from certs.rotation import Observations, Rotation
@@ -112,7 +112,7 @@ def assert_at_rest(world: World) -> None:
 
 @given(lags=lags, late=stragglers, deaths=st.lists(st.integers(0, 8), max_size=12), budget=budgets)
 @example(lags=[timedelta()], late=[(3 * DAY, 2.2 * DAY)], deaths=[], budget=timedelta(minutes=5))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_a_rotation_killed_anywhere_ends_the_same_and_never_removes_trust(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], deaths: list[int], budget: timedelta
 ) -> None:
@@ -165,7 +165,7 @@ def test_runs_that_are_each_killed_at_their_first_write_finally_finish(hooks: in
     deaths=[],
     budget=15 * SECOND,
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 def test_runs_converge_after_any_damage_and_never_remove_trust(
     lags: list[timedelta],
     late: list[tuple[timedelta, timedelta]],
@@ -206,7 +206,7 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
     retention=1 / 12,
     read_only=False,
 )
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8)
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
@@ -225,7 +225,7 @@ def test_no_leaf_expires_while_it_is_served_for_any_lives(
 
 
 @given(lags=lags, late=stragglers, turns=st.lists(st.tuples(st.integers(0, 1), st.booleans()), max_size=80))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:

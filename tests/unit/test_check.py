@@ -79,7 +79,7 @@ def test_a_file_that_is_not_yaml_is_exit_status_2_with_its_name(directory: Path,
     ("bad", "reason"),
     [
         ({"kind": "Pod", "spec": 5}, "spec must be a mapping"),
-        ({"kind": "Pod"}, "malformed: the object has no pod spec"),
+        ({"kind": "Pod"}, "the object has no pod spec"),
         ({"spec": {}}, "the document is not a Kubernetes object: kind is required"),
     ],
 )

@@ -185,7 +185,7 @@ FOREIGN = st.builds(lambda text, size: (text * size)[:9000], st.text(min_size=1,
 FORGED = st.lists(st.sampled_from(MANY), min_size=1).map(lambda names: write_pin(ClaimPin(NVIDIA, (*names,))))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.builds(

@@ -220,4 +220,4 @@ class Placements(RuleBasedStateMachine):
 
 
 def test_no_order_of_calls_over_allocates_a_card() -> None:
-    run_state_machine_as_test(Placements, settings=settings(max_examples=200, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(Placements, settings=settings(max_examples=200, stateful_step_count=40))

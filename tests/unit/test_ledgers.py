@@ -101,7 +101,7 @@ class Admissions(RuleBasedStateMachine):
 
 
 def test_never_more_than_the_limit_in_force_at_admission() -> None:
-    run_state_machine_as_test(Admissions, settings=settings(max_examples=150, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(Admissions, settings=settings(max_examples=150, stateful_step_count=30))
 
 
 CARD = Charge(100, 0, 100)

@@ -89,7 +89,7 @@ def admitted(draw: st.DrawFn) -> Admitted:
 def for_every_admitted_pod(test: Any) -> Any:
     """Return the test for many random pods. Pods for which the webhook chooses no model are skipped."""
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
-    return settings(max_examples=50, suppress_health_check=quiet, deadline=None)(given(admitted())(test))
+    return settings(max_examples=50, suppress_health_check=quiet)(given(admitted())(test))
 
 
 @for_every_admitted_pod
@@ -242,7 +242,7 @@ def let_pass(draw: st.DrawFn) -> Admitted:
 
 
 @given(let_pass())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_pod_admitted_without_a_model_gets_the_scheduler_and_keeps_its_node_selection(
     case: Admitted,
 ) -> None:
@@ -272,7 +272,7 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 
 
 @given(nearly_pinned() | strategies.pods(), strategies.quotas(), strategies.clusters())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:

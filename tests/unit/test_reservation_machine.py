@@ -18,5 +18,5 @@ def test_no_order_of_calls_admits_too_much_or_leaves_a_charge_behind() -> None:
     every = list(HealthCheck)
     run_state_machine_as_test(
         ReservationMachine,
-        settings=settings(max_examples=EXAMPLES, stateful_step_count=50, deadline=None, suppress_health_check=every),
+        settings=settings(max_examples=EXAMPLES, stateful_step_count=50, suppress_health_check=every),
     )

@@ -156,6 +156,4 @@ EXAMPLES = int(os.environ.get("MACHINE_EXAMPLES", "200"))
 
 
 def test_no_order_of_events_hides_a_gpu_that_a_container_may_use() -> None:
-    run_state_machine_as_test(
-        RunningMachine, settings=settings(max_examples=EXAMPLES, stateful_step_count=30, deadline=None)
-    )
+    run_state_machine_as_test(RunningMachine, settings=settings(max_examples=EXAMPLES, stateful_step_count=30))

@@ -158,7 +158,7 @@ def test_a_pod_that_opts_out_or_names_a_scheduler_uses_hami_if_its_model_has_no_
     asked = webhook(SEPARATE, "A100")
     assert created(asked, vcuda_pod(WHOLE, **IGNORED)) == ("A100", "hami-scheduler")
     refused = asked.validate(vcuda_pod(WHOLE, affinity=held_to("A100"), schedulerName="volcano"))
-    assert "spec.schedulerName must be hami-scheduler or empty: volcano" in refused.message
+    assert "spec.schedulerName must be hami-scheduler or empty, because volcano may" in refused.message
 
 
 def test_a_pod_is_not_narrowed_by_more_names_than_fit_into_it() -> None:

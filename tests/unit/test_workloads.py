@@ -148,8 +148,8 @@ NO_NAMESPACE = (
     items_is_a_mapping=("kind: List\nitems: {a: b}", "items must be a list"),
     metadata_is_a_list=("kind: Pod\nmetadata: []", "metadata must be a mapping"),
     a_namespace_that_is_none=("kind: Pod\nmetadata: {namespace: a/../b}", f"'a/../b' {NO_NAMESPACE}"),
-    no_spec=("kind: Pod\nspec: null", "malformed: the object has no pod spec"),
-    no_template=("kind: Job\nspec: {}", "malformed: the object has no pod spec"),
+    no_spec=("kind: Pod\nspec: null", "the object has no pod spec"),
+    no_template=("kind: Job\nspec: {}", "the object has no pod spec"),
     spec_is_text=("kind: Job\nspec: x", "spec must be a mapping"),
     template=("kind: Job\nspec: {template: x}", "template must be a mapping"),
     jobTemplate=("kind: CronJob\nspec: {jobTemplate: []}", "jobTemplate must be a mapping"),
@@ -184,7 +184,7 @@ def test_an_invalid_number_of_pods_is_rejected(spec: str, shown: str) -> None:
     ),
 )
 def test_an_invalid_pod_is_rejected_with_its_field(text: str, where: str) -> None:
-    assert fault(text).startswith("file, document 1: malformed: ")
+    assert fault(text).startswith("file, document 1: the object is malformed: ")
     assert fault(text).endswith(f"`{where}`")
 
 
@@ -206,10 +206,10 @@ def test_invalid_yaml_is_rejected(text: str) -> None:
 @cases(
     "text",
     an_object_inside_itself="&a {kind: Pod, spec: *a}",
-    half_a_surrogate_pair='{kind: Pod, metadata: {name: "\\ud800"}}',
+    half_a_surrogate_pair='{kind: Pod, metadata: {name: "\\ud800"}, spec: {containers: []}}',
 )
 def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
-    assert fault(text).startswith("file, document 1: malformed: ")
+    assert fault(text).startswith("file, document 1: the object is malformed: ")
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from controller.garbage.node.names import TRASH, KeepReason, MustStay
@@ -143,7 +143,4 @@ class Node(RuleBasedStateMachine):
 
 
 def test_no_directory_of_an_existing_pod_is_ever_removed_and_every_other_finally_is() -> None:
-    slow = [HealthCheck.too_slow]
-    run_state_machine_as_test(
-        Node, settings=settings(max_examples=40, stateful_step_count=40, deadline=None, suppress_health_check=slow)
-    )
+    run_state_machine_as_test(Node, settings=settings(max_examples=40, stateful_step_count=40))
