@@ -62,7 +62,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def unused(cls, scheme: Scheme, count: int, memory: int) -> "Cards":
-        """Return ``count`` unused cards of a node. ``memory``: the memory of the node, in blocks of the scheme."""
+        """Return ``count`` unused cards of a node. ``memory``: the node's memory in the scheme's memory blocks."""
         unit = scheme.memory_unit
         nothing = (0,) * count
         free = count * CORES_PER_CARD
@@ -146,7 +146,7 @@ class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class CardRequest(msgspec.Struct, frozen=True, gc=False):
-    """The cards that a pod requests by one scheme. ``containers``: the requests of its containers, in order."""
+    """The cards that a pod requests by one scheme (a vendor's way to share GPUs), for each container in order."""
 
     scheme: Scheme
     containers: tuple[ContainerRequest, ...]

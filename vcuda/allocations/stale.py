@@ -24,7 +24,7 @@ ABSURD = 86_400.0
 64-bit number."""
 
 AT_ONCE = -math.inf
-"""The time for a rule that makes an allocation stale at once, whatever its age."""
+"""The start time of a rule by which an allocation is stale immediately, whatever its age."""
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 Exists = Callable[[str], bool]
@@ -32,7 +32,7 @@ Exists = Callable[[str], bool]
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """The annotations and labels of one scheme that must be removed from an object."""
+    """The annotations and labels of one vendor's scheme that must be removed from an object."""
 
     scheme: str
     rule: str
@@ -44,7 +44,7 @@ class Removal(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The allocation of one scheme on one pod. All times are Unix seconds."""
+    """The cards that one vendor's scheduler allocated to one pod. All times are Unix seconds."""
 
     pod: StoredPod
     allocation: Allocation
@@ -62,13 +62,13 @@ class Case:
         return self.allocation.get(self.scheme.predicate_node)
 
     def is_in(self, phase: str) -> bool:
-        """Return whether the allocation is in this phase. ``phase``: ``done`` or ``allocating``."""
+        """Return whether the pod's allocation of cards is in ``phase``, which is ``done`` or ``allocating``."""
         values = self.scheme.phase
         value = getattr(values, phase) if values else None
         return values is not None and value is not None and self.allocation.get(values.key) == value
 
     def allocated(self) -> float:
-        """Return the newest credible time in the allocation's annotations, in Unix seconds; infinity without one."""
+        """Return the newest credible time in the annotations of the allocation (Unix seconds); infinity without one."""
         # No allocation is older than its pod. Users can write any time into the annotations, so a time after ``seen``
         # (the first observation) becomes ``seen``. Otherwise a forged future time would keep a stale allocation.
         created = parse_rfc3339(self.pod.created)
@@ -89,7 +89,7 @@ class Staleness(NamedTuple):
 
 
 def _stale_by(case: Case) -> Iterator[Staleness]:
-    """Yield each rule by which the allocation is stale, or will be at a later time. The first rules have precedence."""
+    """Yield each rule by which the allocation is stale, or will become stale later. Earlier rules have precedence."""
     pod, node = case.pod, case.node
     if not pod.live:
         yield Staleness("finished", AT_ONCE, "the pod has ended")
@@ -148,7 +148,7 @@ def _cases(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: flo
 
 
 def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
-    """Return the JSON Patch with these removals. The patch fails if the object has another resourceVersion."""
+    """Return a JSON Patch that removes annotations and labels. It fails if the object's resourceVersion has changed."""
     # The operation ``test`` makes the patch fail if a scheduler has changed the object since the object was read.
     operations = [{"op": "test", "path": "/metadata/resourceVersion", "value": resource_version}]
     for removal in removals:
@@ -190,7 +190,7 @@ class Lock(msgspec.Struct, frozen=True):
     """The namespace and name of the pod for which the lock was taken; None if the lock names no pod."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return the Unix time when the lock expires. ``seen`` is used if the lock has no credible time."""
+        """Return the Unix time when the lock expires. If its time is missing or far in the future, ``seen`` is used."""
         taken = seen if self.taken is None or self.taken > now + ABSURD else self.taken
         return taken + timeout
 
@@ -206,7 +206,7 @@ def read_locks(node: Node) -> Iterator[Lock]:
 
 
 def find_stale_lock(lock: Lock, expires: float, now: float, exists: HolderExists) -> Removal | None:
-    """Return the removal of a lock that has expired, or whose pod does not exist; None if the lock is in use."""
+    """Return the annotation to remove if the lock has expired or its pod does not exist; None if the lock is in use."""
     keys = (str(lock.scheme.node_lock),)
     if expires <= now:
         return Removal(lock.scheme.name, "lock-expired", f"the lock was never released: {lock.value}", keys)

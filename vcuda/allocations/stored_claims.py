@@ -53,15 +53,15 @@ class ClaimCharge(msgspec.Struct, frozen=True):
     charges: Mapping[str, Charge] = {}
     """By model, the charge of the requests in the spec or of the allocated devices, whichever is larger."""
     held: str | None = None
-    """The model to which the spec pins the claim."""
+    """The GPU model to which selectors in the spec limit the claim; None without such selectors."""
     certain: bool = True
-    """True if all classes and devices of the claim are known. Otherwise the charge may be too small."""
+    """True if all DeviceClasses and devices of the claim are known. Otherwise the charge may be too small."""
     fault: str = ""
     """The first fault of the claim's request; empty if there is none."""
     uncounted: bool = False
     """True if the claim seems to request GPUs, but is not charged because their model is unknown."""
     other: OtherCard | None = None
-    """An allocated device of another model than ``held``; None if there is none."""
+    """An allocated device whose GPU model is not ``held``, the model of the claim's pin; None if there is none."""
 
     def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
         """Return the larger of this charge and the charge ``before``, for each model."""
@@ -120,7 +120,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims by one policy. The charge of equal requests is computed once."""
+    """Computes the charges of stored claims by one `ClaimPolicy`. The charge of equal requests is computed once."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self.policy = policy
@@ -148,7 +148,7 @@ class ClaimCounter:
         """Return the larger of the charge by the spec and the charge by the allocated devices, for each model."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # If the claim's spec has no pin, the whole request is charged to the one model of the allocated devices.
+            # If the spec has no pin, and all allocated devices have one model, charge the whole request to that model.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),

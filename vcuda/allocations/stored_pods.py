@@ -20,14 +20,14 @@ MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
 _ENCODER = msgspec.json.Encoder()
 
 MOST_KEYS_REMEMBERED = 16
-"""If a pod has at most this many annotations and labels of schedulers, the schemes that wrote them are cached."""
+"""If schedulers wrote at most this many annotations and labels on a pod, their schemes (vendors) are cached."""
 
 LONGEST_LIST = 16_384
 """The most bytes that are kept of an annotation with a list of cards. A vendor writes at most 80 bytes for each card of
 each container, so 16 cards in 12 containers fit."""
 
 LONGEST_TEXT = 254
-"""The most bytes that are kept of any other annotation. The name of a node has at most 253, so no cut name is valid."""
+"""The most bytes that are kept of any other annotation. Names of nodes have at most 253, so a cut text is no name."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
@@ -59,7 +59,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The schemes (vendors' ways to share GPUs) that use these keys. Schemes by which the pod requests GPUs come first.
     A key of several schemes belongs to the first of these schemes."""
     is_cut: bool = False
-    """True if a value was cut."""
+    """True if the value of an annotation was too long to be kept, and was cut."""
 
     def get(self, key: str | None) -> str | None:
         """Return the value of an annotation or label; None if it is missing or empty."""
@@ -68,7 +68,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys of one scheme. They are the full keys of the pod if ``whole_keys`` was True at the read."""
+        """Return the annotation and label keys of one scheme. They are full keys only if read with ``whole_keys``."""
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
@@ -160,7 +160,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     extended_claim: str = ""
     """The ResourceClaim that the scheduler created for the pod's extended resources. Only the pod is charged."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """If ``model`` is None: by model, the charge on each model on which the pod is charged less than ``charge``."""
+    """Used if ``model`` is None: by model, the pod's charge on that model, if it is less than ``charge``."""
     uses_claims: bool = False
     """True if the pod names ResourceClaims, which are charged separately."""
 
@@ -217,7 +217,7 @@ class RequestCache:
         self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
-        """Return a pod's request, without faults, and its model. A stored pod is charged even if it has faults."""
+        """Return a pair: a pod's request without faults, and its model. A stored pod is charged despite faults."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
@@ -276,12 +276,12 @@ def read_stored(
 
 
 def _longest_grace(pod: Pod) -> int:
-    # kubelet uses the spec's grace period until it observes a deletion with another one. So take the longer period.
+    # kubelet uses the spec's grace period until it observes a deletion with another period. So take the longer one.
     return max(pod.spec.grace_seconds, pod.metadata.deletion_grace_period_seconds or 0)
 
 
 def charges_of(pods: Iterable[StoredPod], nodes: Nodes) -> Iterator[tuple[str, Charge]]:
-    """Yield the model and the charge of every live pod with a known model."""
+    """Yield pairs of model and charge: one for each pod that has not ended and whose GPU model is known."""
     for pod in pods:
         model = pod.model_on(nodes) if pod.live else None
         if model:

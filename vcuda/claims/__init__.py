@@ -1,1 +1,1 @@
-"""ResourceClaims (Dynamic Resource Allocation): the cluster's devices, and the charge and the pin of a claim."""
+"""ResourceClaims (Dynamic Resource Allocation): the cluster's devices, the charge of a claim, and its GPU model."""

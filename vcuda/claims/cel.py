@@ -42,7 +42,7 @@ class Facts(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_facts(expressions: Iterable[str]) -> Facts:
-    """Return the properties of a device that follow if all CEL ``expressions`` are true for it."""
+    """Return the properties that a device must have if all CEL ``expressions`` are true for the device."""
     driver: str | None = None
     attributes: dict[tuple[str, str], frozenset[str]] = {}
     for condition in (each for expression in expressions for each in _conditions(expression)):

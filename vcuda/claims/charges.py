@@ -32,7 +32,7 @@ REQUEST_PER_DIGEST = 25
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """The devices of one driver and type: all, and by model. Of devices with equal charges, only one is listed."""
+    """All devices of one driver and type, and those of each model. Of devices with equal charges, one is listed."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
@@ -43,13 +43,13 @@ class KindOffers(msgspec.Struct, frozen=True):
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The data that decide the charge of a claim together with its spec: devices, products and values of devices."""
+    """The data that decide a claim's charge, apart from its spec: devices, products, and values of DeviceClasses."""
 
     devices: Devices
     products: Products
     worth_of: UnitWorth
 
-    # `kinds` is cached, because a cluster can have many devices, and every entry of a claim needs this index.
+    # `kinds` is cached, because a cluster can have many devices, and every device request of a claim needs `kinds`.
     @functools.cached_property
     def kinds(self) -> Mapping[tuple[str, str], KindOffers]:
         """The devices of the cluster, by driver and device type."""
@@ -99,7 +99,7 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
     path: str
     """The field path of the entry in the claim."""
     request: int
-    """The position in the claim of the request to which the entry belongs."""
+    """The position of the entry's device request among the device requests of the claim."""
     name: str
     """The entry's name in the claim's allocation: the name of its request, or REQUEST/ENTRY in a ``firstAvailable``."""
     found: DeviceKind
@@ -152,7 +152,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the claim's charge on a GPU model. Of the entries in a ``firstAvailable``, the largest is charged."""
+        """Return the claim's charge for a GPU model. Of the entries in a ``firstAvailable``, the largest counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -189,7 +189,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the GPU model to which selectors pin all entries, or None. ``lenient``: ignore unknown products."""
+        """Return the GPU model to which selectors limit the claim, or None. ``lenient``: ignore unknown products."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -211,7 +211,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def excludes(self, model: str) -> str | None:
-        """Return the reason why the claim cannot be pinned to this model; None if the claim can be pinned to it."""
+        """Return the reason why the claim cannot be limited (pinned) to this GPU model; None if this is possible."""
         if model not in self._exclusions:
             self._exclusions[model] = self._excluded_from(model)
         return self._exclusions[model]
@@ -230,7 +230,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the JSON Patch that pins every entry to a model for which `excludes` has returned None."""
+        """Return the JSON Patch that pins every charged request to a GPU model for which `excludes` returned None."""
         operations: list[Operation] = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
@@ -251,12 +251,12 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return the reason why no claim can be pinned to ``model``. ``product`` matches a pattern of this model."""
+    """Return the reason why no claim can be pinned to ``model``: ``product`` matches, but may be of another model."""
     return f"product {product} matches the products of {model}, but may belong to another model"
 
 
 def _different(offers: Iterable[DeviceOffer]) -> tuple[DeviceOffer, ...]:
-    """Return one of all devices that differ only in their product, because the product does not affect the charge."""
+    """Of devices that differ only in their product, return one, because the product does not affect the charge."""
     return tuple({(each.profile, each.shared, each.capacities): each for each in offers}.values())
 
 
@@ -292,7 +292,7 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
     # If a share gets all memory of its card by default, charge one card's memory. Cards of a model may differ in MiB.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # The driver does not limit a share that states no cores, so all cores are charged. The same applies to memory.
+    # The driver does not limit the cores of a share that requests none. So charge all cores, and likewise all memory.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,

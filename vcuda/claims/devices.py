@@ -25,7 +25,7 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     """The amounts to which a request is rounded up, in ascending order; empty if the driver lists none."""
 
     def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return the amount that the scheduler counts for a requested amount. ``asked``: None if none is requested."""
+        """Return the amount that the scheduler counts if a claim requests ``asked`` (None: it states no amount)."""
         # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
         # largest valid amount is returned unchanged, because no device can satisfy such a request.
         if asked is None:

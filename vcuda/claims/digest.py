@@ -25,11 +25,11 @@ MOST_ENTRIES = 64
 compute charges, because there is a charge for each entry and GPU model."""
 
 MOST_ASKED_BYTES = 8 * 1024
-"""The most bytes of a claim's digest without its pins. 64 entries with names of usual length take half as many."""
+"""The most bytes of a claim's digest (short form of its spec) without pins. 64 average requests take half of this."""
 
 MOST_PIN_BYTES = 6 * 1024
 """The most bytes of all pins (selectors for one GPU model) in a claim's digest. Three of the longest pins fit, or
-thirty usual pins. Equal pins count once."""
+thirty pins of average length. Equal pins count once."""
 
 LONGEST_EXPRESSION, MOST_CHARACTERS = 2048, 4096
 """The most characters of one CEL expression that is parsed, and of all parsed expressions of one claim. Expressions
@@ -70,7 +70,7 @@ class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The name of the entry in ``firstAvailable``; empty for ``exactly``."""
     device_class_name: str = ""
     selectors: int = 0
-    """The number of selectors."""
+    """The number of the entry's selectors."""
     allocation_mode: str = ""
     count: int | None = None
     admin_access: bool = False
@@ -85,14 +85,14 @@ class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class RequestDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One request of a claim."""
+    """The short form of one device request of a claim."""
 
     name: str = ""
     entries: tuple[EntryDigest, ...] = ()
 
 
 class ConfigDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One entry of ``config`` in a claim. The parameters in it are left out."""
+    """One entry of ``config`` in a claim, without the parameters in the entry."""
 
     driver: str = ""
     """The DRA driver that gets the parameters; empty if the ``config`` entry names no driver."""
@@ -116,13 +116,13 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
-    """The attribute values that the selectors of all entries require. Equal facts are listed once."""
+    """The attribute values that the selectors of all entries require. Equal values are listed once."""
     pins: tuple[ClaimPin, ...] = ()
     """All different pins of the entries. A pin is a selector that limits an entry to products of one GPU model."""
     pinned: tuple[tuple[int, ...], ...] = ()
     """For each entry of all device requests, in order: the positions of the entry's pins in ``pins``."""
     pin_bytes: int = 0
-    """The characters of all different selectors that begin like pins, plus 1 for each pin of each entry."""
+    """The number of characters in all different selectors that begin like pins, plus 1 for each pin of each entry."""
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
@@ -234,7 +234,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the positions of an entry's pins in ``pins``, and of its required attribute values in ``facts``."""
+        """Return a pair: the positions of an entry's pins in `pins`, and of its attribute values in `facts`."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

@@ -31,7 +31,7 @@ class Driver(msgspec.Struct, frozen=True):
 
     name: str
     kinds: Mapping[str, Kind]
-    """How a device is charged, by the value of its attribute ``type``."""
+    """By the value of a device's attribute ``type``: how the device is charged."""
     classes: Mapping[str, str]
     """By the name of a DeviceClass that is installed with the driver: the attribute ``type`` of its devices."""
 
@@ -57,7 +57,7 @@ NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
 """DRA drivers whose devices are not GPUs. A device of compute-domain.nvidia.com is a channel between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""A function that returns the charge in ``gpu_units`` for one device of a DeviceClass; None if it has no line there."""
+"""A function that returns the charge in ``gpu_units`` of a device of a DeviceClass; None if the class is not listed."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):
@@ -68,18 +68,18 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
     kind: Kind
     type: str = ""
     worth: Charge = Charge()
-    """The configured value of one device, if ``kind`` is UNIT."""
+    """The charge of one device in key ``gpu_units`` of the quota ConfigMap, if ``kind`` is UNIT."""
     profile: str = ""
     """The MIG profile that the DeviceClass requires; empty if it requires no profile."""
 
     @property
     def is_gpu(self) -> bool:
-        """True if devices of the DeviceClass are charged. Devices with an empty configured value are not."""
+        """True if devices of the DeviceClass are charged. They are not if their value in ``gpu_units`` is empty."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return how devices of DeviceClass ``name`` are charged; None for an unknown class without a configured value."""
+    """Return how devices of DeviceClass ``name`` are charged; None without a known driver or a ``gpu_units`` value."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
     # The selectors of a DeviceClass determine the driver of its devices. If the class does not exist yet, the driver is

@@ -23,7 +23,7 @@ class DeviceSelector(K8sStruct, frozen=True, gc=False):
 
 
 class CapacityRequirements(K8sStruct, frozen=True, gc=False):
-    """The requested amounts of capacities, by name. If a device is not shared, the amounts only select it."""
+    """The requested amounts of capacities, by name. For devices that are not shared, they are only a filter."""
 
     requests: Mapping[str, Quantity] | None = None
 

@@ -2,7 +2,7 @@
 
 A pin first tests that a device has the product attribute. Without this test, one device without the attribute would
 stop the scheduling of every pod that uses the claim. ``orValue`` is no alternative: the API server could not estimate
-the cost of ``matches`` on its result, and would reject the claim.
+the cost of ``matches`` on the result of ``orValue``, and would reject the claim.
 """
 
 import re
@@ -49,8 +49,8 @@ class ClaimPin(NamedTuple):
 
 def write_pin(pin: ClaimPin) -> str:
     """Return a pin as a CEL expression. Patterns and profiles that exceed `LONGEST_PIN` characters are left out."""
-    # A pin without some patterns only allows fewer devices. The last patterns matter least: they are products that were
-    # found on nodes.
+    # It is safe to leave out patterns of product names, because the pin then allows fewer devices. The last patterns
+    # matter least: they are products that were found on nodes.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -69,7 +69,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # the two quotes that `_quote` adds make up for the separator
+        room -= len(_quote(text))  # the two quotes that `_quote` adds are counted in place of the separator
         if room >= 0:
             yield text
 

@@ -48,7 +48,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         rows = {model: tuple(dict.fromkeys(map(fold, row.products))) for model, row in named.rows.items()}
         return cls(names, rows, {product: frozenset(found) for product, found in seen.items()})
 
-    # The matchers are cached, because each claim needs them. If quota or devices change, a new `Products` is created.
+    # The functions that match products are cached, because each claim needs them. A `Products` never changes.
     @functools.cached_property
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
         return {model: matcher(patterns) for model, patterns in self.rows.items()}
@@ -66,7 +66,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return _only(listed or self.seen.get(folded, frozenset()))
 
     def model_of_pattern(self, pattern: str) -> str | None:
-        """Return the model of all products that match a pattern; None if these could belong to several models."""
+        """Return the model of all products that match a pattern; None if several models are possible."""
         if not WILDCARDS.intersection(pattern):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
@@ -79,7 +79,8 @@ class Products(msgspec.Struct, frozen=True, dict=True):
 
     def _products_of(self, model: str) -> ModelProducts:
         if model not in self._known:
-            # A pin begins with the model's name, so it identifies the model even if no node has a matching product.
+            # A pin (a selector for one GPU model) begins with the model's name. So the pin identifies the model even if
+            # no node has a matching product.
             own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
             matches = matcher(own)
             more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)

@@ -86,7 +86,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return the pins (selectors for one GPU model) of an entry that are for its driver. A device must match all."""
+    """Return an entry's pins (selectors for one GPU model) for its driver. A device must match all these pins."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
@@ -123,7 +123,7 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    # A requested capacity only filters unshared devices. So a claim may name any capacity that such devices have.
+    # For unshared devices, a requested capacity is only a filter. So a claim may name any capacity of such devices.
     known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []

@@ -33,7 +33,7 @@ class Doubt(enum.StrEnum):
     MALFORMED = "malformed-register"
     NAMELESS = "no-product"
     HELD = "change-held"
-    """Another model was found. It is not written while pods use the node, or if the source of the label is lost."""
+    """Another model was found. The label is not changed while pods use the node, or if the label's source is lost."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Found(msgspec.Struct, frozen=True):
     label: str | None
     """The value of the model label; None if the node has no such label."""
     record: Record | None
-    """The record of the label; None if a person wrote the label, or if there is no label."""
+    """What the controller recorded about the label; None if a person wrote the label, or if there is no label."""
     wanted: Record | None
     """The model that the strongest source reports; None if no source reports a model."""
     seen: tuple[SourceCards, ...] = ()
@@ -70,11 +70,11 @@ class Found(msgspec.Struct, frozen=True):
     models: tuple[str, ...] = ()
     """The models of the cards that the strongest source reports. The model with the most cards comes first."""
     doubts: Mapping[Doubt, str] = {}
-    """The doubts about the model, each with a message."""
+    """The reasons to doubt the GPU model of the node, each with a message."""
 
     @property
     def source(self) -> str:
-        """The source of the label. Without a label, the source of the model that was found; empty if none was found."""
+        """The source of the model label. Without a label, the source of the found model; empty if none was found."""
         if self.label is None:
             return self.wanted.source if self.wanted else ""
         return self.record.source if self.record else sources.OPERATOR

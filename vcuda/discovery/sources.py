@@ -30,7 +30,7 @@ DISCOVERED = "quota.vcuda.io/discovered-model"
 PRODUCT, CARD_MEMORY = "nvidia.com/gpu.product", "nvidia.com/gpu.memory"
 """GPU feature discovery's labels for the product and the MiB of one card. `COUNT_LABEL` has the number of cards."""
 INVALID = "-MIG-INVALID"
-"""The end of a product's name if the MIG devices of a node do not fit the strategy ``single``."""
+"""GPU feature discovery ends a product label with this text if MIG devices do not fit the strategy ``single``."""
 _PART = re.compile(r"(?:-MIG-.*|-SHARED)$", re.IGNORECASE)
 """Matches the end of a product's name if the devices of the product are parts of a card."""
 
@@ -58,7 +58,7 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
     present: tuple[str, ...] = ()
     """The vendors' schemes whose device plugin on the node answers the scheduler."""
     malformed: tuple[str, ...] = ()
-    """The annotations that are registers but cannot be read."""
+    """The annotations that should list the node's cards (registers), but cannot be read."""
     record: str = ""
     """The value of the annotation `DISCOVERED`."""
 
@@ -67,7 +67,7 @@ NO_FACTS = NodeFacts()
 
 
 def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFacts:
-    """Return the facts of a node. ``registers``: the readable registers of the node."""
+    """Return the facts about a node's device plugins. ``registers``: the readable lists of cards in its annotations."""
     annotations, allocatable = node.annotations, (node.status and node.status.allocatable) or {}
     offered = {
         name: count
@@ -107,7 +107,7 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the vendors' schemes with a register on the node, although another device plugin serves the node now."""
+    """Return the schemes whose list of cards is still on the node, although another device plugin serves the node."""
     silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
@@ -137,7 +137,7 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
             if each.node:
                 counts = nodes.setdefault(each.node, {}).setdefault(each.driver, Counter())
                 for offer in each.offers:
-                    # Equal offers of a slice are one object, so a device is compared with an offer by identity.
+                    # Equal devices of a ResourceSlice share one object, so they are compared by identity.
                     counts[offer] += sum(device is offer for device in each.devices.values())
     return {
         node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
@@ -177,7 +177,7 @@ def cards_by_source(
 
 
 def whole_product(product: str) -> str:
-    """Return the product of the whole card, from a product that may be a part of a card."""
+    """Return the product name of the whole card. ``product`` may name a part of that card."""
     return _PART.sub("", product)
 
 

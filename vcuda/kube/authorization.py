@@ -13,7 +13,7 @@ GRACE_SECONDS = 10.0
 """If a 403 for one verb and resource repeats for longer than this many seconds, an RBAC permission is missing."""
 
 FORGET_SECONDS = 60.0
-"""After this many seconds without a 403 for a verb and resource, `GRACE_SECONDS` begin again with their next 403."""
+"""If no 403 for a verb and resource comes for this many seconds, the next one starts new `GRACE_SECONDS`."""
 
 # Matches the message of a 403 from the authorizer of the API server (forbiddenMessage in k8s.io/apiserver,
 # pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message. A retry

@@ -132,7 +132,7 @@ class Kube:
         return self.post_heard(path, body, params, timeout).body
 
     def post_heard(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> Heard:
-        """Create an object, as `post` does. Return it as stored, together with the warnings of the answer."""
+        """Create an object, as `post` does. Return the stored object together with the API server's warnings."""
         return self._heard(ApiRequest("POST", path, params, body), timeout)
 
     def put(self, path: str, body: bytes, params: Params | None = None, timeout: float = 10) -> bytes:
@@ -146,7 +146,7 @@ class Kube:
     def patch(
         self, path: str, body: bytes, content_type: str, params: Params | None = None, *, timeout: float = 10
     ) -> bytes:
-        """Patch an object by the patch in ``body``. ``content_type``: MERGE_PATCH, JSON_PATCH or another patch type."""
+        """Apply the patch in ``body`` to an object. ``content_type``: MERGE_PATCH, JSON_PATCH or another patch type."""
         return self._heard(ApiRequest("PATCH", path, params, body, content_type), timeout).body
 
     def delete(self, path: str, body: bytes | None = None, params: Params | None = None, timeout: float = 10) -> bytes:
@@ -169,11 +169,11 @@ class Kube:
         pages. ``skip``: called with each object of more than `MOST_OBJECT_BYTES`, which the pages do not include.
 
         Without ``skip``, such an object raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if etcd has
-        dropped the version of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
+        dropped the resourceVersion of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
-        # Each page of a LIST may have another limit. The continue token contains only the version of the LIST and the
-        # key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
+        # Each page of a LIST may have its own ``limit``. The continue token contains only the version of the LIST and
+        # the key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             return self.get(path, query, timeout, most)
@@ -230,7 +230,7 @@ def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
     try:
         return kube.patch(f"{collection}/{segment(manifest['metadata']['name'])}", body, MERGE_PATCH)
     except errors.NotFound:
-        # A merge patch creates no objects. A server-side apply would, but also takes over fields of other writers.
+        # A merge patch cannot create objects. Server-side apply can, but also takes over fields of other writers.
         return kube.post(collection, body)
 
 
@@ -274,7 +274,7 @@ def _date(header: str | None) -> datetime.datetime | None:
 
 
 _CHUNK = 64 * 1024
-_HEAD_PARTS = 16  # TooLarge keeps this many parts from the start of an answer, which contain the name of the object
+_HEAD_PARTS = 16  # the number of first chunks of a response body that TooLarge keeps; they contain the object's name
 
 
 @contextlib.contextmanager
@@ -302,7 +302,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body of the answer did not arrive in time")
-        # If the server has closed the connection after its answer, the response has no socket any more.
+        # If the server has closed the connection after its response, the response object has no socket any more.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
@@ -311,7 +311,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         try:
             parts.add(part)
         except errors.TooLarge:
-            response.close()  # the rest of the body is not read, so the connection cannot be reused
+            response.close()  # the body is not read to its end, so the connection cannot be reused
             raise
 
 
@@ -357,11 +357,11 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 class Stream:
-    """A streamed answer. One thread reads the lines. Any thread may call `abort`. ``with`` closes the stream."""
+    """An HTTP response. One thread reads it line by line. Any thread may call `abort`. ``with`` closes the response."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         # `abort` shuts the socket down, because a close would not wake the thread that reads from the socket. `abort`
-        # uses a second file descriptor, because after a close the number of the first one may belong to another file.
+        # uses a second file descriptor. After a close, the number of the first descriptor may belong to another file.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -376,16 +376,16 @@ class Stream:
         self._socket.close()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the lines until the server ends the stream, or sends nothing for the read timeout.
+        """Yield the lines of the response until the server ends it, or sends nothing for as long as the read timeout.
 
         Raises Unavailable if the connection breaks, and WatchLost if a line is too large.
         """
-        # A connection without data may be dead. So the stream ends without an error, and the caller opens a new stream.
+        # If no data arrives, the connection may be dead. So the stream ends without an error, and a new one is opened.
         try:
             with transport(self._what):
                 yield from split_lines(self._chunks())
         except errors.TooLarge as error:
-            # After a WatchLost, the caller lists the objects again. So the change in the too large event is not missed.
+            # After a WatchLost, the caller lists all objects. So the change is not missed, although its event was lost.
             message = f"{self._what}: an event of {name_in(error.head)} has more than {MOST_OBJECT_BYTES} bytes"
             raise errors.WatchLost(message) from error
 
@@ -395,6 +395,6 @@ class Stream:
                 yield chunk
 
     def abort(self) -> None:
-        """End the stream at once. In the thread that reads the lines, the iteration ends or raises Unavailable."""
+        """End the stream immediately. In the thread that reads the lines, the iteration ends or raises Unavailable."""
         with contextlib.suppress(OSError):  # the socket is already closed, so no thread waits for it
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -93,7 +93,7 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""The credentials are looked up again after this many seconds. A look-up takes a sixth of a request's time."""
+"""After this many seconds, a request looks up the credentials again. This takes a sixth of the request's time."""
 
 
 class Sender:
@@ -159,7 +159,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Another thread may have read newer credentials than ``refused``. Otherwise they are loaded again.
+        # Another thread may have read newer credentials than ``refused``. If not, load the credentials again.
         current = self._look()
         return self._look(load=True) if current == refused else current
 
@@ -210,7 +210,7 @@ def unknown_version(server: str, why: str) -> str:
 
 
 def end_process(message: str) -> NoReturn:
-    """Print an error, and end the process at once with status 1. Any thread may call this."""
+    """Print an error, and end the process immediately with status 1. Any thread may call this."""
     sys.stderr.write(f"Error: {message}\n")
     sys.stderr.flush()
     # `sys.exit` would end only the thread that calls it.
@@ -230,7 +230,7 @@ class VersionCheck:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def make(self, read: Callable[[], bytes], server: str) -> None:
-        """Check the Kubernetes version that ``read`` returns. If ``read`` is refused, the version is unknown.
+        """Check the Kubernetes version that ``read`` returns. If the server refuses ``read``, the version is unknown.
 
         Raises ApiError if the API server answers 401.
         """

@@ -28,7 +28,7 @@ _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """Permission to LIST a namespace's objects until ``until`` (`time.monotonic`). ``timeout``: seconds per page."""
+    """Permission to LIST in one namespace. It ends at ``until`` (`time.monotonic`). ``timeout``: seconds for a page."""
 
     kube: client.Kube
     namespace: str
@@ -59,7 +59,7 @@ class ListedPods(NamedTuple):
 
 @dataclass(eq=False)
 class NamespaceCounter:
-    """Lists the pods and claims of a namespace, and counts their charges. `ListTurns` limits the concurrent LISTs.
+    """Lists the pods and claims of a namespace, and counts their charges. `ListTurns` limits how many LISTs run.
 
     While too many other LISTs run, a LIST waits for at most ``timeout`` seconds. ``timeout`` is also the limit for one
     page. A method raises ListOverdue if its LIST cannot begin in time, or does not end in time.
@@ -82,11 +82,11 @@ class NamespaceCounter:
         return self._in_turn(namespace, self._count, timeout)
 
     def count_claims(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
-        """Return the charges of a namespace's claims not named in ``extended``; None if the server serves no claims."""
+        """Return the charges of a namespace's claims, except ``extended``; None if the API server serves no claims."""
         return _count_claims(*self.priced_claims(namespace, extended))
 
     def priced_claims(self, namespace: str, extended: Collection[str]) -> tuple[str, PricedClaims]:
-        """List a namespace's claims. Return the resourceVersion of the LIST, and the claims with their charges.
+        """List a namespace's claims. Return a pair: the resourceVersion of the LIST, and the claims with their charges.
 
         ``extended``: the names of claims to leave out, because their pods are charged instead. The version is empty if
         the API server does not serve claims. Raises Unavailable if claims exist, but devices were not read yet.
@@ -107,7 +107,7 @@ class NamespaceCounter:
         return self._turns.run(namespace, take, timeout)
 
     def _count(self, turn: _Turn) -> ObservedPods:
-        # The quota version is read before the pods. So each pod is charged by this version or a newer one.
+        # Read the quota ConfigMap's version before the pods. So each pod is charged by this version or a newer one.
         config_version = self.config_version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)

@@ -29,9 +29,9 @@ _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template is counted
-as `ENTRY_BYTES` (700) plus its packed device requests: usually 100 bytes, and at most 14 KiB. So the first bound
-allows about 600 usual templates, and the second about 40,000."""
+"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template is counted as
+`ENTRY_BYTES` (700) plus its packed device requests: typically 100 bytes, and at most 14 KiB. So the first bound allows
+about 600 typical templates, and the second about 40,000."""
 
 
 def is_served(kube: client.Kube) -> bool:
@@ -187,7 +187,7 @@ class TemplateInformer:
         return {"resourceclaimtemplates": self._templates}
 
     def find(self, namespace: str, name: str) -> PackedDigest | None:
-        """Return the device requests in a claim template; None if it is missing, or exceeded the memory bound."""
+        """Return a claim template's device requests; None if the template is missing, or exceeded the memory bound."""
         found = self._templates.get((namespace, name))
         return found.digest if found else None
 
@@ -208,7 +208,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # After an interrupted list, the memory allowance may still count deleted templates. So release their bytes.
+        # If a list was interrupted, deleted templates may still count against the memory bound. So release their bytes.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._warned.clear()
 
@@ -236,11 +236,11 @@ class ClaimPolicies:
         self._charged: _ChargedBy | None = None
 
     def resources(self) -> GpuResources:
-        """Return the GPU resources that pods can request. Charges consider DeviceClasses and nodes read so far."""
+        """Return the GPU resources that pods can request. Charges depend on the DeviceClasses and nodes read so far."""
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return ``known`` (resources of a quota ConfigMap) with the charges by DeviceClasses and nodes added."""
+        """Return ``known`` (a quota ConfigMap's resources) and the charges that follow from DeviceClasses and nodes."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
         # The resources are cached, because every pod of the cluster is checked against them.
         if made and made.known is known and made.devices is found and made.nodes is nodes:

@@ -83,7 +83,7 @@ class QuotaInformer:
         return read.resources if read else BUILT_IN
 
     def in_force(self) -> config.QuotaConfig | None:
-        """Return the parsed quota ConfigMap in force, before grants (dated additions) apply; None until it is read."""
+        """Return the quota ConfigMap in force, without applying grants (dated additions); None until it was read."""
         # Only the watch's thread assigns `_config`, not this method. Otherwise a late result of this method could
         # overwrite a document that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
@@ -91,7 +91,7 @@ class QuotaInformer:
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # Without a quota ConfigMap, the version of its watch is used. Every deleted ConfigMap had an older version.
+        # Without a quota ConfigMap, the quota has the version of its watch, which is newer than any deleted ConfigMap.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
@@ -155,12 +155,12 @@ The new state is None if the node was deleted."""
 
 
 class ObservedNode(Node, frozen=True):
-    """The fields of a node that are kept: labels, GPU capacity, locks, registered cards, facts about device plugins."""
+    """The fields of a node that are kept in memory: labels, GPU capacity, locks, cards, facts about device plugins."""
 
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
     outdated: frozenset[str] = frozenset()
-    """The names of the schemes whose register (the vendor's list of the node's cards) is out of date."""
+    """The names of the schemes (vendors' ways to share GPUs) whose list of the node's cards is out of date."""
 
 
 class _RegisterCache:
@@ -295,7 +295,7 @@ _decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:
-    """Keeps the handler of each RuntimeClass in memory, without a bound: only administrators write RuntimeClasses."""
+    """Keeps each RuntimeClass's handler in memory. No bound is needed: only administrators write RuntimeClasses."""
 
     def __init__(self, kube: client.Kube) -> None:
         path = "/apis/node.k8s.io/v1/runtimeclasses"

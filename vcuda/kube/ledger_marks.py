@@ -23,17 +23,17 @@ T = TypeVar("T")
 OPENER = "opener"
 
 OPENING_SECONDS = 1.0
-"""A new ledger is closed: it admits nothing. If its namespace has a mark, and the ledger is not opened within this many
-seconds, an earlier ledger was lost. The wait is needed because a replica writes the mark before it opens a ledger."""
+"""A new ledger is closed (admits nothing), and a replica marks the namespace before it opens the ledger. If the ledger
+of a marked namespace stays closed for longer than this many seconds, an earlier ledger was lost."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 
 class _Opener(NamedTuple):
-    """An attempt of this process to open a ledger.
+    """An attempt of this process to open a ledger. The process first creates a mark (a record that a ledger existed).
 
-    ``version``: the resourceVersion of the closed ledger, read before this process marked the namespace.
-    ``opener``: a random text in the mark (`LedgerMarks`), by which this process recognises its own mark.
+    ``version``: the resourceVersion of the closed ledger, read before the mark was created.
+    ``opener``: a random text in the mark, by which this process recognises its own mark.
     """
 
     version: str
@@ -90,7 +90,7 @@ class LedgerMarks:
         """
         known = self._claims.get(namespace)
         tried = known is not None and known.version == version
-        # A namespace's first ledger is opened within `OPENING_SECONDS`. If it is closed for longer, a ledger was lost.
+        # A namespace's first ledger opens within `OPENING_SECONDS`. A ledger that is closed longer replaces a lost one.
         if not tried and self.missing(namespace, lost) >= OPENING_SECONDS:
             return False
         claim = known if known and tried else _Opener(version, secrets.token_urlsafe(12))
@@ -148,7 +148,7 @@ class SeenVersions:
     """The newest resourceVersion of each ledger that this process has read within the last ``seconds``.
 
     resourceVersions only grow, even if an object is deleted and created again. They decrease only when etcd is restored
-    from a backup. An older entry is not needed: all pods that its ledger admitted are stored by now, or never will be.
+    from a backup. An older entry is not needed: all pods that its ledger admitted are stored, or can no longer be.
     """
 
     seconds: float

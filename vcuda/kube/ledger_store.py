@@ -56,7 +56,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """A version of a ledger from the watch. `read` decodes it on demand, because most versions are never read."""
+    """One version of a ledger, as a watch delivered it. `read` decodes it on demand, because most are never read."""
 
     namespace: str
     config_map: k8s_types.ConfigMap
@@ -77,7 +77,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def pending_bytes(self) -> int:
-        """The size of the ledger's text after `counted`, which has the pending, terminating and reserved charges."""
+        """The size of the second part of the ledger's text, which has the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
@@ -89,7 +89,7 @@ NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 class LedgerStore(NamespaceCounter):
     """Reads and writes ledgers. A write raises Conflict if the stored ledger has changed since it was read.
 
-    ``nodes`` returns the nodes. A pod that is not pinned to a GPU model is charged the model of its node.
+    ``nodes`` returns the nodes. A pod that is not pinned to a GPU model is charged for the GPU model of its node.
     ``resources`` returns the GPU resources that pods can request.
     ``claim_price`` returns the function that computes a claim's charge; None before the devices have been read.
     ``storable_seconds``: a pod is stored within this many seconds after its admission, or never.
@@ -120,7 +120,7 @@ class LedgerStore(NamespaceCounter):
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
         self.check_lost = self._marks.check_lost
-        # The version of a ledger is kept until each object that the ledger admitted is stored, or never will be.
+        # A ledger's version is kept until each object that the ledger admitted is stored, or can no longer be stored.
         self._versions = SeenVersions(storable_seconds + LEASE_SECONDS + MARGIN_SECONDS, clock)
 
     def read(self, namespace: str, timeout: float = 10) -> Stored:
@@ -238,7 +238,7 @@ class LedgerStore(NamespaceCounter):
         try:
             stored = _written(ledger, lambda: self.kube.put_heard(self._path(namespace), body, timeout=timeout))
         except errors.NotFound as error:
-            # The ledger was deleted. To the caller this is a change by another writer, so it gets a Conflict.
+            # The ledger was deleted. To the caller this is a change by another writer, so raise Conflict.
             raise errors.Conflict(error.status, error.message) from error
         self._note(namespace, stored)
         return stored

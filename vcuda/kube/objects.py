@@ -43,7 +43,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 def post_event(kube: Kube, event: Event) -> None:
-    """Write an Event, unless an Event of this name exists. Raises ApiError if it is refused, otherwise Unavailable."""
+    """Write an Event, unless its name is taken. Raises ApiError for a refusal, and Unavailable for other failures."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest = {
@@ -134,7 +134,7 @@ _SLICE = msgspec.json.Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
-    """Return HOST:PORT of every endpoint of a Service, with True if it is ready. Raises VcudaError if a read fails."""
+    """Return HOST:PORT of each endpoint of a Service, with True if it is ready. Raises VcudaError if a read fails."""
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
     pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)
@@ -145,7 +145,7 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
-    """Return HOST:PORT of each endpoint in the slices at port ``port_name``, with True if the endpoint is ready."""
+    """Return HOST:PORT of each endpoint at the port named ``port_name``, with True if the endpoint is ready."""
     found: dict[str, bool] = {}
     # While an endpoint moves to another EndpointSlice, it is in two slices. It is ready if either reports it ready.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):

@@ -74,7 +74,7 @@ _LIST = msgspec.json.Decoder(_List)
 
 
 def read_page(body: bytes) -> tuple[Page, str]:
-    """Return the page in ``body``, and the continue token (empty for the last page). Raises msgspec.MsgspecError."""
+    """Return a pair: the page in ``body``, and the next page's continue token, or "". Raises msgspec.MsgspecError."""
     listed = _LIST.decode(body)
     return Page(listed.metadata.resource_version, listed.items or []), listed.metadata.continue_
 
@@ -97,7 +97,7 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Read the start of a page with a too large object. Return an empty page, the next continue token, and the name."""
+    """Read the start of a page. Return a triple: an empty page, the next continue token, the skipped object's name."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")
@@ -150,7 +150,7 @@ class Pager:
             yield page
 
     def _next(self, token: str) -> tuple[Page, str]:
-        """Return the page at a continue token, and the token of the next page, which is empty after the last page."""
+        """Return a pair: the page at a continue token, and the next page's token, which is empty at the end."""
         while (left := self._deadline - self.clock()) > 0:
             try:
                 return self._read(token, min(self.timeout, left))

@@ -29,8 +29,8 @@ bookmarks for it. The charge of an admitted pod stays pending for longer than th
 stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts so long resets the back-off (the delay after failed attempts)
 RELIST_SECONDS = 240.0
-"""A LIST in pages is started again after this many seconds, because etcd drops its version after 5 minutes."""
-# API servers that do not stream lists answer these statuses. WatchList is off in Kubernetes up to 1.31, and in 1.33.
+"""After this many seconds, an unfinished LIST in pages starts again, because etcd drops its version after 5 minutes."""
+# API servers that cannot stream lists answer with these statuses (Kubernetes up to 1.31 and 1.33: WatchList is off).
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
@@ -143,13 +143,13 @@ class Reflector(Generic[T]):
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the reflector's thread end at once, or after the current page if it is reading a list in pages."""
+        """Make the reflector's thread end: immediately, or after the current page if it is reading a list in pages."""
         self._stopping.set()
         self._watches.abort()
 
     def list_again(self) -> None:
-        """Make the reflector list all objects again. Any thread may call this method. An open watch ends at once. If a
-        list is running, the reflector finishes it, and makes another list."""
+        """Make the reflector list all objects again. Any thread may call this method. An open watch ends immediately.
+        If a list is running, the reflector finishes it, and then makes another list."""
         self._asked_again.set()
         self._watches.abort()
 
@@ -157,7 +157,7 @@ class Reflector(Generic[T]):
         self._thread.join(timeout)
 
     def _run(self) -> None:
-        # Wait even after a successful watch. Otherwise a server that ends every watch at once would be flooded.
+        # Wait even after a successful watch. Otherwise the loop would flood a server that ends each watch immediately.
         try:
             while not self._stopping.is_set():
                 self._attempt()
@@ -168,9 +168,9 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        # Lists if a list is due, and then watches. A lost connection does not make a new list due. Other errors do.
+        # Lists the objects if a list is due, and then watches them. A lost connection does not make a list due.
         if self._asked_again.is_set():
-            self._asked_again.clear()  # cleared before the list, so that a call during the list is not lost
+            self._asked_again.clear()  # cleared first, so that a call of `list_again` during the list is not lost
             self._list_due = True
         try:
             if self._list_due and self._list_and_watch():
@@ -196,7 +196,7 @@ class Reflector(Generic[T]):
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # Only these statuses mean that the server streams no lists. A 403 would also answer a list in pages.
+                # Only these statuses mean that the server cannot stream lists. After a 403, paged lists also fail.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("the API server does not stream lists", reason=error.message)
                 return False

@@ -11,28 +11,28 @@ from vcuda.errors import ListOverdue
 T = TypeVar("T")
 
 QUICK_SECONDS, SLOW_SECONDS = 2.0, 8.0
-"""The time limits of a LIST in seconds: for a usual namespace, and for a namespace whose last LISTs were slow."""
+"""The time limits of a LIST in seconds: normally, and for a slow namespace (whose last LISTs took long)."""
 
 MOST_QUICK, MOST_SLOW = 4, 2
-"""The maximum numbers of LISTs at a time: of usual namespaces, and of namespaces whose last LISTs were slow."""
+"""The maximum numbers of LISTs at a time: of quick namespaces, and of slow ones (whose last LISTs took long)."""
 
 REST_PER_SECOND = 4.0
-"""If a LIST of a namespace timed out, the namespace is not listed for this many times as long as the LIST took."""
+"""If a LIST timed out, its namespace is not listed for this many times the duration of the LIST."""
 
 SLOW_FOR_SECONDS = 600.0
 """A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""
 
 MOST_REMEMBERED = 10_000
-"""The most namespaces that are remembered as slow, and the most that are remembered because a LIST timed out."""
+"""At most this many namespaces are remembered as slow, and at most this many because one of their LISTs timed out."""
 
 
 class ListTurns:
-    """Limits how many LISTs of namespaces run at a time. A LIST waits while too many others run. Thread-safe.
+    """Limits how many LISTs of namespaces run at a time. While too many LISTs run, a new LIST waits. Thread-safe.
 
     A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, the LIST is ended and repeated with `SLOW_SECONDS`. Later
-    LISTs of that namespace get `SLOW_SECONDS` from the beginning. At most `MOST_QUICK` LISTs of usual namespaces and
-    `MOST_SLOW` LISTs of slow namespaces run at a time. These bounds limit the memory for pages. They also limit the
-    wait of a usual namespace: at most `QUICK_SECONDS` for each `MOST_QUICK` namespaces that wait before it.
+    LISTs of that slow namespace get `SLOW_SECONDS` from the beginning. At most `MOST_SLOW` LISTs of slow namespaces and
+    `MOST_QUICK` LISTs of quick (all other) namespaces run at a time. These bounds limit the memory for pages. They also
+    limit the wait of a quick namespace: at most `QUICK_SECONDS` for each `MOST_QUICK` namespaces that wait before it.
 
     If a LIST takes longer than `SLOW_SECONDS`, its namespace is not listed for `REST_PER_SECOND` times as long.
     """
@@ -45,10 +45,10 @@ class ListTurns:
         self._rests_until: dict[str, float] = {}
 
     def run(self, namespace: str, make: Callable[[float], T], patience: float) -> T:
-        """Wait for a turn, and return the result of ``make``, which gets the seconds that its LISTs may take.
+        """Wait until LISTs of the namespace may begin, and return the result of ``make``, which gets their time limit.
 
-        ``patience``: the most seconds to wait. Raises ListOverdue if the LISTs cannot begin in time, if they take
-        too long, or shortly after earlier LISTs of the namespace took too long. Also raises the errors of ``make``.
+        ``patience``: the most seconds to wait. Raises ListOverdue if the LISTs cannot begin in time, if they take too
+        long, or shortly after earlier LISTs of the namespace took too long. Also raises the errors of ``make``.
         """
         if (left := self._rests_until.get(namespace, 0.0) - self._clock()) > 0:
             raise self._overdue(namespace, left)

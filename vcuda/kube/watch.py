@@ -68,7 +68,7 @@ class _EventLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-# Almost every line of a watch begins like a key of `_BEGINNINGS`, because the API server writes ``type`` first.
+# Almost every line of a watch begins with a key of `_BEGINNINGS`, because the API server writes ``type`` first.
 _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
     b'{"type":"ADDED"': "ADDED",
     b'{"type":"MODIFIED"': "MODIFIED",
@@ -87,7 +87,7 @@ def read_meta(raw: bytes) -> Meta:
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in a line of a watch. Raises the ApiError in the line, or WatchLost if it is unreadable."""
+    """Return the event in a line of a watch. Raises the ApiError in the line, or WatchLost for an unreadable line."""
     try:
         return _read_change(line) or _read_any(line, what)
     except msgspec.MsgspecError as error:
@@ -131,10 +131,10 @@ def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
 
 @dataclass(eq=False)
 class Watches:
-    """Opens watches of one resource path, one at a time. ``params`` are query parameters, for example selectors.
+    """Opens watches of one resource path, one after another. ``params`` are query parameters, for example selectors.
 
     A watch ends after ``silence`` seconds without an event. If ``stopping`` or ``interrupted`` is set when a watch is
-    opened, this watch ends at once. `abort` ends the open watch at once, so that no thread waits for the next event.
+    opened, it ends immediately. `abort` also ends the open watch, so that no thread waits for the next event.
     """
 
     kube: Kube

@@ -19,40 +19,40 @@ MOST_TERMINATING = 512
 """The most charges of deleted pods in ``terminating``. The charges of further deleted pods stay in ``committed``."""
 
 LEASE_SECONDS = 10
-"""A webhook replica may admit from its reservation (quota that it holds in advance) for this many seconds after it sent
-its last confirmed write."""
+"""A webhook replica may admit pods from its reservation (quota that it holds in advance) for this many seconds after it
+sent its last confirmed write of the ledger."""
 
 MARGIN_SECONDS = 2
 """Seconds that are added to each duration that another process measures, because clocks drift and round."""
 
 LOST = "lost"
-"""The key of an entry in ``reserved`` that closes a new or lost ledger: while it exists, no charge is admitted."""
+"""While ``reserved`` has an entry with this key, the ledger is closed: it may lack charges, so it admits none."""
 
 UNSEEN_SECONDS = 30
 """If a stored object disappears and no watch has delivered the deletion, its charge stays for this many seconds. This
 is the default grace period of Kubernetes. The ledger records longer grace periods."""
 
 NO_MODEL = ""
-"""The model of a pending entry that charges nothing. The entry records only the grace period of a pod with claims."""
+"""The model of an entry in ``pending`` that charges nothing, and only records the grace period of a pod with claims."""
 
 LEAST_TERMINATING_SECONDS = 5
 """A running pod that is deleted stays charged for at least this many seconds, even with a grace period of 0. kubelet
 must first observe the deletion. It then gives each container one second to stop."""
 
 WARN_FROM = 0.9
-"""An admitted pod gets a warning if at least this part of the limit is used."""
+"""An admitted pod gets a warning if at least this fraction of the limit is used."""
 
 NO_LIMIT = Limit(cores=0)
 """The limit of a model that the quota does not list."""
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """The charge of an admitted pod or claim that the controller has not seen stored yet."""
+    """The charge of a pod or claim that was admitted, but that the controller has not yet observed as stored."""
 
     model: str
     charge: Charge
     grace: int = 0
-    """The seconds for which the containers may run after a forced deletion; 0 if the pending charge lasts longer."""
+    """The seconds for which containers may run after a forced deletion; 0 if the charge stays pending for longer."""
 
 
 class Terminating(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ class Reservation(msgspec.Struct, frozen=True, rename="camel"):
     charges: Mapping[str, Charge]
     """The reserved quota by model."""
     counter: int
-    """Differs in each write of the replica. So the replica can find out which of its writes was stored."""
+    """Differs in each write of the replica. So the replica can find out which write of the ledger was stored."""
     seconds: float = LEASE_SECONDS
     """How long the replica may use the reservation after its write."""
 
@@ -84,14 +84,14 @@ class Ledger(msgspec.Struct, frozen=True):
     pending: Mapping[str, Pending] = {}
     """The charges of admitted pods and claims that no watch has delivered yet, by uid."""
     terminating: Mapping[str, Terminating] = {}
-    """The charges of deleted pods whose containers may still run, by uid if a watch delivered the deletion."""
+    """By uid (another key if no watch observed the deletion): the charges of deleted pods that may still run."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the counts."""
     claimed: Mapping[str, Charge] = {}
     """The charges of the stored ResourceClaims by model, counted at ``claim_resource_version``."""
     claim_resource_version: str = ""
     reserved: Mapping[str, Reservation] = {}
-    """The reservations of the webhook replicas, by replica."""
+    """By webhook replica: the quota that the replica holds in advance, to admit pods without a write for each pod."""
     waiting: str = ""
     """A replica without free quota writes a new text here, so that the other replicas release their reservations."""
     graces: Mapping[str, int] = {}
@@ -101,7 +101,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     @property
     def lost(self) -> Reservation | None:
-        """The reservation that closes the ledger, because charges may be missing; None if charges are admitted."""
+        """The entry in ``reserved`` that closes the ledger, as charges may be missing; None if the ledger is open."""
         return self.reserved.get(LOST)
 
     @property
@@ -142,8 +142,8 @@ class Ledger(msgspec.Struct, frozen=True):
 
 
 class Admitted(msgspec.Struct, frozen=True):
-    """The charge is admitted, and ``ledger`` includes it. ``shortage`` is set if the charge exceeds a limit that is not
-    enforced."""
+    """The charge is admitted, and ``ledger`` includes it. If the charge exceeds a limit that is not enforced,
+    ``shortage`` is set."""
 
     ledger: Ledger
     usage: Usage
@@ -171,7 +171,7 @@ class TooManyPending(msgspec.Struct, frozen=True):
 def admit(
     ledger: Ledger, uid: str, asked: Pending, quota: NamespaceQuota, *, enforced: bool
 ) -> Admitted | Refused | TooManyPending:
-    """Decide whether one charge fits one version of the ledger. ``uid``: the pod or claim that is charged.
+    """Decide by one version of the ledger whether one more charge fits. ``uid``: the pod or claim that is charged.
 
     ``enforced``: False if the quota only warns or audits. A charge that does not fit is then admitted with a shortage.
     """

@@ -26,11 +26,11 @@ class GrantUse:
     """The part of a limit that a grant (a dated addition to the limit) adds until the grant ends."""
 
     cards: float | None
-    """The cards that the grant adds; None if only memory is limited."""
+    """The cards that the grant (a dated addition to the limit) adds; None if only memory is limited."""
     until: str
-    """The end of the grant in RFC 3339, with the offset of the grant's time zone."""
+    """The end of the grant (a dated addition to the limit) in RFC 3339, with the offset of the grant's time zone."""
     memory: int | None = None
-    """The MiB that the grant adds; None if memory is not limited."""
+    """The MiB that the grant (a dated addition to the limit) adds; None if memory is not limited."""
     why: str = ""
 
 
@@ -44,9 +44,9 @@ class ModelUse:
     used: float
     """The charged cards, including ``pending`` and ``terminating``, without ``reserved``."""
     pending: float
-    """The cards of admitted pods that the controller has not seen stored yet."""
+    """The cards of admitted pods that the controller has not yet observed as stored."""
     available: float | None
-    """The rest of the limit, at least 0; None if only memory is limited."""
+    """The free part of the limit in cards, at least 0; None if only memory is limited."""
     memory_limit: int | None = None
     memory_used: int | None = None
     pods: tuple[PodUse, ...] = ()
@@ -57,7 +57,7 @@ class ModelUse:
     """The cards that webhook replicas reserve in advance, to admit pods without a write of the ledger."""
     memory_reserved: int = 0
     card_memory: int = 0
-    """The memory of one card if only memory is limited; otherwise 0."""
+    """The memory of one card in MiB if only memory is limited; otherwise 0."""
     grants: tuple[GrantUse, ...] = ()
     """The grants (dated additions to the limit) that end at a known time. ``limit`` includes them."""
 
@@ -92,7 +92,7 @@ class NamespaceUse:
     unpinned: tuple[str, ...] = ()
     """Running or pending pods that are not charged, because neither their spec nor their node has a GPU model."""
     more_unpinned: int = 0
-    """The number of pods that a `shortened` report leaves out of ``unpinned``."""
+    """The number of pods without a GPU model that `shortened` has left out of ``unpinned``."""
     taking_effect: bool = False
     """True if the API server may not call the webhook for the namespace's pods yet."""
     ledger_lost: bool = False
@@ -105,6 +105,6 @@ class NamespaceUse:
         return all(model.has_room for model in self.models)
 
     def shortened(self) -> "NamespaceUse":
-        """Return the report as it is published, with at most `MOST_PODS` unpinned pods."""
+        """Return the report as it is published, with at most `MOST_PODS` pods in ``unpinned``."""
         more = max(len(self.unpinned) - MOST_PODS, 0)
         return replace(self, unpinned=self.unpinned[:MOST_PODS], more_unpinned=more)

@@ -22,7 +22,7 @@ def report(
     *,
     claims: Iterable[tuple[StoredClaim, ClaimCharge]] = (),
 ) -> NamespaceUse:
-    """Return the report of one namespace, with all models of the quota and all other models in use.
+    """Return the report of one namespace. It includes all models in the quota, and all other models that are in use.
 
     ``claims`` must not include claims that are already charged to their pod.
     """

@@ -30,16 +30,16 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     seen: Collection[str]
     """The uids of all claims that were observed, including deleted claims, without claims whose charge is unknown."""
     vanished: Mapping[str, Terminating] = {}
-    """The charges of claims that lost their devices while a pod may still use the devices. Each loss has a key."""
+    """The charges of claims that lost their devices while a pod may still use the devices, by a key for each loss."""
     since: str = ""
-    """The version at which the watch began, or the version of the LIST. Earlier deletions were not observed."""
+    """The version at which the watch began, or that of the LIST. Deletions before this version were not observed."""
     users: Collection[str] = ()
     """The uids of the pods that use the claims."""
     gone: Collection[str] = ()
     """The uids of deleted claims. ``seen`` includes them."""
 
     def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return this LIST together with the earlier observations of a watch, such as deleted claims."""
+        """Return the claims of this LIST, combined with what ``watched`` observed earlier, such as deleted claims."""
         if watched is None:
             return self
         seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
@@ -57,11 +57,11 @@ class ObservedPods(msgspec.Struct, frozen=True):
     vanished: Mapping[str, Terminating] = {}
     """By uid, the charges of bound pods that were deleted before they were observed to end."""
     since: str = ""
-    """The version at which the watch began, or the version of the LIST. Earlier deletions were not observed."""
+    """The version at which the watch began, or that of the LIST. Deletions before this version were not observed."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the count."""
     claims: ObservedClaims | None = None
-    """None if the claims are unknown. The ledger then keeps its count of claims."""
+    """The claims of the namespace; None if they are unknown. The ledger then keeps its earlier count of claims."""
     extended: frozenset[str] = frozenset()
     """The names of claims that are not counted, because their pods are charged instead."""
     graces: Mapping[str, int] = {}
@@ -72,7 +72,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     """The uids of deleted pods. ``seen`` includes them."""
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return this LIST together with the earlier observations of the watches, such as deleted pods."""
+        """Return the pods of this LIST, combined with what ``watched`` observed earlier, such as deleted pods."""
         return msgspec.structs.replace(
             self,
             seen={*self.seen, *watched.seen},
@@ -82,19 +82,19 @@ class ObservedPods(msgspec.Struct, frozen=True):
         )
 
     def is_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger was counted from a newer observation, or with a newer quota ConfigMap."""
+        """Return whether the ledger was counted from a newer observation than this, or with a newer quota ConfigMap."""
         pods_older = is_older(self.resource_version, ledger.pod_resource_version)
         claims_older = self.claims and is_older(self.claims.resource_version, ledger.claim_resource_version)
         return pods_older or bool(claims_older) or is_older(self.config_version, ledger.config_version)
 
     def usage(self, model: str, terminating: Charge) -> Usage:
-        """Return the usage of one model by the stored objects, plus the charge ``terminating``."""
+        """Return the usage of one GPU model: the charges of the stored objects, and the charge ``terminating``."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
 
 
 def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
-    """Return the version from which a LIST and a watch together observed every deletion.
+    """Return the version since which a LIST and a watch together have observed every deletion.
 
     ``counted``: the version at which the ledger was counted.
     """
@@ -107,15 +107,15 @@ class Expired(msgspec.Struct, frozen=True):
     """The charges and reservations of a ledger that have expired."""
 
     absent: Collection[str] = frozenset()
-    """The uids of pending charges whose pod or claim can no longer be stored, and was missing in a late enough LIST."""
+    """The uids of pending charges whose object can no longer be stored, and is missing in a LIST after that time."""
     unsure: Mapping[str, int] = {}
     """By uid in ``absent``, the seconds for which containers may still run. Above 0 only if the object may have been
     stored and deleted by force while no watch ran."""
     ended: Collection[str] = frozenset()
     """The keys of terminating charges that have expired, because the containers of the deleted pods have ended."""
     reaped: Collection[str] = frozenset()
-    """Replicas that have stopped, and whose reservations are removed. The count must come from a LIST that began when
-    no pod that these replicas admitted could be stored any more."""
+    """Webhook replicas that have stopped, and whose reservations (quota held in advance) are removed. The count must
+    come from a LIST that began when no pod that these replicas admitted could be stored any more."""
 
 
 NOTHING_EXPIRED = Expired()
@@ -130,7 +130,7 @@ def settle(
     difference also becomes terminating. If no charge differs, ``ledger`` itself is returned, unless it was counted
     before version ``counted_since``.
     """
-    # 1. Remove the expired charges. This does not depend on the observation.
+    # 1. Remove the expired charges, whether or not the observation is newer than the ledger.
     left = _without_expired(ledger, expired)
     # 2. Ignore an observation that is older than the ledger, because it could lower the count wrongly. It may come from
     # a suspended leader, a cache or an older quota ConfigMap. Count pods and claims together, because a claim that is
@@ -202,9 +202,9 @@ class _Departed(msgspec.Struct, frozen=True):
     """A count of stored objects, and the charges of objects that were deleted since the last count."""
 
     committed: Mapping[str, Charge]
-    """By model, the charges of the stored objects, and of deleted objects beyond `MOST_TERMINATING`."""
+    """By model, the charges of the stored objects, and of those deleted objects that exceed `MOST_TERMINATING`."""
     held: Mapping[str, Terminating]
-    """By key, the charges of the other deleted objects, which become terminating."""
+    """By key, the charges of deleted objects that become terminating, up to `MOST_TERMINATING`."""
     left: Mapping[str, Charge]
     """By model, the charges of all deleted objects."""
 
@@ -212,7 +212,7 @@ class _Departed(msgspec.Struct, frozen=True):
     def of(
         cls, counted: Mapping[str, Charge], vanished: Mapping[str, Terminating], known: Collection[str], room: int
     ) -> "_Departed":
-        """Return the count. At most ``room`` charges become terminating. Keys in ``known`` are terminating already."""
+        """Return the count. At most ``room`` charges in ``vanished`` become terminating. Skip keys in ``known``."""
         new = {key: each for key, each in vanished.items() if key not in known}
         held = dict(itertools.islice(new.items(), max(room, 0)))
         beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
@@ -254,8 +254,8 @@ def _lost(
     after: Mapping[str, Charge],
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield by model the charges that the old count ``before`` has, and the new count ``after`` lacks. The charges in
-    ``left`` do not count as lacking, because the deletion of their objects was observed."""
+    """Yield by model the charges that the old count ``before`` has, and the new count ``after`` lacks. A charge in
+    ``left`` does not count as lacking, because a watch observed the deletion of its object."""
     # New pods can hide deleted pods, because their charges replace each other in the sum. So the charges that new pods
     # may have are added to ``before``: the stored pending charges, and the reservations of the webhook replicas.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])

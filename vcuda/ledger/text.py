@@ -17,8 +17,8 @@ FORMAT = 1
 """The version of the encoding. A release rejects ledgers in any other format."""
 
 UIDS_REMEMBERED = 8192
-"""The most uids in each of the two caches of encoded and decoded uids. Caches help, because each write of a ledger
-encodes all its pending uids again."""
+"""The most uids in each of two caches: of encoded uids, and of decoded uids. The caches save time, because each write
+of a ledger encodes all its pending uids again."""
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PACKED = 22
