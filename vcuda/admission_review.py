@@ -91,9 +91,9 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     """The reason why the pod got its GPU ``model``, for the API server's audit log."""
     model: str = ""
     scheme: str = ""
-    """The name of the vendor's scheme of the request, for metrics."""
+    """The name of the vendor's scheme by which the pod requests GPUs, for metrics."""
     rule: str = ""
-    """The rule that determined the order in which models were tried."""
+    """The rule that determined the order in which the GPU models were tried for the pod."""
 
 
 _REASONS: Mapping[HTTPStatus, str] = {

@@ -46,7 +46,7 @@ class SizedCache(Generic[K, V]):
 
 
 class ByteAllowance:
-    """Counts the bytes of objects in memory, with a bound for each namespace and a bound for all. Not thread-safe."""
+    """Counts the bytes of objects in memory, with bounds for each namespace and for all together. Not thread-safe."""
 
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace
@@ -56,8 +56,8 @@ class ByteAllowance:
         self.bytes = 0
 
     def keep(self, namespace: str, uid: str, size: int) -> bool:
-        """Count the size of an object, instead of its earlier size. If a bound would be exceeded, return False, and do
-        not count the object."""
+        """Count the size of an object, in place of the size that was counted for it before. If a bound would be
+        exceeded, return False, and do not count the object."""
         self.release(namespace, uid)
         size += ENTRY_BYTES
         own = self._of_namespace.get(namespace, 0) + size
@@ -79,7 +79,7 @@ class ByteAllowance:
             del self._kept[namespace], self._of_namespace[namespace]
 
     def retain(self, objects: Iterable[tuple[str, str]]) -> None:
-        """Release every object except ``objects``, which are given by namespace and uid."""
+        """Stop counting every object that is not in ``objects``, pairs of a namespace and a uid."""
         counted = {(namespace, uid) for namespace, uids in self._kept.items() for uid in uids}
         for namespace, uid in counted.difference(objects):
             self.release(namespace, uid)

@@ -19,7 +19,7 @@ class Fault(NamedTuple):
 
 
 MOST_FAULTS = 100
-"""The maximum number of faults in one answer. A pod may have thousands, and a YAML alias can repeat a fault."""
+"""The maximum number of faults in one response. A pod may have thousands, and a YAML alias can repeat a fault."""
 
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
@@ -35,7 +35,7 @@ class VcudaError(Exception):
 
 
 class BadInput(VcudaError):
-    """A user's input is invalid, so the command ends. The message names the place, and explains how to correct it."""
+    """A user's input is invalid, so the command ends. The message names the invalid place, and how to correct it."""
 
 
 class QuotaFault(BadInput):
@@ -124,7 +124,7 @@ class DropReason(enum.StrEnum):
     DISCONNECTED = "disconnected"
     """The caller closed the connection."""
     SLOW = "slow"
-    """The rest of a large body did not arrive in time."""
+    """The body of a large review did not arrive completely in time."""
 
 
 class Dropped(Unavailable):
@@ -148,7 +148,7 @@ class HeldByBudget(Unavailable):
 
 
 class WatchLost(Unavailable):
-    """A watch delivered an error or an unreadable event, so changes may be missing. A new list contains them."""
+    """A watch delivered an error or an unreadable event, so changes may be missing. A new LIST finds them."""
 
 
 class UnsupportedVersion(VcudaError):
@@ -156,11 +156,12 @@ class UnsupportedVersion(VcudaError):
 
 
 class UnreadableLedger(VcudaError):
-    """A stored ledger is damaged. A person must repair it, because an empty ledger would admit too much."""
+    """A stored ledger (record of charges) is damaged. A person must repair it: an empty ledger admits too many pods."""
 
 
 class LedgerLost(VcudaError):
-    """The ledger of a namespace was lost ``missing`` seconds ago. Nothing is admitted for ``left`` more seconds."""
+    """A namespace's ledger (its record of charges) was lost ``missing`` seconds ago. For ``left`` more seconds, no GPU
+    pod is admitted there."""
 
     def __init__(self, namespace: str, missing: float, left: float) -> None:
         super().__init__(

@@ -178,7 +178,7 @@ class PodResourceClaim(K8sStruct, frozen=True, gc=False):
 
 
 class PodSpec(K8sStruct, frozen=True, gc=False):
-    """The fields of a pod's spec with the requests and the placement of the pod."""
+    """The fields of a pod's spec that state the requests and the placement of the pod."""
 
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None
@@ -272,7 +272,7 @@ def parse_quantity(quantity: str | float) -> Decimal:
 # `parse_whole` is called for every pod. Its results are cached, because the pods of one owner request equal amounts.
 @functools.lru_cache(maxsize=4096, typed=True)
 def parse_whole(quantity: str | float) -> int:
-    """Return a quantity that is a whole number from 0 to 2^53. Raises ValueError with a message for others."""
+    """Return a quantity as a whole number. Raises ValueError if it is not a whole number from 0 to 2^53."""
     number = parse_quantity(quantity)
     if number < 0:
         raise ValueError(f"{quantity} is negative")

@@ -15,11 +15,11 @@ import msgspec
 import structlog
 
 INTERVAL = 0.05
-"""The seconds between two writes of collected lines."""
+"""The seconds between two writes of collected log lines."""
 
 
 def configure(level: str, logger_factory: Callable[..., object] | None = None) -> None:
-    """Set up structlog for a process that writes each line at once. ``level``: debug, info, warning or error."""
+    """Set up structlog for a process that writes each line immediately. ``level``: debug, info, warning or error."""
     structlog.configure(
         processors=[_render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
@@ -40,7 +40,7 @@ def configure_batched(level: str) -> None:
 class BatchedLines:
     """A logger for structlog. Its own thread writes the collected lines every `INTERVAL`.
 
-    A warning or an error is written at once, after all earlier lines. The unwritten lines of a killed process are lost.
+    A warning or an error is written immediately, after all earlier lines. A killed process loses its unwritten lines.
     """
 
     # A thread that writes a line releases the interpreter lock, and then waits to get the lock again. A thread that
@@ -61,14 +61,13 @@ class BatchedLines:
     debug = info
 
     def warning(self, line: bytes) -> None:
-        """Write all collected lines and this line at once."""
+        """Write all collected lines and this line immediately."""
         self._lines.append(line)
         self.flush()
 
     error = critical = warning
 
     def flush(self) -> None:
-        """Write all collected lines."""
         with self._writing:
             lines = []
             while self._lines:
@@ -97,7 +96,7 @@ class BatchedLines:
 
 
 def _render(_logger: object, method: str, event: structlog.typing.EventDict) -> bytes:
-    # This function replaces structlog's usual processors, because it is faster, and each admission is logged.
+    # This function replaces structlog's default processors, because it is faster, and each admission is logged.
     if "exc_info" in event:
         event = structlog.processors.format_exc_info(None, method, event)
     stamp = datetime.datetime.now(datetime.UTC).isoformat()

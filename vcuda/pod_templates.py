@@ -82,7 +82,7 @@ def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTempl
             elif "containers" in child_spec:
                 yield PodTemplate(f"{place}.{key}", child.get("metadata"), child_spec, _times(factor, at_once(value)))
             else:
-                # A spec without containers describes other objects, for example Jobs, which have the pod templates.
+                # A spec without containers describes other objects, for example Jobs, with pod templates of their own.
                 inner.append((child_spec, f"{place}.{key}.spec", _times(factor, at_once(value))))
         waiting += reversed(inner)
 
@@ -92,7 +92,7 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return the number of pods at the same time according to ``fields``; None if unstated. Raises ValueError."""
+    """Return how many pods exist at the same time according to ``fields``; None if not stated. Raises ValueError."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts
@@ -132,7 +132,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 is an unknown number.
+                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 is treated as unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 

@@ -11,7 +11,7 @@ _OURS = frozenset({"vcuda", "webhook", "controller", "certs"})
 
 
 def load(module: str, program: str) -> Any:
-    """Import a module of this project. If a package is missing, exit with a message that names the extra."""
+    """Import a module of this project. If a package is missing, exit with a message that names the pip extra."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -42,7 +42,7 @@ _Content = tuple[str, ...]
 
 
 # By default, gunicorn creates a TLS context for every connection. Then handshakes are slow, and they fail while the
-# certificate files are being replaced. So all new connections share the context of the last good certificate and key.
+# certificate files are being replaced. So all new connections share the context of the last valid certificate and key.
 @dataclass(frozen=True, slots=True)
 class _Served:
     """A TLS context, and the time when its certificate expires, in Unix seconds."""
@@ -56,7 +56,7 @@ class ServingCertificate:
 
     ``client_ca``: a file with the CAs of clients, which is loaded again together with each new certificate.
     ``client_required``: True if a client must present a certificate. ``reload_failures``: the number of invalid pairs
-    since the start.
+    of a certificate and a key since the start.
     """
 
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
@@ -80,8 +80,8 @@ class ServingCertificate:
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files again, and use the certificate and key if they are valid and new. Log each invalid pair once.
-        Only one thread may call this method."""
+        """Read the files again, and use the certificate and key if they are valid and new. Log each invalid pair only
+        once. Only one thread may call this method."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -104,7 +104,7 @@ class ServingCertificate:
         return _load(self._directory, self._client_ca, self._verify_mode)
 
     def _fingerprint(self) -> _Content:
-        # The files are compared by digests, so that the private key is not kept in memory.
+        # The files are compared by SHA-256 digests, so that the private key is not kept in memory.
         files = [self._directory / LEAF_CERTIFICATE, self._directory / LEAF_KEY]
         return tuple(map(_digest, [*files, self._client_ca] if self._client_ca else files))
 
@@ -124,7 +124,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # An empty password is given, because OpenSSL would prompt for a password if the key was just encrypted.
+        # An empty password is given, because OpenSSL would prompt for one if an encrypted key was just written.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is a subclass of OSError
         raise _bad(directory, f"{certificate} is rejected by OpenSSL together with tls.key: {error}") from error
@@ -192,7 +192,7 @@ def served_leaf(address: str, server_name: str) -> x509.Certificate:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file to write. ``holds`` describes the content. ``expires``: when a certificate expires; None for a key."""
+    """One certificate or key to write. ``holds`` describes the content. ``expires``: None for a key."""
 
     name: str
     holds: str
@@ -202,7 +202,7 @@ class File:
 
 
 def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
-    """Return the files that a server needs, with the names in a kubernetes.io/tls Secret."""
+    """Return the files that a TLS server needs, named as in a Secret of type kubernetes.io/tls."""
     root = authority.certificate_pem()
     return (
         File(AUTHORITY_CERTIFICATE, "certificate of the CA", root, _PUBLIC_MODE, authority.expires),
@@ -213,7 +213,7 @@ def serving_files(authority: Signed, leaf: Signed) -> tuple[File, ...]:
 
 
 def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
-    """Return the files of a leaf and its key, with the names in a kubernetes.io/tls Secret."""
+    """Return the files of a leaf certificate and its key, named as in a Secret of type kubernetes.io/tls."""
     return (
         File(LEAF_CERTIFICATE, holds, leaf.certificate_pem(), _PUBLIC_MODE, leaf.expires),
         File(LEAF_KEY, "private key of tls.crt", leaf.key_pem(), _SECRET_MODE, None),

@@ -21,7 +21,7 @@ NO_TEMPLATE = "no pod template found in this object; check the pods that its con
 """The reason why a custom resource is skipped."""
 
 NO_PODS = "no pods found"
-"""The message for an empty answer."""
+"""The message if no pods were found to check."""
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """The exceptions of PyYAML. It raises ValueError for an impossible date, and RecursionError for endless nesting."""
@@ -36,7 +36,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "Job": ("parallelism", "completions"),
     "CronJob": ("parallelism", "completions"),
 }
-"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest value is used."""
+"""The built-in kinds that are checked, with the fields that state their number of pods. The smallest field is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class MadeClaim(NamedTuple):
 
 
 def made_claims(pod: Manifest) -> list[MadeClaim]:
-    """Return the claims that Kubernetes creates from templates for a pod, in order."""
+    """Return the claims that Kubernetes creates from templates for a pod, in the order of the pod's spec."""
     metadata = pod["metadata"]
     given, generated = metadata.get("name"), metadata.get("generateName", "")
     found = []
@@ -171,7 +171,7 @@ def require_claims_api(where: str, manifest: Manifest) -> None:
 
 
 def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
-    """Yield every object in a text with its place, also the items of a List. Raises BadInput for a malformed object."""
+    """Yield each object in a text, and each item of a List, as a pair of place and object. Raises BadInput."""
     return ((where, _object(where, document)) for where, document in _documents(source, text))
 
 

@@ -83,8 +83,8 @@ def service_names(service: str, namespace: str) -> Names:
 AUTHORITY_LIFE = timedelta(days=730)
 LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
-"""The time by which the validity of a certificate begins before its creation. So clients with slow clocks also accept
-the certificate."""
+"""How long before its creation the validity of a certificate begins. So clients with slow clocks also accept the
+certificate."""
 
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -116,7 +116,7 @@ class Signed:
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Create an ECDSA P-256 CA for certificates of servers or clients, with a name of its own. Raises ValueError."""
+    """Create an ECDSA P-256 CA for certificates of servers or clients, with a unique name. Raises ValueError."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
@@ -169,13 +169,13 @@ def _make_leaf(
 
 
 def is_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the subject's name has the form of a CA from `make_authority`. Anyone can use such a name, so the
-    name proves nothing."""
+    """Return whether the certificate's subject is named like a CA from `make_authority`. Anyone can use such a name, so
+    the name proves nothing."""
     return _is_our_name(certificate, "subject")
 
 
 def is_signed_by_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the issuer's name has the form of a CA from `make_authority`."""
+    """Return whether the certificate's issuer is named like a CA from `make_authority`."""
     return _is_our_name(certificate, "issuer")
 
 
@@ -197,8 +197,8 @@ def _make(
     authority: Signed | None,
     *extensions: tuple[x509.ExtensionType, bool],
 ) -> Signed:
-    """Create a certificate. Each extension has a flag for "critical". Without ``authority``, the certificate is
-    self-signed."""
+    """Create a certificate. ``extensions``: pairs of an extension and its flag "critical". Without ``authority``, the
+    certificate is self-signed."""
     if now.tzinfo is None:
         raise ValueError("the creation time of a certificate must have a time zone")
     if end <= now:

@@ -1,1 +1,1 @@
-"""Finds the models and nodes that a pod may use, and builds the patch that pins the pod to a model."""
+"""Finds the GPU models and nodes that a pod may use, and builds the JSON Patch that limits the pod to one model."""

@@ -33,27 +33,27 @@ class NodeLabels(msgspec.Struct, frozen=True):
 
 
 class Values(msgspec.Struct, gc=False):
-    """The values of one label that a node may have, according to all requirements of one term on this label.
+    """The values that one label of a node may have, according to all requirements of one node selector term.
 
     An invalid requirement, which the API server does not store, allows nothing: an unknown operator, ``In`` without
     values, ``Exists`` with values. The scheduler also ignores a term with an invalid requirement.
     """
 
     present: bool = True
-    """True if a node may have the label."""
+    """True if the requirements on a label allow a node that has this label."""
     absent: bool = True
-    """True if a node may lack the label."""
+    """True if the requirements on a label allow a node that lacks this label."""
     listed: set[str] | None = None
-    """The only values that the label may have; None if the requirements list no such values."""
+    """The only values that the label may have; None if the requirements do not list allowed values."""
     excluded: set[str] | None = None
     """The values that the label must not have; None if no value is excluded."""
     numeric: bool = False
-    """True if the value must be an integer greater than ``above`` and less than ``below``."""
+    """True if the label's value must be an integer greater than ``above`` and less than ``below``."""
     above: int = -(2**63) - 1
     below: int = 2**63
 
     def require(self, operator: str, values: Collection[str]) -> None:
-        """Add a requirement on the label. The time for this is proportional to the number of ``values``."""
+        """Add a requirement on the label. This takes time proportional to the number of ``values``."""
         match operator:
             case "In":
                 self.absent = False
@@ -100,8 +100,8 @@ class Values(msgspec.Struct, gc=False):
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
-        # A label value is never a negative number. The values in ``excluded`` need no check: they cannot be all values,
-        # because an integer can be written in very many ways, with leading zeros.
+        # A label value is never a negative number. The values in ``excluded`` need no check: they cannot exclude an
+        # integer completely, because it can be written in very many ways, with leading zeros.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
@@ -122,7 +122,7 @@ class Term(msgspec.Struct, frozen=True, gc=False):
     """One term of a node selection. A node matches the term if the node meets all requirements of the term."""
 
     labels: Mapping[str, Values]
-    """The allowed values, by the name of the label."""
+    """The allowed label values, by the name of the label."""
     name: Values | None
     """The allowed names of the node; None if every name is allowed."""
 
@@ -135,7 +135,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, spec: PodSpec) -> "NodeSelection":
-        """Return the selection by nodeSelector, nodeName and required node affinity.
+        """Return the nodes that a pod's nodeSelector, nodeName and required node affinity allow.
 
         A selection without terms allows no node. Each term allows only values that the nodeSelector allows too.
         """
@@ -185,7 +185,7 @@ class _LabelIndex:
         self._up_to = [0, *itertools.accumulate(by_value[value] for _, value in numbers)]
 
     def find(self, values: Values) -> int:
-        """Return the set of nodes that have an allowed value."""
+        """Return the set of nodes that have an allowed value of the label."""
         if values.listed is not None:
             known = filter(self.by_value.__contains__, values.listed)
             return sum(self.by_value[value] for value in known if values.allow(value))
@@ -202,7 +202,7 @@ class _LabelIndex:
 
 
 class NodeIndex:
-    """An index of nodes by their labels. The cost of a requirement does not depend on the number of nodes."""
+    """An index of nodes by their labels. The time to check a requirement does not depend on the number of nodes."""
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
@@ -237,7 +237,7 @@ class NodeIndex:
         return sum(self._names.by_value.get(name, 0) for name in set(names))
 
     def values_on(self, nodes: int, key: str) -> Set[str | None]:
-        """Return the values of a label on a set of nodes, with None if a node lacks the label."""
+        """Return the values that a label has on a set of nodes. None is one of them if a node lacks the label."""
         found: set[str | None] = set()
         while nodes:
             lowest = nodes & -nodes
@@ -289,7 +289,7 @@ def matches_nothing(term: NodeSelectorTerm) -> bool:
 
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
-    """Return the values of a label that the pod's node selection allows; None if it does not limit the values."""
+    """Return the values of a label that a pod's node selection allows; None if the selection does not limit them."""
     selected = (spec.node_selector or {}).get(key)
     required = required_terms(spec)
     if required is None:

@@ -1,7 +1,7 @@
 """Finds the card types on the nodes of each GPU model, and the annotations that limit a pod to types of its model.
 
-HAMi and vgpu-manager choose a card by its registered type. The pod's annotations list wanted and unwanted texts. The
-type must contain a wanted text, and must not contain an unwanted text. Letter case does not matter.
+HAMi and vgpu-manager choose a card by its type (its registered product name). The pod's annotations list wanted and
+unwanted texts. The type must contain a wanted text, and must not contain an unwanted text. Letter case does not matter.
 
 The label of a node names one model, but the node may have cards of several types. On such a node a pod without
 annotations could get a card of a model for which the pod is not charged. The same happens if a wanted text is part of
@@ -27,7 +27,7 @@ MAX_CHOICE = 8192
 """Maximum length of an annotation that chooses card types, because the annotation is parsed once for each model."""
 
 MAX_WORDS = 16
-"""Maximum number of words that are compared of a card type and of a model."""
+"""Maximum number of words that are compared when a card type is compared with a model name."""
 
 ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards are not in MIG mode"
 """The reason why a pod with a share must not use a card in MIG mode. HAMi takes the first free slice with enough
@@ -48,17 +48,17 @@ class CardTypes(msgspec.Struct, frozen=True):
     """
 
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The types that belong to the model."""
+    """The card types that belong to each GPU model."""
     beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The types that belong to other models although they are on nodes of this model."""
+    """The card types on nodes of each GPU model that belong to other models."""
     sliced: frozenset[tuple[str, str]] = frozenset()
-    """The models that have cards in MIG mode."""
+    """Pairs of the names of a vendor's scheme and a GPU model that has cards in MIG mode."""
     whole: frozenset[tuple[str, str]] = frozenset()
-    """The models that have cards that are not in MIG mode."""
+    """Pairs of the names of a vendor's scheme and a GPU model that has cards that are not in MIG mode."""
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
-        """Return the types on ``nodes``, pairs of a model and registers. ``named`` maps products to models."""
+        """Return the card types on ``nodes`` (pairs of model and registers). ``named`` maps products to models."""
         found: dict[tuple[str, str], set[str]] = {}
         sliced, whole = set(), set()
         for model, registers in nodes:
@@ -91,7 +91,7 @@ class CardTypes(msgspec.Struct, frozen=True):
 
 
 def is_named(kind: str, model: str) -> bool:
-    """Return whether a card type is of a model. Type GeForce RTX 3090 is of model RTX3090. Type A100 is not of A10."""
+    """Return whether a card type belongs to a GPU model. GeForce RTX 3090 belongs to RTX3090, A100 not to A10."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)
     if wanted and all(word in following for word in wanted):
@@ -144,7 +144,7 @@ def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
 def annotations_for(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Mapping[str, str]:
-    """Return the annotations that make the schedulers of ``schemes`` give a pod only types of this model."""
+    """Return the annotations that make the schedulers of ``schemes`` give a pod only card types of this model."""
     found: dict[str, str] = {}
     for scheme in schemes:
         if not scheme.wanted_models:
@@ -162,7 +162,7 @@ def annotations_for(
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
-        # Two schemes may use one annotation, so a scheme without registered card types does not write it.
+        # Two vendors' schemes may use the same annotation. So it is set only for a scheme with registered card types.
         if usable:
             found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
     return found
@@ -171,7 +171,7 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Describe the cards on nodes of ``model`` that a pod pinned to ``model`` could get without a charge for them."""
+    """Describe cards that a pod pinned to ``model`` could get on the model's nodes, but is not charged for."""
     # Schedulers do not strip blanks in an annotation that chooses card types. An empty item matches every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)

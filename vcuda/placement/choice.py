@@ -9,13 +9,13 @@ from vcuda.quota.preference import PLACES, Rule
 from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
-"""Maximum number of models that the reason for a choice names in addition to the chosen model."""
+"""Maximum number of models before the chosen model that the reason for the choice names."""
 
 NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
 
 class Option(msgspec.Struct, frozen=True, gc=False):
-    """One GPU model that an object (a pod or a claim) may use, with the figures at the time of the decision."""
+    """One GPU model that an object (a pod or a claim) may use, with its quota and usage at the time of the choice."""
 
     model: str
     asked: Charge
@@ -25,7 +25,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     present: bool = True
     """True if a node of the model that can serve the object exists now."""
     fits_a_card: bool = True
-    """False if free cards are published, and no card has room for the object's largest container."""
+    """False if free cards are published, and no card of the model has room for the object's largest container."""
     free_cores: int = 0
     """The free cores of the model's cards minus the pending charges; 0 if free cards are not published."""
 
@@ -58,9 +58,9 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
-    """Return the best option that fits its quota. If no option fits, return the shortage of each option.
+    """Return the best option (GPU model) that fits its quota. If no option fits, return the shortage of each option.
 
-    ``options`` must be in the order of the rule. Options are compared by these criteria, the most important first:
+    ``options`` must be in the order of ``rule``. Options are compared by these criteria, the most important first:
 
     1. A node that can serve the object exists now.
     2. If free cards are published, a card has room for the largest container.
@@ -75,7 +75,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option for a quota that only warns or audits, even if no option fits its quota.
+    """Return the best option, even if none fits its quota. This is for a quota that only warns or audits.
 
     ``options`` must not be empty.
     """

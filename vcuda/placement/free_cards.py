@@ -15,15 +15,15 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     """The cards of one model in one pool. Cores are hundredths of a card."""
 
     cards: int = 0
-    """The number of cards."""
+    """The number of all cards of one GPU model in one pool."""
     whole: int = 0
-    """The number of unused cards."""
+    """The number of those cards that no pod uses."""
     free_cores: int = 0
-    """The free cores of all cards."""
+    """The sum of the free cores of all these cards."""
     fragmented_cores: int = 0
     """The free cores of cards that other pods partly use. A pod that requests whole cards cannot use these cores."""
     largest: int = 0
-    """The most free cores on one card. No container can get a larger share than this. Old releases publish 0."""
+    """The most free cores on one card. No container can get a larger share. Old releases of the extender publish 0."""
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
         *mine, largest = msgspec.structs.astuple(self)
@@ -36,7 +36,7 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
 
 
 FreeCardsByPool = Mapping[tuple[str, str], FreeCards]
-"""The free cards by model and pool. The pool is empty for nodes without a pool."""
+"""The free cards by GPU model and pool. The name of the pool is empty for nodes without a pool."""
 
 
 class _PublishedCards(msgspec.Struct, frozen=True):
@@ -56,11 +56,11 @@ def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[s
 
 
 def write_free_cards(by_pool: FreeCardsByPool) -> str:
-    """Return the free cards as text for the ConfigMap, in a fixed order."""
+    """Return the free cards as text, in a fixed order, for the ConfigMap in which they are published."""
     rows = [_PublishedCards(model, pool, free) for (model, pool), free in sorted(by_pool.items())]
     return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()
 
 
 def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return the free cards in the text of the ConfigMap. Raises ValueError if the text is malformed."""
+    """Return the free cards in the text of the ConfigMap that publishes them. Raises ValueError if it is malformed."""
     return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

@@ -1,4 +1,4 @@
-"""The cluster's nodes: their models, labels and registers."""
+"""The cluster's nodes: their GPU models, labels and registers (lists of cards)."""
 
 import functools
 import re
@@ -30,15 +30,15 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     registers: Mapping[str, Registers] = {}
     """The registers of each node, by the node's name. A register is a device plugin's list of the node's cards."""
     registered: Mapping[str, int] = {}
-    """The nodes with a current register, by the name of the vendor's scheme. Each value is a set of ``index``."""
+    """The nodes with a current register, by the name of a vendor's scheme. Each value is a bit set of ``index``."""
     types: CardTypes = CardTypes()
-    """The registered types of card, by model."""
+    """The types of the cards in the registers, by GPU model."""
     free: FreeCardsByPool = {}
     """The free cards by model and pool; empty if the scheduler extender has not published them."""
     named: CardModels = NO_ROWS
-    """The rows of ``gpu_models``, which assign products to models. A product is a value of the model label."""
+    """The entries of ``gpu_models``, which assign products to models. A product is a value of the model label."""
     seen: Mapping[str, frozenset[str]] = {}
-    """The values of the model label on the nodes of each model, by the model."""
+    """For each GPU model, the values that the model label has on the nodes of this model."""
     outdated: Mapping[str, frozenset[str]] = {}
     """The vendors' schemes that left a register on a node but no longer serve this node, by the node's name."""
 
@@ -69,7 +69,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
-        """Return these nodes, with models according to the rows ``named``."""
+        """Return these nodes, with GPU models according to ``named``, the entries of ``gpu_models``."""
         return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named, self.outdated)
 
     @property
@@ -112,7 +112,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         }
 
     def label_values(self, model: str) -> tuple[str, ...]:
-        """Return the known values of the model label for this model, from nodes and from the quota document."""
+        """Return the known values of the model label for this model, from existing nodes and from ``gpu_models``."""
         return self.named.label_values(model, self.seen.get(model, ()))
 
     def allowed(self, values: Values, models: Set[str]) -> Set[str]:
@@ -120,7 +120,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # The listed label values are used, and not those of existing nodes, because such a node may be added later.
+            # The listed values are used, not those of existing nodes. A node with a listed value may be added later.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 

@@ -1,4 +1,4 @@
-"""The JSON Patch that pins a pod to a model, sets its scheduler, and removes keys that a tenant may have forged."""
+"""The JSON Patch that limits a pod to a model, sets its scheduler, and removes forged annotations and labels."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,13 +22,13 @@ class Hints(msgspec.Struct, frozen=True):
     scheduler: str | None = None
     """The scheduler that places GPU pods; None if each pod keeps the scheduler that it names."""
     of_schemes: Mapping[str, str] = {}
-    """The scheduler of the pods of each vendor's scheme, by the scheme's name. A scheduler in key ``gpu_schemes`` of
-    the quota ConfigMap takes precedence."""
+    """The scheduler for pods that request each vendor's resources, by the name of the vendor's scheme. A scheduler in
+    key ``gpu_schemes`` of the quota ConfigMap takes precedence."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
 
     def of(self, schemes: Collection[Scheme]) -> "Hints":
-        """Return the hints for a pod that requests GPUs by these schemes. A scheme's own scheduler takes precedence."""
+        """Return settings for a pod with resources of ``schemes``. A scheme's own scheduler takes precedence."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
@@ -43,12 +43,12 @@ class _Wanted:
         self.plain: dict[str, Any] = {"key": key, "operator": "In", "values": list(self.values)}
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
-        """Return the requirement to add to a term; None if ``present``, the requirements of the term, include it."""
+        """Return the requirement to add to an affinity term; None if ``present``, the term's requirements, has it."""
         # The API server may call /mutate again (reinvocationPolicy). For a patched pod, the second patch must be empty.
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # The term may list other label values of the same model. Without them, no node might match both requirements.
+        # The term may list other label values of the same model. If they were not added, possibly no node would match.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -57,7 +57,7 @@ class _Wanted:
 
 
 class _Avoided(_Wanted):
-    """A node requirement that the label ``key`` has none of these values."""
+    """A node requirement that the label ``key`` has none of the given values."""
 
     def __init__(self, key: str, values: Iterable[str]) -> None:
         super().__init__(key, values)
@@ -79,8 +79,8 @@ def patch_for(
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
-    """Return the operations that pin a pod to ``model`` and ``pools``, and set the annotations ``types``. If ``pools``
-    is empty, every pool is allowed."""
+    """Return the JSON Patch operations that limit a pod to ``model`` and ``pools``, and set the annotations ``types``.
+    If ``pools`` is empty, every pool is allowed."""
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
     if selected is not None and nodes.named.model_of(selected) == model:
@@ -94,13 +94,13 @@ def patch_for(
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
-    """Return the operations for a pod that is admitted without a model. They set its scheduler."""
-    # The pod gets the GPU scheduler, because another scheduler could give it a card that another pod gets, too.
+    """Return the JSON Patch operations that set the scheduler of a pod that is admitted without a GPU model."""
+    # The pod gets the GPU scheduler, because another scheduler could give it a card of another pod.
     return [*_schedule(pod, [], hints)]
 
 
 def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
-    """Return the operations that limit a pod with ResourceClaims to ``pools``; none if ``pools`` is empty."""
+    """Return the JSON Patch operations that limit a pod with ResourceClaims to ``pools``; none for no ``pools``."""
     return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
 
 
@@ -115,7 +115,7 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     # A scheduler that a person chose is kept. If nobody chose one, Kubernetes sets the name of its default scheduler.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # Allocation annotations and labels of a new pod are copied or forged. gpu-admission never places a pod with them.
+    # On a new pod, a scheduler's annotations and labels are copied or forged. gpu-admission never places such a pod.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 

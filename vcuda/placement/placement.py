@@ -28,22 +28,22 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     models: tuple[str, ...]
     """The models in the order in which they are tried."""
     present: frozenset[str]
-    """The models that have a node now that can serve the pod and that the pod's node selection allows."""
+    """The models with an existing node that can serve the pod and that the pod's node selection allows."""
     excluded: Mapping[str, str]
     """The other models of the quota, each with the message why the pod may not use the model."""
     rule: Rule = Rule.DOCUMENT
-    """The rule that determines the order."""
+    """The rule that determines the order of ``models``."""
     free: Mapping[str, FreeCards] = {}
-    """The free cards in the namespace's pools; empty if they are not published."""
+    """The free cards in the namespace's pools, by GPU model; empty if free cards are not published."""
     no_fitting_card: frozenset[str] = frozenset()
-    """The models without a card that has room for the pod's largest container; empty without published cards."""
+    """The models of which no card has room for the pod's largest container; empty if free cards are not published."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
-        """Return the models with their charges and usage. ``asked`` returns the pod's charge on a model."""
+        """Return the models, each with its usage and with ``asked(model)``, the pod's charge on the model."""
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
-            # Pending pods have no cards yet. If their charges were not subtracted, a burst of pods would get one model.
+            # Pending pods have no cards yet. Without this subtraction, all pods of a burst would get the same model.
             free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
             present, fits_a_card = model in self.present, model not in self.no_fitting_card
             found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
@@ -65,7 +65,7 @@ def find_candidates(
     *,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the scheduler of the vendors' schemes."""
+    """Return the models of the quota that a pod may use. ``placing``: the vendors' GPU scheduler."""
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
@@ -102,7 +102,7 @@ def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """The models and pools to which the spec of a pod limits the node of the pod."""
+    """The GPU models and pools of the nodes that the spec of a pod allows."""
 
     models: frozenset[str] | None
     """The GPU models of the nodes that the spec allows; None if the spec does not limit the model."""
@@ -121,9 +121,9 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
-    """Return the models and pools to which a pod's nodeSelector and required node affinity limit its node."""
+    """Return the GPU models and pools of the nodes that a pod's nodeSelector and required node affinity allow."""
     # A user can edit a pod's annotations, but not its nodeSelector and node affinity. While the pod has a scheduling
-    # gate, a user can add requirements (KEP-3838). Such requirements cannot change the pin to another model.
+    # gate, a user can add requirements (KEP-3838). Such requirements cannot allow nodes of another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
@@ -133,13 +133,13 @@ class _Reach(NamedTuple):
     """The models of the nodes that a pod's node selection allows."""
 
     in_pools: frozenset[str]
-    """The models of possible nodes in the pools of the quota. A possible node need not exist yet."""
+    """The models of the nodes that the selection allows in the quota's pools, including nodes that do not exist yet."""
     anywhere: frozenset[str]
-    """The models of possible nodes in any pool."""
+    """The models of the nodes that the selection allows in any pool, including nodes that do not exist yet."""
     present: frozenset[str]
     """The models of existing nodes in the pools of the quota that can serve the pod."""
     unserved: frozenset[str]
-    """The models in the pools of the quota that have allowed nodes, but no node that can serve the pod."""
+    """The models that have allowed nodes in the pools of the quota, but no node there that can serve the pod."""
 
     def exclusion(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -190,7 +190,7 @@ def _reach_of(
 
 
 def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # Requirements on the labels of model and pool are ignored here, because the caller checks these labels.
+    # Requirements on the model label and the pool label are ignored here, because the caller checks these labels.
     if term.name and not term.name.allow_any():
         return False
     for key, values in term.labels.items():

@@ -23,7 +23,7 @@ MAX_TEXT = 128
 MAX_REGISTER = 256 * 1024
 """Maximum number of characters of a register. The API server allows 256 KiB for all annotations of an object."""
 MAX_CARD_MEMORY = 2**24
-"""Maximum memory of one card in MiB, which HAMi and vgpu-manager may have scaled. A larger figure is ignored."""
+"""Maximum memory of one card in MiB, which HAMi and vgpu-manager may have scaled. A larger number is ignored."""
 
 _MIG = "mig"
 _FIELDS = (7, 9)
@@ -37,7 +37,7 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     type: str
     mig: bool = False
     memory: int = 0
-    """The memory in the register in MiB, which HAMi and vgpu-manager may have scaled; 0 if the register has none."""
+    """The registered memory in MiB, which HAMi and vgpu-manager may have scaled; 0 if no memory is registered."""
     healthy: bool = True
     """False if the register reports a fault. HAMi's JSON omits this field for a faulty card. Such a card counts as
     healthy."""
@@ -48,11 +48,11 @@ class Register(msgspec.Struct, frozen=True, gc=False):
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
-    """The distinct types of the cards."""
+    """The distinct types (product names) of the cards in the register."""
     sliced: bool = False
-    """True if a card is in MIG mode."""
+    """True if at least one card of the register is in MIG mode."""
     whole: bool = False
-    """True if a card is not in MIG mode."""
+    """True if at least one card of the register is not in MIG mode."""
 
     @classmethod
     def of(cls, *cards: Card) -> "Register":
@@ -89,7 +89,7 @@ _decode = msgspec.json.Decoder(list[_Entry]).decode
 
 
 def read_register(text: str) -> Register:
-    """Return the register in an annotation. Raises ValueError if it is malformed."""
+    """Return the register (list of cards) in a node annotation. Raises ValueError if it is malformed."""
     if len(text) > MAX_REGISTER:
         raise ValueError(f"a register must not be longer than {MAX_REGISTER} characters; got {len(text)}")
     listed = text.lstrip().startswith("[")

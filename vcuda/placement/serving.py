@@ -27,7 +27,7 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The nodes of one model that can serve a pod, and the scheduler that places the pod on them."""
 
     nodes: int
-    """The nodes that can serve the pod, as a set of `Nodes.index`; empty if the model has no node yet."""
+    """The nodes that can serve the pod, as a bit set (see `Nodes.index`); empty if the model has no node yet."""
     scheduler: str | None = None
     """The scheduler that places the pod; None if the pod keeps the scheduler that it names."""
     avoided: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # If no node has the scheme's register (its list of cards), the scheme's nodes are unknown. So all are kept.
+        # If no node has the scheme's register (its list of cards), its nodes are unknown. So all nodes are kept.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)

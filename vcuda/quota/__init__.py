@@ -1,1 +1,1 @@
-"""Quota documents: the limits of namespaces for each GPU model, and the charges of pods."""
+"""The quota document (the GPU limits of each namespace), its checks, and the amounts of GPU that pods are charged."""

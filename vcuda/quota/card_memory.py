@@ -1,4 +1,4 @@
-"""Adds the memory of one card to limits that limit only memory::
+"""Adds the memory of one GPU card to those limits in the quota document that limit only memory, and not cards::
 
     gpu_quota:   team-i: {quota: {A100: {memory: 160Gi}}}
     gpu_models:  A100: {memory: 80Gi}                       # a whole card takes 80Gi of the limit
@@ -17,11 +17,11 @@ from vcuda.quota.model import Grant, Limit, NamespaceQuota, Quota
 from vcuda.quota.yaml import KeyPath
 
 _MemoryOf = Callable[[str], int]
-"""A function that returns the memory of one card of a model in MiB; 0 if ``gpu_models`` does not state the memory."""
+"""A function that returns the memory of one card of a GPU model in MiB; 0 if ``gpu_models`` does not state it."""
 
 
 def with_card_memory(quota: Quota, memory_of: _MemoryOf) -> Quota:
-    """Return the quota with the memory of one card in each limit that limits only memory.
+    """Return the quota, with the memory of one card of the model added to each limit that limits only memory.
 
     Raises QuotaFault if ``gpu_models`` does not state the memory of such a card.
     """

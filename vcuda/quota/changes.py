@@ -8,14 +8,14 @@ import msgspec
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Grant, Limit, Mode, NamespaceQuota, Quota, cards
 
 DERIVED = ("limits", "own", "granted")
-"""The fields of a quota entry that are not compared as a whole. The field ``limits`` is compared by model. The fields
-``own`` and ``granted`` are computed from the limits and the grants."""
+"""The fields of a quota entry that are not compared as a whole. The field ``limits`` is compared separately for each
+GPU model. The fields ``own`` and ``granted`` are computed from the limits and the grants."""
 
 LONGEST_CHANGE = 200
-"""The most characters of one change in a summary. A change is cut, because an entry may list hundreds of models."""
+"""The maximum length of one change in a summary. Longer changes are cut, because they may list hundreds of models."""
 
 _ROOM_FOR_MORE = 40
-"""The characters of a summary that are kept free for the number of the changes that are left out."""
+"""The number of characters that are kept free at the end of a summary, to state how many changes are not listed."""
 
 _STRICTNESS = {Mode.AUDIT: 0, Mode.WARN: 1, Mode.ENFORCE: 2}
 
@@ -37,7 +37,7 @@ class QuotaChange(NamedTuple):
 
 
 def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
-    """Yield every difference between two quotas, in the order of the entries."""
+    """Yield every difference between two quotas, in the order in which the quotas list the namespaces."""
     before, after = old.entries, new.entries
     for namespace in dict.fromkeys((*before, *after)):
         was, will = before.get(namespace), after.get(namespace)
@@ -50,7 +50,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
 
 
 def summary(old: Quota, new: Quota, longest: int) -> str:
-    """Return the first differences in at most ``longest`` characters, which must be at least `LONGEST_CHANGE` + 40."""
+    """Return a text with the first differences. ``longest``: its maximum length, at least `LONGEST_CHANGE` + 40."""
     text, different = "", changes(old, new)
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
@@ -89,7 +89,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each limit, and each sum of limits, that is raised above ``cards_of``, the cards by model."""
+    """Yield a warning for each limit, and each sum of a model's limits, that is raised above the existing cards."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():

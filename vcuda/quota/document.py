@@ -54,13 +54,13 @@ T = TypeVar("T")
 MAX_NAMESPACES = 10_000
 """The most namespaces in one document. Kubernetes itself is tested with 10,000 namespaces."""
 LONGEST_EMPTY = 256
-"""A document with more characters than this, comments excluded, is never treated as empty."""
+"""A quota document with more characters than this, without counting comments, is never treated as empty."""
 MOST_FREE = "most-free"
 """The only supported value of the key ``prefer``."""
 
 
 def read_namespace_name(name: str) -> str:
-    # If an invalid name were accepted, its entry would never apply to a namespace, and nobody would notice.
+    # If an invalid namespace name were accepted, its quota entry would never apply, and nobody would notice.
     if name != DEFAULT and not is_namespace_name(name):
         raise WrongValueError(f"{NAMESPACE_RULE}. The entry `*` applies to every namespace without its own entry")
     return name
@@ -89,7 +89,7 @@ def _read_one_model(value: object) -> bool:
 
 
 _REPEATED = object()
-"""This object replaces each repeated name in a list. So pydantic reports the position of the repeated name."""
+"""A marker that replaces a repeated name in a list. The marker is invalid, so pydantic reports the name's position."""
 
 
 def _names(example: str) -> pydantic.BeforeValidator:
@@ -99,7 +99,7 @@ def _names(example: str) -> pydantic.BeforeValidator:
         if not isinstance(value, list):
             shortest = printable(f"[{value if isinstance(value, str) else example}]")
             raise WrongValueError(f"must be a list, for example {shortest}; got {shown(value)}")
-        # Only strings are checked for repetition. An item of another type is a fault anyway, and may not be hashable.
+        # Only strings are checked for repetition. An item of another type is rejected anyway, and may not be hashable.
         first = {item: at for at, item in reversed([*enumerate(value)]) if isinstance(item, str)}
         return tuple(_REPEATED if isinstance(item, str) and first[item] < at else item for at, item in enumerate(value))
 
@@ -164,8 +164,8 @@ _KEY = "[key]"
 
 
 def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[ErrorDetails], str]) -> T:
-    """Parse a text, convert its content by ``read``, and return the result. ``sentence_of`` returns the message for a
-    fault that pydantic has found. Raises QuotaFault with all faults."""
+    """Parse a YAML or JSON text, convert its content with the function ``read``, and return the result. ``sentence_of``
+    returns the message for a fault that pydantic has found. Raises QuotaFault with all faults."""
     tree, faults = read_text(text)
     try:
         found = read({} if tree is None else tree)
@@ -191,7 +191,7 @@ _SHAPES = (
     "must be a mapping from models to cards, for example {A100: 8, T4: 2.5}",
     "must be a mapping with models and times, for example {A100: 4, until: 2026-12-01}",
 )
-"""The messages for values that must be mappings: the document, a namespace's entry, the entry's quota, and a grant."""
+"""The error messages for a document, a namespace's entry, an entry's ``quota`` and a grant that is not a mapping."""
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:

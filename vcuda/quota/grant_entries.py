@@ -33,15 +33,15 @@ from vcuda.quota.yaml import KeyPath
 T = TypeVar("T")
 
 MAX_GRANTS = 100
-"""The most grants of one namespace."""
+"""The maximum number of grants (temporary additions to limits) of one namespace."""
 MAX_RECURRING = 1000
-"""The most weekly or daily times in one document. Whenever a grant begins or ends, all these times are evaluated."""
+"""The maximum number of weekly or daily times in one document. All are evaluated whenever a grant begins or ends."""
 MAX_WHY = 200
-"""The most characters of the key ``why``, in which people write the reason for a grant."""
+"""The maximum length of the text of ``why``, in which people write the reason for a grant."""
 
 
 class _UnknownKey(str):
-    """The message about an unknown key of a grant. It replaces the key's value, and pydantic adds the key's path."""
+    """An error message that replaces the value of an unknown key in a grant. Pydantic adds the key's path to it."""
 
     __slots__ = ()
 
@@ -56,7 +56,7 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
 
 
 def _text(read: Callable[[str], T], must_be: str) -> Callable[[object], T]:
-    """Return a validator that converts a string by ``read``. ``must_be``: the message about an invalid string."""
+    """Return a validator that converts a string with ``read``. ``must_be``: the error message for an invalid string."""
 
     def validated(value: object) -> T:
         try:
@@ -93,7 +93,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """One grant as written in the quota document. Each key without a field here is a GPU model with a limit to add."""
+    """One grant as written in the quota document. Keys that are not fields here are GPU models with a limit to add."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -136,7 +136,7 @@ _KEYS = (*CONDITIONS, "why")
 
 
 def read_grants(value: object) -> tuple[object, ...]:
-    """Return the grants in a list, as `GrantEntry` needs them: a message replaces the value of each unknown key."""
+    """Return grants for `GrantEntry` to validate: an error message replaces the value of each unknown key."""
     if not isinstance(value, list):
         raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
     if len(value) > MAX_GRANTS:
@@ -168,9 +168,9 @@ def _fault_of(key: str, value: object) -> str:
 def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the faults that are found by comparing several values, each with its path below ``grants``."""
-    # The limits of a model in the entry and in its grants are added. If one of these limits has no number of cards, the
-    # sum has none. The same is true of memory. So all limits of a model must limit the same amounts.
+    """Yield the faults that only a comparison of values shows, as pairs of a path below ``grants`` and a message."""
+    # A model's limits in a quota entry and its grants are added up. If one limit had no number of cards, the sum would
+    # have none. The same is true of memory. So all limits of a model must limit the same: cards, memory, or both.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:

@@ -15,21 +15,21 @@ from vcuda.quota.times import Times
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 
-# The `*` entry never applies to the namespaces of Kubernetes itself. If their pods were refused, the cluster might not
-# start.
+# The quota entry `*` (for namespaces without their own entry) never applies to the namespaces of Kubernetes itself. If
+# their pods were refused, the cluster might not start.
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server does not call the webhook, with the names of manifests/base. If the
-webhook had to admit its own pods, it could not start again after all its pods were deleted."""
+"""The namespaces for whose pods the API server does not call the webhook, as manifests/base names them. If the webhook
+had to admit its own pods, it could not start again after all its pods were deleted."""
 
 DEFAULT = "*"
-"""The key of the entry for namespaces without their own entry."""
+"""The key of the quota entry that applies to all namespaces without their own entry."""
 
 
 class Allowance(enum.StrEnum):
-    """Pod settings that can give a pod more GPU than it is charged. A pod may use only those that `allow` of its quota
-    entry lists.
+    """Pod settings that can give a pod more GPU than it is charged. A pod may use only the settings that the key
+    `allow` of its namespace's quota entry lists.
 
     A share is a part of a card. A library in the container limits the container to its share.
     """
@@ -41,17 +41,17 @@ class Allowance(enum.StrEnum):
     RUNTIME_CLASS = "runtime-class"
     """A runtime class for GPUs in a pod that requests no GPU."""
     DISABLE_CONTROL = "cuda-disable-control"
-    """Environment variables that turn off all limits of a share."""
+    """Environment variables that turn off all limits of a share of a card."""
     CORE_POLICY = "core-utilization-policy"
-    """HAMi's environment variable that turns off the core limit of a share."""
+    """HAMi's environment variable that turns off the core limit of a share of a card."""
     COMPUTE_POLICY = "vgpu-compute-policy"
-    """vgpu-manager's annotation that turns off the core limit of a share."""
+    """vgpu-manager's annotation that turns off the core limit of a share of a card."""
     MEMORY_LIMIT = "memory-limit-variables"
-    """Environment variables that set the memory limit of a share, or make the limit less strict."""
+    """Environment variables that set the memory limit of a share of a card, or make this limit less strict."""
     CORE_LIMIT = "core-limit-variables"
-    """Environment variables that set the core limit of a share, or make the limit less strict."""
+    """Environment variables that set the core limit of a share of a card, or make this limit less strict."""
     LIMIT_LIBRARY = "limit-library"
-    """Environment variables and mounts that replace the library that limits a share, or the files of the library."""
+    """Environment variables and mounts that replace the library that limits a share, or the library's files."""
     GPU_FRACTION = "gpu-fraction"
     """The annotation by which a pod requests a share of a card from the scheduler KAI."""
     GPU_MEMORY = "gpu-memory"
@@ -81,7 +81,7 @@ class Limit(msgspec.Struct, frozen=True):
 
     @property
     def most_cores(self) -> int:
-        """The cards that this limit allows to pods that request whole cards, in hundredths of a card."""
+        """The cards that pods may use under this limit if they request whole cards, in hundredths of a card."""
         return self.cores_in(self.memory or 0) if self.cores is None else self.cores
 
     def free_cores(self, used: "Charge") -> int:
@@ -103,7 +103,7 @@ class Grant(msgspec.Struct, frozen=True):
     """An addition to the limits of a namespace at certain times."""
 
     limits: Mapping[str, Limit]
-    """The added limits by model. A model that the namespace's own limits set to 0 stays at 0."""
+    """The amounts added to limits, by GPU model. A model that the namespace's own limits set to 0 stays at 0."""
     times: Times
     why: str = ""
 
@@ -114,24 +114,24 @@ class Granted(msgspec.Struct, frozen=True):
     model: str
     limit: Limit
     until: float
-    """The time when this part ends, in Unix seconds; infinite if it does not end."""
+    """The time when the added part of the limit ends, in Unix seconds; infinite if it does not end."""
     grant: Grant
 
 
 class NamespaceQuota(msgspec.Struct, frozen=True):
-    """The quota entry of one namespace, as it is written. The result of `at` has the limits of one moment instead."""
+    """The quota entry of one namespace as people wrote it. Method `at` returns a copy with the limits of one moment."""
 
     limits: Mapping[str, Limit]
     """The limit of each model, in the order of the document. Pods may not use other models."""
     pools: tuple[str, ...] = ()
-    """The pools in which pods may run; empty for every pool."""
+    """The pools (groups of nodes) in which pods may run; empty for every pool."""
     mode: Mode = Mode.ENFORCE
     allow: frozenset[Allowance] = frozenset()
     """The pod settings that are admitted although they can give a pod more GPU than it is charged."""
     order: tuple[str, ...] = ()
-    """The models in the order in which they are tried; empty for the order of ``limits``."""
+    """The GPU models in the order in which they are tried for a pod; empty for the order of ``limits``."""
     prefer_most_free: bool = False
-    """True if the model with the most free cards and quota comes first."""
+    """True if the GPU model with the most free cards and quota is tried first for a pod."""
     one_model: bool = False
     """True if an object that could get several models is rejected."""
     grants: tuple[Grant, ...] = ()
@@ -162,7 +162,7 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, limits=limits, own=written, granted=tuple(granted))
 
     def ends(self, model: str) -> float:
-        """Return the next time when a granted part of the model's limit ends; infinite if none ends."""
+        """Return the earliest time at which a grant that now raises the model's limit ends; infinite if none ends."""
         return min((each.until for each in self.granted if each.model == model), default=math.inf)
 
 
@@ -192,7 +192,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def entries(self) -> Mapping[str, NamespaceQuota]:
-        """All entries as they are written, by the name of the namespace or `DEFAULT`."""
+        """All quota entries as written in the quota document, by the name of the namespace or `DEFAULT`."""
         return {**self.namespaces, **({DEFAULT: self.default} if self.default else {})}
 
     @property
@@ -209,7 +209,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
     def for_namespace(self, name: str) -> NamespaceQuota | None:
         """Return the quota of namespace ``name`` at ``moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace can have its own entry. Pods that bypass the webhook are then counted, but never refused.
+        # A system namespace can have its own entry. Its pods that bypass the webhook are counted, but never refused.
         if own is not None:
             return self._at_moment(own)
         return None if name in self.system or self.default is None else self._at_moment(self.default)
@@ -224,15 +224,15 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _known(self) -> dict[int, NamespaceQuota]:
-        # A cache of the quota entries with the limits of ``moment``, by the id() of the written entry.
+        # A cache of quota entries with the limits at ``moment``. The key is the id() of the entry as people wrote it.
         return {}
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """The part of a namespace's quota of one model that an object (a pod or a claim) or several objects take.
+    """The GPU quota of one model that one or several objects (pods or claims) of a namespace take.
 
-    ``cores`` are hundredths of a card. ``memory`` is memory that is requested in MiB. ``card_memory`` is memory that is
-    requested as whole cards or as a percentage of a card, in hundredths of a card. `memory_under` converts
+    ``cores`` are hundredths of a card. ``memory`` is the sum of the requests in MiB. ``card_memory`` is the sum of the
+    requests for whole cards or for a percentage of a card, in hundredths of a card's memory. `memory_under` converts
     ``card_memory`` to MiB by the present limit. So a recorded charge stays correct if the limit changes.
     """
 
@@ -247,13 +247,13 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return Charge(self.cores - other.cores, self.memory - other.memory, self.card_memory - other.card_memory)
 
     def peak(self, other: "Charge") -> "Charge":
-        """Return the larger amounts of two charges, as Kubernetes does for init containers and containers."""
+        """Return the larger of each amount of two charges, as Kubernetes does for init containers and containers."""
         return Charge(
             max(self.cores, other.cores), max(self.memory, other.memory), max(self.card_memory, other.card_memory)
         )
 
     def minimum(self, other: "Charge") -> "Charge":
-        """Return the smaller amounts of two charges, compared separately for cores, memory and card memory."""
+        """Return the smaller of each amount of two charges, compared separately for cores, memory and card memory."""
         return Charge(
             min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
         )
@@ -314,7 +314,7 @@ def fits(limit: Limit, used: Charge, asked: Charge) -> bool:
 
 
 class Shortage(msgspec.Struct, frozen=True, gc=False):
-    """A request that does not fit the limit of one model, with all figures for the message."""
+    """A request that exceeds the quota of one GPU model, with all numbers for the error message."""
 
     model: str
     asked: Charge
@@ -327,12 +327,12 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def rests_on_reserved(self) -> bool:
-        """True if the request would fit without the reserved quota."""
+        """True if the request would fit if the webhook replicas had reserved no quota."""
         return fits(self.limit, self.usage.in_use, self.asked)
 
     @property
     def rests_on_pending(self) -> bool:
-        """True if the request would fit without the pending charges and the reserved quota."""
+        """True if the request would fit if there were no pending charges and no reserved quota."""
         return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
 
     @property
@@ -345,7 +345,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return short and (self.asked.cores > (cores or 0) or not hopeless)
 
     def sentence(self, namespace: str) -> str:
-        """Return the message of the refusal, which people see in kubectl and in the Events of their ReplicaSet."""
+        """Return the message of a pod's refusal, which people see in kubectl and in the Events of their ReplicaSet."""
         where = f"{self.model} in namespace {namespace}"
         usage, limit = self.usage, self.limit
         used = usage.in_use
@@ -354,7 +354,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
             return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
         used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
         pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # The requested and the reserved memory are computed as differences of rounded sums, so that all figures add up.
+        # The requested and the reserved memory are differences of rounded sums, so that the message's numbers add up.
         asked = (usage.used + self.asked).memory_under(limit) - total
         parts = used_memory, pending, terminating, total - used_memory
         return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)
@@ -377,7 +377,7 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:
-    """Return the message for a request that fits none of the models that it may use."""
+    """Return the message for a request that exceeds the quota of every GPU model that it may use."""
     return f"{OVER_QUOTA}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
 
 

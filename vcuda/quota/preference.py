@@ -1,4 +1,4 @@
-"""The GPU models that an object may use, in the order in which they are tried.
+"""The GPU models that an object (a pod or ResourceClaim) may use, in the order in which they are tried.
 
 The order comes from the first of these sources that exists:
 
@@ -19,17 +19,17 @@ from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed, printable, suggestion
 
 OTHERS = "*"
-"""The last item of an annotation that also allows the other models of the quota entry."""
+"""The item at the end of the models annotation that stands for all other models of the quota entry."""
 
 MAX_CHARACTERS = 2048
-"""The most characters of the annotation. So it can have 32 names of the maximal length, 63 characters."""
+"""The maximum length of the models annotation. It is enough for 32 names of 63 characters, the longest allowed name."""
 
 MAX_NAMED = 10
-"""The most models that a message lists."""
+"""The maximum number of GPU models that an error message lists."""
 
 
 class Rule(enum.StrEnum):
-    """The rule by which the models of an object are ordered."""
+    """The rule for the order in which the GPU models that an object may use are tried."""
 
     ANNOTATION = "annotation"
     ORDER = "order"
@@ -42,18 +42,18 @@ PLACES = {
     Rule.ORDER: "`order` of the namespace's quota",
     Rule.DOCUMENT: "the namespace's quota",
 }
-"""The places where people set the order of the models, as messages name these places."""
+"""The names, used in messages, of the places where people set the order in which models are tried."""
 
 
 class Wish(msgspec.Struct, frozen=True, gc=False):
-    """The models that an annotation names, in its order."""
+    """The GPU models that the models annotation of an object names, in the annotation's order."""
 
     models: tuple[str, ...]
     others: bool = False
-    """True if the other models of the quota entry follow."""
+    """True if the annotation ends with ``*``, so that the other models of the quota entry follow."""
 
     def unknown(self, known: Set[str]) -> str | None:
-        """Return a message about the first model that is not in ``known``; None if all models are."""
+        """Return a message about the first named model that is not in ``known``; None if all named models are."""
         for model in self.models:
             if model not in known:
                 hint = suggestion(model, known) or f"supported models: {listed(sorted(known), MAX_NAMED)}"
@@ -61,7 +61,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def unlisted(self, namespace: str, quota: NamespaceQuota) -> str | None:
-        """Return a message about the first model that the quota entry does not list; None if every model is listed."""
+        """Return a message about the first named model that the quota entry does not list; None if it lists all."""
         for model in self.models:
             if model not in quota.limits:
                 return (
@@ -72,7 +72,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Return the models that the annotation names; None without it. Raises ValueError if it is malformed."""
+    """Return the models that the models annotation names; None without annotation. Raises ValueError if malformed."""
     text = annotations.get(MODELS_ANNOTATION)
     if text is None:
         return None
@@ -97,7 +97,7 @@ class Preference(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, annotations: Mapping[str, str], quota: NamespaceQuota) -> "Preference":
-        """Return the preference of an object with these annotations. A malformed annotation is ignored."""
+        """Return the models that an object with these annotations may use. A malformed annotation is ignored."""
         try:
             wish = read_wish(annotations) or Wish(())
         except ValueError:

@@ -1,4 +1,4 @@
-"""Computes the present limits of a quota by the clock of this process. Grants change limits at certain times."""
+"""Computes the limits that a quota has now. Grants (temporary additions to limits) change them at certain times."""
 
 import time
 from collections.abc import Callable
@@ -24,12 +24,12 @@ class QuotaClock:
         self._known: _Known | None = None
 
     def now(self, written: Quota) -> Quota:
-        """Return ``written`` with its present limits. The last result is cached until a grant begins or ends."""
+        """Return the quota ``written`` with its present limits. The result is cached until a grant begins or ends."""
         if not written.times:
             return written
         moment, known = self.seconds(), self._known
-        # The clock may be set back, so the present time is also compared with ``since``. No lock is needed, because two
-        # threads would compute equal results.
+        # The clock may be set back, so the present time is also compared with the start of the cached result. No lock
+        # is needed, because two threads would compute equal results.
         if known is None or known.written is not written or not known.since <= moment < known.until:
             known = self._known = _Known(written, moment, written.next_change(moment), written.at(moment))
         return known.quota

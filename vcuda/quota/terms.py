@@ -1,4 +1,4 @@
-"""The names, constants and texts that both the quota and the kubectl plugin `kubectl gpuquota` need.
+"""The names, constants and texts that both the quota code and the kubectl plugin `kubectl gpuquota` need.
 
 The plugin is shipped without binary packages. So this module imports only the standard library.
 """
@@ -15,15 +15,15 @@ MALFORMED = "malformed GPU request"
 """The first words of every refusal of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
-"""The default namespaces of the ledgers and of the node agents. These namespaces must have no other content."""
+"""The default namespaces of the ledgers (records of charges) and of the node agents. They must contain nothing else."""
 
 STORABLE_SECONDS = 75
-"""An admitted pod can no longer be stored after this many seconds. The API server ends a request after a minute, and
-etcd may need a few more seconds."""
+"""This many seconds after its admission, a pod can no longer be stored. The API server ends a request after a minute,
+and etcd may need a few more seconds."""
 
 MODELS_ANNOTATION = "quota.vcuda.io/models"
-"""The annotation in which a pod lists the models that it may use. Only /mutate reads this annotation. The charge
-depends on the model to which the spec is pinned."""
+"""The annotation in which a pod lists the models that it may use. Only the webhook's path /mutate reads it. A pod is
+charged for the model to which its nodeSelector and node affinity limit it."""
 
 MODEL_ANNOTATION = "quota.vcuda.io/model"
 """The annotation that shows people the model of a pod. Users can edit it, so no decision depends on this annotation."""

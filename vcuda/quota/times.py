@@ -17,13 +17,13 @@ import msgspec
 WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 MINUTES_PER_DAY = 24 * 60
 MOST_DAYS = 16
-"""The days within which every weekly or daily grant begins or ends. Daylight saving time can skip the hours of a grant
-in one week, but not in two weeks in a row."""
+"""The number of days that are searched for the next start or end of a weekly or daily grant. A change to daylight
+saving time can skip the hours of a grant in one week, but not in two weeks in a row."""
 
 UTC = ZoneInfo("UTC")
 
 YEARS = range(1970, 9000)
-"""The years that are accepted. Python supports no year after 9999."""
+"""The years that the dates of a grant may have. Python supports no year after 9999."""
 
 _HOURS = re.compile(r"([0-9]{2}):([0-9]{2}) *- *([0-9]{2}):([0-9]{2})", re.ASCII)
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
@@ -34,7 +34,7 @@ LocalTime = datetime.date | datetime.datetime
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times at which a grant applies. At each such time, all conditions below are true."""
+    """The times at which a grant applies. These are the times at which all conditions in the fields below are true."""
 
     zone: ZoneInfo
     start: float = -math.inf
@@ -44,8 +44,8 @@ class Times(msgspec.Struct, frozen=True):
     days: frozenset[int] = frozenset()
     """The days of the week, 0 for Monday; empty for every day."""
     hours: tuple[int, int] | None = None
-    """The first minute, and the minute after the last, as minutes of the day; None for the whole day. If the second
-    number is smaller, the hours end on the next day."""
+    """A pair of the grant's first minute and the minute after its last, counted from midnight; None for the whole day.
+    If the second number is smaller than the first, the grant ends on the next day."""
 
     def __str__(self) -> str:
         parts = [f"from {shown(self.start, self.zone)}"] if self.start > -math.inf else []
@@ -97,7 +97,7 @@ class Times(msgspec.Struct, frozen=True):
         found = {begin, *_clock_changes(begin, after, self.zone)}
         for minute in self.hours or ():
             wall = datetime.time(minute // 60 % 24, minute % 60, tzinfo=self.zone)
-            # When clocks are set back, a local time occurs twice. ``fold`` selects the first or the second.
+            # When clocks are set back, a local time occurs twice. ``fold`` selects the first or the second one.
             found.update(datetime.datetime.combine(day, wall.replace(fold=fold)).timestamp() for fold in (0, 1))
         return sorted(found)
 
@@ -108,7 +108,7 @@ def start_of(day: datetime.date, zone: ZoneInfo) -> float:
 
 
 def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
-    """Return the times between ``begin`` and ``after`` at which the offset from UTC changes: none or one."""
+    """Return a list of the one time between ``begin`` and ``after`` when the offset from UTC changes; may be empty."""
 
     def offset(moment: float) -> datetime.timedelta | None:
         return datetime.datetime.fromtimestamp(moment, zone).utcoffset()
@@ -121,14 +121,14 @@ def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
 
 
 def moment_of(written: LocalTime, zone: ZoneInfo) -> float:
-    """Return a time, or the start of a day, in Unix seconds. If a local time occurs twice, the first time counts."""
+    """Convert a time, or the start of a day, to Unix seconds. If a local time occurs twice, the first one counts."""
     if not isinstance(written, datetime.datetime):
         return start_of(written, zone)
     return (written if written.tzinfo else written.replace(tzinfo=zone)).timestamp()
 
 
 def end_of(written: LocalTime, zone: ZoneInfo) -> float:
-    """Return a time, or the end of a day, in Unix seconds."""
+    """Convert a time, or the end of a day, to Unix seconds."""
     is_day = not isinstance(written, datetime.datetime)
     return moment_of(written + datetime.timedelta(1) if is_day else written, zone)
 
@@ -164,7 +164,7 @@ def read_days(text: str) -> frozenset[int]:
 
 
 def read_hours(text: str) -> tuple[int, int]:
-    """Return the two times in a text such as ``20:00-06:00``, as minutes of the day. Raises ValueError otherwise."""
+    """Return the two times in a text such as ``20:00-06:00``, as minutes after midnight, or raise ValueError."""
     matched = _HOURS.fullmatch(text)
     if matched is None:
         raise ValueError

@@ -14,9 +14,9 @@ from vcuda import k8s_types
 from vcuda.quota.yaml import KeyPath
 
 MAX_CARDS = 100_000
-"""The most cards in one limit. Kubernetes supports at most 5,000 nodes, and a node hardly has more than 20 cards."""
+"""The most cards in one limit. Kubernetes supports at most 5,000 nodes, and a node rarely has more than 20 cards."""
 MAX_MEMORY = MAX_CARDS * 1024 * 1024
-"""The most MiB in one limit, which is 1 TiB for each of `MAX_CARDS`."""
+"""The most MiB of GPU memory in one limit: 1 TiB for each of `MAX_CARDS` cards."""
 
 MIB = 1024 * 1024
 _MAX_SHOWN = 63
@@ -26,11 +26,11 @@ _MEMORY_AS_TEXT = re.compile(r"[0-9.]+ ?[KMGTPE]i?B?")
 
 
 class WrongValueError(ValueError):
-    """A value in the document is invalid. The class is a ValueError because pydantic collects ValueErrors."""
+    """A value in the quota document is invalid. The class is a ValueError because pydantic collects ValueErrors."""
 
 
 def listed(names: Collection[str], most: int) -> str:
-    """Return the first ``most`` names as text, and the number of the remaining names; ``none`` without names."""
+    """Return a text with the first ``most`` names and the number of the remaining names; ``none`` for no names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join([*names][:most])}{more}" or "none"
 
@@ -39,7 +39,7 @@ def read_label_value(name: object) -> str:
     """Return ``name``, the name of a model or pool, if it is a valid value of a node label."""
     if not isinstance(name, str):
         raise WrongValueError(f"must be a string, so the name must be in quotes; got {shown(name)}")
-    # Kubernetes allows an empty label value. But a node with an empty model label has no model. So it is rejected here.
+    # Kubernetes allows an empty label value. But a node with an empty model label has no model. So "" is rejected.
     if not _LABEL_VALUE.fullmatch(name):
         raise WrongValueError(
             "must be a valid value of a node label: at most 63 letters, digits, `-`, `_` and `.`, with a letter or "
@@ -122,7 +122,7 @@ def printable(text: str) -> str:
 
 
 def suggestion(written: object, known: Iterable[str]) -> str:
-    """Return "did you mean …?" with the name in ``known`` that is most similar; empty if no name is similar."""
+    """Return "did you mean …?" with the most similar name in ``known``; an empty text if no name is similar."""
     if not isinstance(written, str) or len(written) > _MAX_SHOWN:
         return ""
     by_folded = {name.casefold(): name for name in known}

@@ -16,11 +16,11 @@ from yaml.composer import Composer
 from vcuda.errors import Fault, QuotaFault
 
 MAX_TEXT = 1024 * 1024
-"""The most characters of a document. The data of a ConfigMap cannot exceed 1 MiB, as Kubernetes documents."""
+"""The maximum number of characters of a quota document. Kubernetes limits the data of a ConfigMap to 1 MiB."""
 MAX_ENTRIES = 200_000
-"""The most keys and list items of a document. The content of an alias counts each time that the alias is used."""
+"""The maximum number of keys and list items of a document. An alias's content counts at each use of the alias."""
 MAX_DEPTH = 16
-"""The most levels of nesting. A quota document has four levels, and merge keys may need more."""
+"""The maximum number of levels of nesting. A quota document has four levels, and merge keys may need more."""
 
 Plain = None | bool | Decimal | str | list["Plain"] | dict[str, "Plain"]
 KeyPath = tuple[str | int, ...]
@@ -64,7 +64,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _parse(text: str) -> Any:
-    """Return the nodes of a document. After a leading brace, JSON is tried first, because YAML forbids tabs."""
+    """Return the parse tree of a document. After a leading brace, JSON is tried first, because YAML forbids tabs."""
     if not text.lstrip().startswith("{"):
         return _parse_yaml(text)
     try:
@@ -78,7 +78,7 @@ def _parse(text: str) -> Any:
 
 
 def _parse_json(text: str) -> Any:
-    # A number becomes a Decimal, so that 0.29 cards are exactly 29 hundredths. If it is too large, it becomes NaN.
+    # A number becomes a Decimal, so that 0.29 cards are exactly 29 hundredths. A number that is too large becomes NaN.
     number = functools.partial(Decimal, context=Context(traps=[]))
     try:
         return json.loads(text, object_pairs_hook=_Pairs, parse_int=Decimal, parse_float=number, parse_constant=Decimal)
@@ -112,13 +112,13 @@ def _parse_yaml(text: str) -> yaml.Node | None:
 
 
 def _unreadable(text: str, at: int, sentence: str) -> UnreadableError:
-    # libyaml's line is not used, because it is after the last line if the YAML text ends too early.
+    # The line number from libyaml is not used, because it is after the last line if the YAML text ends too early.
     before = text[:at]
     return UnreadableError(before.count("\n") + 1, len(before) - before.rfind("\n"), sentence)
 
 
 class _BoundedComposer(Composer, yaml.CBaseLoader):
-    """PyYAML's composer with libyaml's parser. It rejects a document that PyYAML could never finish to process.
+    """PyYAML's composer with libyaml's parser. It rejects a document that PyYAML could never finish processing.
 
     All wheels of PyYAML contain libyaml. Without libyaml, one document could block the interpreter for several seconds.
     """
@@ -138,8 +138,8 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # A key or list item has at most two YAML nodes. So a document with `MAX_ENTRIES` is not rejected here. `_Walk`
-        # counts the entries exactly.
+        # A key or list item has at most two YAML nodes. So a document with `MAX_ENTRIES` entries is not rejected here.
+        # `_Walk` counts the entries exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:

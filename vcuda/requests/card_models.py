@@ -7,8 +7,8 @@ For example::
     L40S: {memory: 46068Mi}                                        # the memory of one card
 
 A product is the value of a node's model label, or the ``productName`` of a DRA device. Comparisons of products ignore
-letter case, and treat a space as ``-``. In a row of ``gpu_models``, ``*`` stands for any text and ``?`` for one
-character. A product that no row matches is itself a model.
+letter case, and treat a space as ``-``. In an entry of ``gpu_models``, ``*`` stands for any text and ``?`` for one
+character. A product that no entry matches is a model of the same name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,9 +35,9 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
-"""The maximum number of products of one model. The CEL selector that pins a claim to the model lists all of them."""
+"""The maximum number of products of one model. The CEL selector that limits a claim to a model lists them all."""
 MAX_ROWS = 256
-"""The maximum number of models, and also of all their products, because validation compares all pairs of products."""
+"""The maximum number of models, and of the products of all models. Validation compares all pairs of products."""
 
 
 def common_product(one: str, other: str) -> str | None:
@@ -59,9 +59,9 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the next steps of the search for a common product, from the next characters of both patterns.
+    """Yield the possible next steps of the search for a product that two patterns match, from their next characters.
 
-    A step has the number of characters that it consumes of each pattern, and the text that it adds to the product.
+    A step is the number of characters consumed from each pattern (two numbers), and the text added to the product name.
     """
     if left == "*":
         yield 1, 0, ""
@@ -130,7 +130,7 @@ _ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
 
 
 def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:
-    """Parse ``gpu_models``. ``limited``: the models to which the quota document sets limits. Raises QuotaFault."""
+    """Parse ``gpu_models``. ``limited``: the models for which the quota document sets limits. Raises QuotaFault."""
     return check_text(text, lambda tree: _read_models(tree, limited), _sentence)
 
 
@@ -155,13 +155,13 @@ def _in_text(place: KeyPath, bare: set[str]) -> KeyPath:
 
 
 class _Claimed(NamedTuple):
-    """A name or pattern of products that belong to a GPU model."""
+    """A product name, or a pattern of product names, that belongs to a GPU model."""
 
     place: KeyPath
     model: str
     name: str
     at_product: bool = False
-    """True if ``name`` is a product in a row of ``gpu_models``; False if ``name`` is the name of a model."""
+    """True if ``name`` is a product in an entry of ``gpu_models``; False if ``name`` is the name of a model."""
 
     @property
     def pattern(self) -> str:
@@ -179,7 +179,7 @@ class _Claimed(NamedTuple):
 
 
 def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterator[tuple[KeyPath, str]]:
-    """Yield a message for each product in ``gpu_models`` that could belong to two models, with the product's place."""
+    """Yield a pair of path and message for each product in ``gpu_models`` that could belong to two models."""
     products = [
         _Claimed((model, "products", at), model, product, at_product=True)
         for model, row in rows.items()
@@ -189,7 +189,7 @@ def _overlaps(rows: Mapping[str, ProductRow], limited: Iterable[str]) -> Iterato
         found = f"{len(rows)} models and {len(products)} products"
         yield (), f"must not have more than {MAX_ROWS} models or {MAX_ROWS} products; got {found}"
         return
-    # A model that only the quota document names, without an entry here, still matches the product of the same name.
+    # A model that is named only in the quota document, not in ``gpu_models``, matches the product of the same name.
     of_row = CardModels(rows).model_of
     strangers = {fold(model): model for model in sorted(limited) if model not in rows and of_row(model) != model}
     names = {**strangers, **{fold(model): model for model in reversed([*rows])}}

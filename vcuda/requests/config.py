@@ -25,7 +25,7 @@ QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_
 TIME_ZONE = "gpu_time_zone"
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""The beginning of the keys of this system in the quota ConfigMap. Keys with another beginning are ignored."""
+"""The prefix of this system's keys in the quota ConfigMap. Keys with another prefix are ignored."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def parse_config(
 ) -> QuotaConfig:
     """Parse ``data`` of the quota ConfigMap. ``key``: the key of the quota. ``version``: the resourceVersion.
 
-    Raises QuotaFault with the faults of all keys. If a fault is not in the quota, its path begins with the key's name.
+    Raises QuotaFault with the faults of all keys. If a fault is not in the quota, its path begins with its key.
     """
     faults: list[Fault] = []
 
@@ -90,7 +90,7 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return ``name`` if ``gpu_units`` may have this key. Raises WrongValueError if it is malformed or already used."""
+    """Return ``name`` if it is a valid key in ``gpu_units``. Raises WrongValueError, also if its charge is fixed."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
         raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}, for both claims and pods")
@@ -99,7 +99,7 @@ def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
             "must be the name of a resource, for example nvidia.com/gpu.shared, or of a DeviceClass, for example "
             f"{CLASS}gpu.example.com; got {values.shown(name)}"
         )
-    # A resource that is built in, or belongs to a scheme, already has a value, and must not get a second value.
+    # A resource that is built in, or belongs to a vendor's scheme, already has a charge. It must not get a second one.
     taken: GpuResources = info.context or BUILT_IN
     if scheme := taken.scheme_of.get(name):
         raise values.WrongValueError(f"must not be listed, because this resource belongs to scheme {scheme.name}")
@@ -121,7 +121,7 @@ def read_memory_of_unit(value: object) -> int:
 
 
 class _UnitEntry(values.StrictModel):
-    """An entry of ``gpu_units``: the charge of one unit of a resource. For a resource without GPUs it is empty."""
+    """An entry of ``gpu_units``: the charge of one unit of a resource. It is empty for a resource that is not a GPU."""
 
     cards: Annotated[int, pydantic.PlainValidator(read_worth)] = 0
     memory: Annotated[int, pydantic.PlainValidator(read_memory_of_unit)] = 0
@@ -134,7 +134,7 @@ class _UnitEntry(values.StrictModel):
 
     @property
     def worth(self) -> Charge:
-        # A unit without a value for memory is charged the same part of the card's memory as of the card's cores.
+        # If an entry states no memory, one unit is charged the same fraction of a card's memory as of its cores.
         return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
 
 

@@ -2,7 +2,7 @@
 
 import string
 
-# `\u212a` is the Kelvin sign, and `\u017f` is the long s. Unicode, and so RE2, folds them to k and s.
+# `\u212a` is the Kelvin sign, and `\u017f` is the long s. Unicode, and so the regex library RE2, folds them to k and s.
 _FOLD = str.maketrans(string.ascii_uppercase + " \u212a\u017f", string.ascii_lowercase + "-ks")
 
 

@@ -17,7 +17,7 @@ SIDECAR = "Always"
 NONE = (0, "0")
 """The two forms of a zero amount of a resource. People may write a number, and the API server writes a text."""
 MOST_UNITS = 10_000_000
-"""The most units in one request, which is 2,000 for each of the 5,000 nodes that Kubernetes supports."""
+"""The most units of one resource in a request: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -37,13 +37,13 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     has_share: bool = False
     """True if a container requests a share: less than all cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """The charge on each GPU model for which the charge may differ from ``charge``, by model."""
+    """The pod's charge by GPU model, for the models on which it may differ from ``charge``."""
     limits: tuple[ShareLimits, ...] = ()
     """Descriptions of the vendors' libraries that may limit the pod's containers to their shares of cards."""
     share_memory: int = 0
     """The most memory of one card that any container of the pod requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
-    """The schemes whose register (the vendor's list of a node's cards) a node needs to serve the pod."""
+    """The vendors' schemes whose register (list of a node's cards) a node must have so that it can serve the pod."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.get(model, self.charge)
@@ -64,9 +64,9 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The scheme or unit for which the container states a number, but no cores or memory; empty if there is none."""
+    """The scheme or unit of which the container requests a number, without cores or memory; empty if there is none."""
     by_memory: str = ""
-    """The name of the scheme if it charges a share's cores in proportion to the share's memory; otherwise empty."""
+    """The name of the scheme if the container's cores are charged in proportion to its memory; otherwise empty."""
     limits: tuple[ShareLimits, ...] = ()
     """Descriptions of the vendors' libraries that may limit the container to its shares of cards."""
     memory_per_card: int = 0
@@ -79,9 +79,9 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the container's charge for scheme or unit ``kind``. ``worth``: one device's cores and memory."""
+        """Return the container's charge for scheme or unit ``kind``. ``worth``: the size of one device."""
         charge = self.charges.get(kind, NOTHING)
-        # A device without stated cores is charged all cores of a card. So the quotient is the number of devices.
+        # A device without stated cores is charged all 100 cores of a card. So this quotient is the number of devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -107,7 +107,7 @@ def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
-    """Return a container's limits, with its requests for resources without a limit, as gpu-manager and HAMi do."""
+    """Return a container's limits, and its requests for resources without a limit, as gpu-manager and HAMi do."""
     # In stored pods limits and requests are equal, as Kubernetes requires for extended resources. A pod template may
     # have only limits or only requests.
     resources = container.resources
@@ -191,7 +191,7 @@ def _read_container(path: str, container: Container, known: GpuResources) -> Con
         charge, cores, wrong_shape = read(base, scheme, amounts)
         per_card, misshapen = max(per_card, cores), [*wrong_shape, *misshapen]
         charges[scheme.name] = charge
-        # The vendor limits only shares. A share has less than all cores, or less than all memory, of a card.
+        # The vendor's library limits only shares: less than all cores, or less than all memory, of a card.
         if cores < CORES_PER_CARD or charge.card_memory < charge.cores:
             limits = (*limits, scheme.limits)
     plain = _plain_kind(resources, scheme)
@@ -214,7 +214,7 @@ def _memory_per_card(scheme: Scheme | None, amounts: Mapping[str, int]) -> int:
 
 def _plain_kind(resources: Mapping[str, Quantity], scheme: Scheme | None) -> str:
     # If a container requests only a number of cards, the GPU model determines the charge. If the container also sets
-    # cores or memory, even 0, the charge is that of these amounts.
+    # cores or memory, even 0, these amounts determine the charge.
     if scheme is None or not scheme.counts_plain_cards:
         return PLAIN_CARDS
     others = (name for name in scheme.resources if name != scheme.count)
@@ -247,7 +247,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # A unit may be charged several cards. Its part of each card is at most all cores of the card.
+        # One unit of a resource may be charged several cards. On each of these cards, it takes at most all cores.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {count}"))
@@ -257,7 +257,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
 
 
 def _read_cores(base: str, scheme: Scheme, asked: Mapping[str, int]) -> tuple[Charge, int, list[Fault]]:
-    # For gpu-manager, fewer than 100 cores are a share of one card. Multiples of 100 are whole cards with their memory.
+    # For gpu-manager, fewer than 100 cores are a share of one card. Multiples of 100 are whole cards.
     cores = asked.get(scheme.cores, 0)
     memory = asked.get(scheme.memory, 0) * scheme.memory_unit
     faults = []

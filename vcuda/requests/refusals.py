@@ -1,4 +1,4 @@
-"""Finds fields of a pod that give the pod unrequested devices, or a share of a card without limits.
+"""Finds fields of a pod that give it GPUs that it does not request, or that lift the limits of its share of a card.
 
 Three things are not checked, because the pod object does not contain them: variables of the image, variables from a
 ConfigMap by ``envFrom``, and the content of a host path.
@@ -18,7 +18,7 @@ from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import LimitVariable, ShareLimits
 
 COMPUTE_POLICY = "/vgpu-compute-policy"
-"""The end of the key of a vgpu-manager annotation (pkg/util/consts.go). The key's domain can be configured."""
+"""The end of the key of vgpu-manager's annotation (pkg/util/consts.go). The domain before it can be configured."""
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
@@ -32,7 +32,7 @@ EFFECTS: Mapping[Allowance, str] = {
     Allowance.MEMORY_LIMIT: "the variable changes the memory limit of a share of a card",
     Allowance.LIMIT_LIBRARY: "the variable can replace the library that limits a share of a card",
 }
-"""The effects of environment variables on a share of a card, by the allowance with which a quota permits the effect."""
+"""The effects of environment variables on a share of a card, by the item of `allow` that permits the effect."""
 
 
 class Refusal(NamedTuple):
@@ -45,7 +45,7 @@ class Refusal(NamedTuple):
 
     @property
     def fault(self) -> Fault:
-        """The refusal as a fault, with advice to the user. The advice names the item of ``allow`` that would help."""
+        """The refusal as a `Fault`, with advice to the user. The advice names the item of ``allow`` that would help."""
         if self.allowance is None:
             return Fault(self.path, self.message)
         advice = f"Or ask your administrator to add `allow: [{self.allowance}]` to the quota of this namespace"
@@ -63,7 +63,7 @@ class _Judge(NamedTuple):
 
 
 def could_reach_gpus(pod: Pod) -> bool:
-    """Return whether a pod could get a GPU by any of its fields. If not, the pod is admitted without further checks.
+    """Return whether a pod could get a GPU through any field. If not, the pod is admitted without further checks.
 
     The matchConditions in manifests/base/registration.yaml must match every pod for which this function returns True.
     """
@@ -89,7 +89,7 @@ def find_refusals(
     runtime_classes: RuntimeClasses,
     extended: Collection[str] | None = None,
 ) -> Iterator[Refusal]:
-    """Yield the fields of a pod that must be refused, except the faults that `read_request` has found.
+    """Yield a refusal for each field of a pod that is not allowed, except for the faults that `read_request` finds.
 
     ``extended``: the extended resources for which the scheduler allocates devices of a DeviceClass; None if this system
     does not charge claims.
@@ -117,13 +117,13 @@ def find_refusals(
         if allowance := KAI.get(key.lower()):
             message = "must not be set, because shares requested by annotation are not charged. Request a GPU resource"
             yield Refusal(f"metadata.annotations[{key}]", message, allowance)
-    # A claim that the pod names may not exist yet. So it is assumed that the claim requests a share.
+    # A ResourceClaim that the pod names may not exist yet. So it is assumed to request a share of a card.
     if request.has_share or claims:
         yield from find_unlimited(pod.annotations)
 
 
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
-    # Vendors may limit even whole cards. So the variables that turn off all limits are checked for each GPU request.
+    # Vendors may limit even whole cards. So variables that turn off all limits are checked for every GPU request.
     if request.asks or claims:
         yield known.switches
     if request.has_share or claims:
@@ -209,7 +209,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass may give its extended resource any name. So the name does not show whether it is for a GPU.
+        # A DeviceClass may give its extended resource any name. So the name does not show if the resource is a GPU.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
             yield Refusal(
@@ -218,7 +218,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
-    """Return the scheme whose vendor may count vGPUs by the resource ``name``; None if there is no such scheme."""
+    """Return the scheme of the vendor that may use resource ``name`` for the number of vGPUs; None if there is none."""
     # The resource that counts a vendor's shares may have any name in the vendor's domain, even a name in ``gpu_units``.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None

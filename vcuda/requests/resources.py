@@ -33,9 +33,9 @@ NOTHING = Charge()
 PLAIN_CARDS = "nvidia.com/gpu"
 """The resource of NVIDIA's own device plugin. One unit is a whole card, unless a vendor's scheme has this resource."""
 
-# The built-in units are the DeviceClasses of the three DRA drivers (deployments/helm of each driver), and vendors'
-# resources that are not GPUs. A pod that requests a share by the extended resource of a DeviceClass cannot state the
-# capacity of the share. So DeviceClasses for shares are charged whole cards, like a claim without a capacity.
+# The built-in units are the DeviceClasses of the three supported DRA drivers (deployments/helm of each driver), and
+# vendors' resources that are not GPUs. A pod that requests a share by the extended resource of a DeviceClass cannot
+# state the capacity of the share. So DeviceClasses for shares are charged whole cards, like a claim without a capacity.
 BUILT_IN_UNITS: Mapping[str, Charge] = {
     **dict.fromkeys(
         (
@@ -64,7 +64,7 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""The DeviceClasses whose charge is not fixed, each with advice for users whose pods request it by a resource."""
+"""The DeviceClasses whose charge is not fixed, each with advice for users who request it by an extended resource."""
 
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
@@ -106,7 +106,7 @@ VENDORS = (
 the accelerators' names."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
-# `_MIG` matches the resources of MIG strategy "mixed". A media extension may follow the memory, as in mig-1g.10gb.me.
+# `_MIG` matches the resources of MIG strategy "mixed". A suffix for media engines may follow, as in mig-1g.10gb.me.
 MIG_PROFILE = r"([1-7])g\.([1-9][0-9]{0,3})gb"
 _MIG = re.compile(rf"nvidia\.com/mig-{MIG_PROFILE}(?:\.[a-z]+)*", re.ASCII)
 _MIG_SLICES = 7
@@ -122,7 +122,7 @@ WILDCARDS = frozenset("*?")
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return a function that tests whether a name matches one of ``patterns``. Names and patterns must be folded."""
+    """Return a function that tests whether a name matches one of ``patterns``. Both must be folded, as by `fold`."""
     return re.compile("|".join(map(_regex_of, patterns))).fullmatch
 
 
@@ -139,7 +139,7 @@ def _literal(text: str) -> str:
 
 
 class ProductRow(msgspec.Struct, frozen=True):
-    """The row of one GPU model in key ``gpu_models`` of the quota ConfigMap."""
+    """The entry of one GPU model in key ``gpu_models`` of the quota ConfigMap."""
 
     products: tuple[str, ...] = ()
     """Patterns of the names of the model's products, as they are written in the ConfigMap."""
@@ -169,7 +169,7 @@ RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The rows of ``gpu_models`` by GPU model. A product that no row matches is itself a model."""
+    """The entries of ``gpu_models`` by GPU model. A product that no entry matches is a model of the same name."""
 
     rows: Mapping[str, ProductRow] = {}
 
@@ -199,7 +199,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
-        """The cores and memory of one device, for each model whose row in ``gpu_models`` changes the defaults."""
+        """The cores and memory of one device, for each model whose entry in ``gpu_models`` changes the defaults."""
         worths = {model: CardWorth(row.cores, row.memory) for model, row in self.rows.items()}
         return {model: worth for model, worth in worths.items() if worth != CardWorth()}
 
@@ -208,7 +208,7 @@ NO_ROWS = CardModels()
 
 
 def _pattern_of(domain: str) -> str:
-    # A domain without a slash includes its subdomains. A domain with a slash is the beginning of resource names.
+    # A vendor domain without a slash includes its subdomains. A domain with a slash is the beginning of resource names.
     name, _, prefix = domain.partition("/")
     if prefix:
         return f"{re.escape(name)}/{re.escape(prefix.removesuffix('*'))}"
@@ -224,11 +224,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     own_vendors: tuple[str, ...] = ()
     """The vendor domains that the operator added in ``gpu_domains``."""
     version: str = ""
-    """The resourceVersion of the quota ConfigMap that defines these resources. Other versions may differ."""
+    """The resourceVersion of the quota ConfigMap that defines these resources. Other versions may define others."""
     models: CardModels = NO_ROWS
     """The GPU models that the operator described in ``gpu_models``."""
     registered: Mapping[str, CardWorth] = {}
-    """The cores and memory of one device, for each model for which nodes' registers (lists of cards) change them."""
+    """The cores and memory of one device by GPU model, if registers (lists of a node's cards) change them."""
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
@@ -240,7 +240,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def limits_without_scheme(self) -> tuple[ShareLimits, ...]:
-        """The libraries that may limit a share requested without a vendor's scheme, by a unit or a ResourceClaim."""
+        """The libraries that may limit a share requested by a unit (a resource of no scheme) or by a ResourceClaim."""
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
@@ -279,14 +279,14 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return resource in self.scheme_of or self.unit_of(resource) not in (None, NOTHING)
 
     def is_unknown_gpu(self, resource: str) -> bool:
-        """Return whether a resource is probably a GPU, although this system has no value for it."""
+        """Return whether a resource is probably a GPU, although this system does not know its charge."""
         # The API server rejects a resource name that is longer than `LONGEST` (IsQualifiedName).
         if len(resource) > LONGEST or resource in self.scheme_of or self.unit_of(resource) is not None:
             return False
         return resource.startswith(CLASS_RESOURCE) or self.vendors.match(resource) is not None
 
     def counts_like(self, other: "GpuResources") -> bool:
-        """Return whether both objects charge every pod the same for the same GPU model."""
+        """Return whether ``other`` leads to the same charge as this object for every pod on every GPU model."""
         mine, theirs = ((each.schemes, each.own_units, each.models, each.registered) for each in (self, other))
         return self is other or mine == theirs
 
@@ -300,11 +300,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
-        """Return a copy for a cluster in which ``cards`` are in the registers (the vendors' lists of cards) of nodes.
+        """Return a copy for a cluster whose nodes list ``cards`` in their registers (the vendors' lists of cards).
 
-        On a model in a register, a request for only a number of devices is charged whole cards. If a share is charged
-        cores in proportion to its memory, the card memory for this is that of the model's smallest card, unless the
-        model's row in ``gpu_models`` states the memory.
+        On a model with registered cards, a request for only a number of devices is charged whole cards. If a share's
+        cores are charged in proportion to its memory, they are computed from the memory of the model's smallest card,
+        unless ``gpu_models`` states the memory.
         """
         whole = {scheme.name for scheme in self.schemes if scheme.counts_plain_cards}
         priced = any(scheme.cores_by_memory for scheme in self.schemes)

@@ -131,7 +131,7 @@ def _with(scheme: Scheme, entry: _SchemeEntry | None) -> Scheme:
     set_here: dict[str, Any] = dict(entry.names)
     if entry.memory_mib:
         set_here["memory_unit"] = entry.memory_mib
-    # NVIDIA's own device plugin serves only `PLAIN_CARDS`. If ``count`` is another resource, every unit is a vGPU.
+    # NVIDIA's own device plugin serves only nvidia.com/gpu. If ``count`` is another resource, every unit is a vGPU.
     plain = scheme.counts_plain_cards and entry.names.get("count", PLAIN_CARDS) == PLAIN_CARDS
     set_here["cores_by_memory"] = entry.default_cores
     set_here["scheduler_users"] = tuple(entry.service_accounts)

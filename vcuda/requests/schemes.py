@@ -37,7 +37,7 @@ UID, CONTAINER = "{uid}", "{container}"
 
 class AllocationPhase(msgspec.Struct, frozen=True):
     """The annotation or label in which a vendor records the phase of a pod's allocation, with the value for each phase.
-    If the vendor does not record a phase, its value is None."""
+    A phase that the vendor does not record has the value None."""
 
     key: str
     done: str
@@ -60,7 +60,7 @@ class PodDirectory(msgspec.Struct, frozen=True):
 
     root: str
     name: str = UID
-    """The pattern of a directory's name in ``root``. It contains `UID` once, and may contain `CONTAINER`."""
+    """The pattern of the name of a pod's directory in ``root``. It contains `UID` once, and may contain `CONTAINER`."""
     own_socket: str = ""
     """The name of a socket in a pod's directory or one level below. The device plugin itself listens on this socket
     until the directory is deleted. So a listener on this socket does not mean that the pod uses the directory. Source
@@ -79,7 +79,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The name of the vendor's software, as people write it."""
     vendor_domain: str
     """The domain of the vendor's resources. A pod that requests a resource of this domain without a known charge is
-    refused. If the domain also has other resources, this is the beginning of the accelerators' names and ``*``."""
+    refused. If the domain has other resources too, this is the beginning of the accelerators' names and ``*``."""
 
     # Resources that pods request
     cores: str
@@ -120,14 +120,14 @@ class Scheme(msgspec.Struct, frozen=True):
     allocation_labels: tuple[str, ...] = ()
     """The labels that the vendor's scheduler and device plugin write on pods."""
     creation_annotations: tuple[str, ...] = ()
-    """The annotations that the vendor's webhook writes on a pod that it changes. If a new pod already has one of them,
-    the pod is a copy."""
+    """The annotations that the vendor's webhook writes on a pod that it changes. A new pod that already has one of them
+    is a copy."""
     predicate_node: str | None = None
     """The annotation of a pod with the node that the vendor's scheduler chose."""
     predicate_times: tuple[str, ...] = ()
     """The annotations with the Unix time at which the scheduler chose the node. The newest of these times counts."""
     time_unit: int = SECONDS
-    """The unit of ``predicate_times``."""
+    """The unit of the times in the annotations ``predicate_times``."""
     phase: AllocationPhase | None = None
     card_index: str | None = None
     """The beginning of the annotation key that lists a container's cards by number. The key ends with the container's
@@ -141,9 +141,9 @@ class Scheme(msgspec.Struct, frozen=True):
     register: str | None = None
     """The annotation in which the vendor lists the cards of a node."""
     handshake: str | None = None
-    """The node annotation by which the scheduler checks whether the device plugin is alive, and the plugin answers."""
+    """The node annotation in which the scheduler asks whether the device plugin is alive, and the plugin answers."""
     counts_cards_by_register: bool = False
-    """True if a node's capacity does not show the number of cards, but only the annotation ``register`` shows it."""
+    """True if only the annotation ``register``, and not a node's capacity, shows the number of the node's cards."""
     pod_directory: PodDirectory | None = None
     """The vendor's directories of pods, which the node agent cleans up."""
 

@@ -39,7 +39,7 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     pattern: str
     """The name of the environment variables. ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
-    """The allowance with which a quota permits pods to set the variables."""
+    """The item of ``allow`` in a quota that permits pods to set the variables."""
     is_harmless: Callable[[str], bool] = never
     """A function that returns True for a value with which the variable lifts no limit."""
     harmless: str = ""
@@ -57,7 +57,7 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
     paths: tuple[str, ...] = ()
     """The paths in a container at which the library and its limits are mounted."""
     needs_scheme: bool = False
-    """True if the library limits only shares requested by the scheme's resources, and not those of units or claims."""
+    """True if the library limits only shares requested by the scheme's resources, not by units or ResourceClaims."""
 
     def covers(self, mount_path: str) -> bool:
         """Return whether a mount in a container replaces one of ``paths``, or allows another container to replace it.
