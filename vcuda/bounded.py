@@ -1,4 +1,4 @@
-"""Bounds memory in bytes: a cache for results, and a count of the bytes that are kept for each namespace."""
+"""Limits the use of memory: a cache with a maximum size, and a count of the bytes that are kept for each namespace."""
 
 import threading
 from collections.abc import Callable, Iterable

@@ -118,11 +118,11 @@ class DropReason(enum.StrEnum):
     """The reasons for which the webhook drops an admission review without a decision."""
 
     CROWDED = "crowded"
-    """Too many large reviews were waiting."""
+    """Too many large admission reviews were waiting for a decision."""
     LATE = "late"
     """The deadline of the review had passed, or would have passed before the decision."""
     DISCONNECTED = "disconnected"
-    """The caller closed the connection."""
+    """The caller, usually the API server, closed the connection before the decision."""
     SLOW = "slow"
     """The body of a large review did not arrive completely in time."""
 

@@ -124,7 +124,7 @@ def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) 
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
-        # An empty password is given, because OpenSSL would prompt for one if an encrypted key was just written.
+        # An empty password is given. Without it, OpenSSL would prompt for the password of an encrypted key.
         context.load_cert_chain(certificate, key, password="")
     except OSError as error:  # ssl.SSLError is a subclass of OSError
         raise _bad(directory, f"{certificate} is rejected by OpenSSL together with tls.key: {error}") from error
@@ -192,7 +192,7 @@ def served_leaf(address: str, server_name: str) -> x509.Certificate:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One certificate or key to write. ``holds`` describes the content. ``expires``: None for a key."""
+    """One certificate or key to write. ``holds`` describes it. ``expires``: the certificate's end; None for a key."""
 
     name: str
     holds: str

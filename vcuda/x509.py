@@ -57,7 +57,7 @@ def parse_dns_name(text: str) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Return the IPv4 or IPv6 address. Raises ValueError for other texts and for zones (``%eth0``)."""
+    """Return a text as an IPv4 or IPv6 address. Raises ValueError for other texts, also with a zone (``%eth0``)."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:

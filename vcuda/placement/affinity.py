@@ -185,7 +185,7 @@ class _LabelIndex:
         self._up_to = [0, *itertools.accumulate(by_value[value] for _, value in numbers)]
 
     def find(self, values: Values) -> int:
-        """Return the set of nodes that have an allowed value of the label."""
+        """Return the set of nodes whose label has a value that ``values`` allows."""
         if values.listed is not None:
             known = filter(self.by_value.__contains__, values.listed)
             return sum(self.by_value[value] for value in known if values.allow(value))

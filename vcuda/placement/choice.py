@@ -23,7 +23,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     limit: Limit
     usage: Usage
     present: bool = True
-    """True if a node of the model that can serve the object exists now."""
+    """True if there is now a node of the model that can serve the object."""
     fits_a_card: bool = True
     """False if free cards are published, and no card of the model has room for the object's largest container."""
     free_cores: int = 0

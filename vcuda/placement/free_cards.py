@@ -17,9 +17,9 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     cards: int = 0
     """The number of all cards of one GPU model in one pool."""
     whole: int = 0
-    """The number of those cards that no pod uses."""
+    """The number of cards of one GPU model in one pool that no pod uses."""
     free_cores: int = 0
-    """The sum of the free cores of all these cards."""
+    """The sum of the free cores of all cards of one GPU model in one pool."""
     fragmented_cores: int = 0
     """The free cores of cards that other pods partly use. A pod that requests whole cards cannot use these cores."""
     largest: int = 0

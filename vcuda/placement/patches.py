@@ -16,13 +16,13 @@ from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Sche
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Settings for the patches of pods. All except ``avoided`` are the same for all pods of the cluster."""
+    """Settings for the JSON Patches of pods. Only ``avoided`` depends on the single pod."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
     """The scheduler that places GPU pods; None if each pod keeps the scheduler that it names."""
     of_schemes: Mapping[str, str] = {}
-    """The scheduler for pods that request each vendor's resources, by the name of the vendor's scheme. A scheduler in
+    """The scheduler for the pods that request a vendor's resources, by the name of the vendor's scheme. A scheduler in
     key ``gpu_schemes`` of the quota ConfigMap takes precedence."""
     avoided: tuple[str, ...] = ()
     """The hostnames of the nodes that the pod's own scheduler must not choose."""
@@ -44,7 +44,7 @@ class _Wanted:
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to an affinity term; None if ``present``, the term's requirements, has it."""
-        # The API server may call /mutate again (reinvocationPolicy). For a patched pod, the second patch must be empty.
+        # The API server may call /mutate again (reinvocationPolicy). For a patched pod, it must return an empty patch.
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
@@ -100,7 +100,7 @@ def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
 
 
 def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
-    """Return the JSON Patch operations that limit a pod with ResourceClaims to ``pools``; none for no ``pools``."""
+    """Return the patch operations that limit a pod with ResourceClaims to ``pools``; none if ``pools`` is empty."""
     return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
 
 

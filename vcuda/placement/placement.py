@@ -26,7 +26,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The GPU models that a pod may use."""
 
     models: tuple[str, ...]
-    """The models in the order in which they are tried."""
+    """The GPU models that the pod may use, in the order in which they are tried."""
     present: frozenset[str]
     """The models with an existing node that can serve the pod and that the pod's node selection allows."""
     excluded: Mapping[str, str]
@@ -43,7 +43,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
-            # Pending pods have no cards yet. Without this subtraction, all pods of a burst would get the same model.
+            # Pending pods have no cards yet, so their charges are subtracted. Otherwise a burst of pods gets one model.
             free = self.free.get(model, FreeCards()).room_for(charge) - used.pending.cores if self.free else 0
             present, fits_a_card = model in self.present, model not in self.no_fitting_card
             found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
@@ -133,11 +133,11 @@ class _Reach(NamedTuple):
     """The models of the nodes that a pod's node selection allows."""
 
     in_pools: frozenset[str]
-    """The models of the nodes that the selection allows in the quota's pools, including nodes that do not exist yet."""
+    """The models of nodes, existing or not, that the pod's node selection allows in the quota's pools."""
     anywhere: frozenset[str]
-    """The models of the nodes that the selection allows in any pool, including nodes that do not exist yet."""
+    """The models of nodes, existing or not, that the pod's node selection allows in any pool."""
     present: frozenset[str]
-    """The models of existing nodes in the pools of the quota that can serve the pod."""
+    """The models with an existing node that is in the quota's pools and can serve the pod."""
     unserved: frozenset[str]
     """The models that have allowed nodes in the pools of the quota, but no node there that can serve the pod."""
 

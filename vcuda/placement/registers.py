@@ -39,8 +39,8 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     memory: int = 0
     """The registered memory in MiB, which HAMi and vgpu-manager may have scaled; 0 if no memory is registered."""
     healthy: bool = True
-    """False if the register reports a fault. HAMi's JSON omits this field for a faulty card. Such a card counts as
-    healthy."""
+    """False if the register reports a fault of the card. HAMi's JSON omits the field for a faulty card, so such a card
+    counts as healthy."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):

@@ -31,7 +31,7 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     scheduler: str | None = None
     """The scheduler that places the pod; None if the pod keeps the scheduler that it names."""
     avoided: tuple[str, ...] = ()
-    """The hostnames of the model's other nodes, which the pod's own scheduler must not choose."""
+    """The hostnames of the model's nodes that cannot serve the pod, so that its own scheduler must not choose them."""
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:

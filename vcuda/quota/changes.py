@@ -50,7 +50,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
 
 
 def summary(old: Quota, new: Quota, longest: int) -> str:
-    """Return a text with the first differences. ``longest``: its maximum length, at least `LONGEST_CHANGE` + 40."""
+    """Return the first differences in a text of at most ``longest`` characters (at least `LONGEST_CHANGE` + 40)."""
     text, different = "", changes(old, new)
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown

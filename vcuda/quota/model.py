@@ -133,11 +133,11 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     prefer_most_free: bool = False
     """True if the GPU model with the most free cards and quota is tried first for a pod."""
     one_model: bool = False
-    """True if an object that could get several models is rejected."""
+    """True if an object (a pod or claim) is rejected if it could get several models."""
     grants: tuple[Grant, ...] = ()
     """All grants, including those that do not apply now."""
     own: Mapping[str, Limit] | None = None
-    """The limits without grants, if `at` computed ``limits``; otherwise None."""
+    """The limits without grants if `at` has added the present grants to ``limits``; otherwise None."""
     granted: tuple[Granted, ...] = ()
     """The parts of ``limits`` that grants add, in the order of the grants."""
 
@@ -293,7 +293,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     used: Charge = Charge()
     """All charges, including the pending, terminating and reserved charges."""
     pending: Charge = Charge()
-    """The charges of admitted pods that a watch has not delivered yet."""
+    """The charges of pods that are admitted, but that a watch has not delivered as stored yet."""
     terminating: Charge = Charge()
     """The charges of deleted pods whose containers may still run."""
     reserved: Charge = Charge()

@@ -38,9 +38,9 @@ class Times(msgspec.Struct, frozen=True):
 
     zone: ZoneInfo
     start: float = -math.inf
-    """The first moment of the grant, in Unix seconds."""
+    """The time when the grant begins, in Unix seconds."""
     end: float = math.inf
-    """The first moment after the grant, in Unix seconds."""
+    """The time when the grant ends, in Unix seconds. At this time, the grant does not apply any more."""
     days: frozenset[int] = frozenset()
     """The days of the week, 0 for Monday; empty for every day."""
     hours: tuple[int, int] | None = None
@@ -92,7 +92,7 @@ class Times(msgspec.Struct, frozen=True):
             yield self.end
 
     def _bounds_of(self, day: datetime.date) -> list[float]:
-        """Return the start of a day, the start and end of ``hours`` on that day, and any clock change on that day."""
+        """Return the sorted times of a day's start, of ``hours`` on that day, and of any clock change on that day."""
         begin, after = (start_of(each, self.zone) for each in (day, day + datetime.timedelta(1)))
         found = {begin, *_clock_changes(begin, after, self.zone)}
         for minute in self.hours or ():

@@ -91,7 +91,7 @@ def read_bytes(value: object) -> Decimal:
     if amount == 0:
         raise WrongValueError("must not be 0. For no limit, omit `memory`. To block the model, write `cards: 0`")
     if amount < MIB:
-        # An amount below 1 MiB is a mistake. For example, 160 means 160 bytes, and the author meant 160Gi.
+        # An amount below 1 MiB is a mistake. For example, 160 means 160 bytes, but its author meant 160Gi.
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
             example = f"{value}Gi, because a number without a unit is in bytes"
             raise WrongValueError(f"must have a unit, for example {example}; got {shown(value)}")

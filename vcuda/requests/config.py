@@ -173,7 +173,7 @@ def parse_domains(text: str) -> tuple[str, ...]:
     """Parse key ``gpu_domains`` of the quota ConfigMap, and return its domains. Raises QuotaFault."""
 
     def read(tree: Plain) -> tuple[str, ...]:
-        # `check_text` returns an empty mapping for an empty text. Strict pydantic does not accept a list as a tuple.
+        # `check_text` passes an empty mapping for an empty text. Strict pydantic does not accept a list as a tuple.
         return _DOMAINS.validate_python(tuple(tree) if isinstance(tree, list) else () if tree == {} else tree)
 
     def sentence(details: ErrorDetails) -> str:

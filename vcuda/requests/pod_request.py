@@ -59,7 +59,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """The charges of the container, by the names of its scheme and its units. Each name is charged separately."""
+    """The charges of the container, by the names of its scheme and its units, which are charged separately."""
     cores_per_card: int
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]

@@ -102,8 +102,8 @@ VENDORS = (
     "vastaitech.com",
     "vke.volcengine.com/mgpu-*",
 )
-"""The domains of accelerator vendors. If a domain also has other resources, the entry continues with the beginning of
-the accelerators' names."""
+"""The domains of accelerator vendors. If a domain also has other resources, a slash and the beginning of the
+accelerators' resource names follow."""
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-._A-Za-z0-9]{0,61}[A-Za-z0-9])?", re.ASCII)
 # `_MIG` matches the resources of MIG strategy "mixed". A suffix for media engines may follow, as in mig-1g.10gb.me.

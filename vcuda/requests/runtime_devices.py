@@ -93,7 +93,7 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether a variable may give devices to a container. An unknown value is assumed to do so."""
+    """Return whether a variable may give devices to a container. A variable with an unknown value may."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES

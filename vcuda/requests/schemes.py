@@ -89,12 +89,12 @@ class Scheme(msgspec.Struct, frozen=True):
     memory_unit: int = 1
     """The MiB in one unit of the resource ``memory``."""
     count: str | None = None
-    """The resource for the number of vGPUs; None if the vendor has none. If ``count`` is set, ``cores`` and ``memory``
-    are the amounts of each vGPU, and a vGPU without cores is charged a card."""
+    """The resource for the number of vGPUs; None if the vendor has no such resource. If ``count`` is set, ``cores`` and
+    ``memory`` are the amounts of each vGPU, and a vGPU without cores is charged all cores of a card."""
     counts_plain_cards: bool = False
     """True if NVIDIA's own device plugin also serves the resource ``count``. There one unit is a whole card."""
     memory_percentage: str | None = None
-    """The resource for memory as a percentage of the card's memory; None if the vendor has none."""
+    """The resource for memory as a percentage of the card's memory; None if the vendor has no such resource."""
     cores_by_memory: bool = False
     """True if a share without cores is charged cores in proportion to its memory; False if it is charged all cores.
     Only ``gpu_schemes`` of the quota ConfigMap sets this field, for schemes with ``count``."""
@@ -145,7 +145,7 @@ class Scheme(msgspec.Struct, frozen=True):
     counts_cards_by_register: bool = False
     """True if only the annotation ``register``, and not a node's capacity, shows the number of the node's cards."""
     pod_directory: PodDirectory | None = None
-    """The vendor's directories of pods, which the node agent cleans up."""
+    """The directories in which the vendor stores files for pods on a node. The node agent cleans them up."""
 
     # Facts about the vendor's components
     sets_visible_devices: bool = False
