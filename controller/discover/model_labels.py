@@ -2,8 +2,8 @@
 
 The leader checks a node after each change of the node, of its ResourceSlices, or of ``gpu_models`` in the quota
 ConfigMap. `vcuda.discovery.discovered` decides which model the node has. A label that an operator wrote is never
-changed. A label that the controller wrote is changed to another model on two conditions: each check of 5 minutes has
-found the other model, and no pod uses a GPU of the node.
+changed. A label that the controller wrote is changed to another model on two conditions: all checks during 5 minutes
+have found the other model, and no pod uses a GPU of the node.
 """
 
 import time
@@ -46,12 +46,12 @@ class NodeState(msgspec.Struct, frozen=True):
     """The state of one node for the metrics: the source of its model label, and the doubts about its GPU model."""
 
     source: str
-    """The source of the model label, for example ``label`` for an operator; empty if the node has no model label."""
+    """The source of the model label (``label``: an operator wrote it); empty if the node has no model label."""
     doubts: frozenset[Doubt]
 
 
 class ModelLabels:
-    """Keeps the label with the GPU model of every node up to date.
+    """Keeps every node's GPU model label up to date.
 
     ``writes``: True if the controller may write labels and Events. ``clock``: returns seconds.
     """
@@ -110,7 +110,7 @@ class ModelLabels:
         self._queue.add(ALL)
 
     def counts(self) -> tuple[Mapping[str, int], Mapping[Doubt, int]]:
-        """Return how many nodes have a model label from each source, and how many nodes have each kind of doubt."""
+        """Return a pair: the numbers of nodes by source of the model label, and by kind of doubt about the model."""
         states = [*self._states.copy().values()]
         by_source = Counter(state.source for state in states if state.source)
         return by_source, Counter(doubt for state in states for doubt in state.doubts)
@@ -152,7 +152,7 @@ class ModelLabels:
                 self._queue.add(key.name)
 
     def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
-        """Write the label if it must change. Return the seconds to the next check, and why a new model must wait."""
+        """Write the label if needed. Return a pair: the seconds to the next check, and why a new model must wait."""
         name, record = node.metadata.name, found.wanted
         if found.differs(self._resources().models):
             if (left := self._seconds_left(name, found)) > 0:

@@ -30,10 +30,10 @@ MAX_ATTEMPTS = 4
 """The most attempts to place or bind one pod. An attempt fails if another process writes the same object meanwhile."""
 
 DEADLINE_SECONDS = 12.0
-"""The most seconds until the answer to the scheduler: its httpTimeout of 15 s, less the 3 s of one API call."""
+"""The most seconds until the scheduler gets an answer: its httpTimeout of 15 s minus the 3 s of one API call."""
 
 MIN_CALL_SECONDS = 0.2
-"""With fewer seconds left until the deadline, no API call is started, because the call would probably time out."""
+"""If fewer seconds are left until the deadline, no API call is started, because the call would probably time out."""
 
 TURN_TIMEOUT_SECONDS = 5.0
 """The most seconds for which a request of the scheduler waits until the pods of earlier requests are placed."""
@@ -115,7 +115,7 @@ class Allocator:
         return args.failing(placed)
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
-        """Return the nodes, and the pods to evict there, whose cards have room for the pod after the evictions."""
+        """Return the nodes where the pod fits after the scheduler's evictions, each with the pods to evict there."""
         # The scheduler chose the pods to evict by the free cores and memory of a whole node. Leave out nodes where no
         # single card would have enough room for the pod.
         request = cards.read_card_request(args.pod)
@@ -129,7 +129,7 @@ class Allocator:
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
         """Return each node's score: 10 for a node without cards and 0 for a node with cards, as in gpu-admission."""
-        # By the scores, a pod without vcuda cards gets a node without cards. For a vcuda pod, `filter` leaves one node.
+        # The scores keep pods without vcuda cards off nodes with cards. For a vcuda pod, `filter` leaves only one node.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
@@ -166,7 +166,7 @@ class Allocator:
                 self._write(node, Deadline(self._clock), without=uids)
         for node in self._cache.abandoned():
             if journal := self._cache.journal(node):
-                # After a Conflict, the journal stays, because another process has changed it.
+                # If another process has changed the journal (Conflict), do not delete the journal.
                 with suppress(NotFound, Conflict):
                     self._journal.delete(journal)
                 self._cache.close(node)
@@ -182,7 +182,7 @@ class Allocator:
             self._turn.release()
 
     def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
-        """Create the journals of these nodes from the pods that are bound there. If a journal exists, only read it."""
+        """Create the nodes' journals (stored placements) from the pods bound there. Only read a journal that exists."""
         for node in nodes:
             try:
                 journal = self._journal.write(NodeJournal(node, "", self._bound_before(node)), deadline.timeout())
@@ -195,7 +195,7 @@ class Allocator:
             self._cache.load(journal)
 
     def _bound_before(self, node: str) -> dict[str, JournalEntry]:
-        # Leave out a pod that is pinned to another model than the node's, because kubelet rejects such a pod.
+        # Leave out a pod that is pinned (by node affinity) to another GPU model, because the node's kubelet rejects it.
         model, now = self._model_of(node), self._seconds()
         return {
             pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)
@@ -206,7 +206,7 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Change a node's journal. If another process has changed it, read the journal again and return False."""
+        """Change a node's journal (its placements). If another process has changed it, read it and return False."""
         journal = self._cache.journal(node)
         if journal is None:
             raise NotPlaced(f"the placements on {node} are not known yet")
@@ -257,7 +257,7 @@ class Allocator:
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Only a uid from a journal may remove placements, because a caller of `bind` could send the uid of any pod.
+        # Remove placements only for a uid from a journal, because a caller of `bind` could send the uid of any pod.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)
@@ -280,7 +280,7 @@ class Allocator:
         for _ in range(MAX_ATTEMPTS):
             before = self._cache.entries_of(uid)
             for node in names:
-                # The API server may still store a sent binding with these cards, so the pod must keep its placement.
+                # A binding with these cards was sent, and may still be stored. So the pod must keep this placement.
                 if node in before and before[node].may_be_bound(version):
                     return node
             found = self._choose(request, names, self._cache.without(uid), before)

@@ -94,12 +94,12 @@ class CardCache:
             self._recount(node)
 
     def forget(self, uid: str) -> None:
-        """Remove all journal entries of a pod. The caller must have verified that the pod does not exist."""
+        """Remove all placements of a pod. The caller must have verified that the pod does not exist."""
         with self._lock:
             self._forget(uid)
 
     def journal(self, node: str) -> NodeJournal | None:
-        """Return a node's journal without the entries of ended pods; None if the journal was not read yet."""
+        """Return a node's journal (stored placements) without those of ended pods; None if it was not read yet."""
         with self._lock:
             entries = self._entries.get(node)
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
@@ -117,22 +117,22 @@ class CardCache:
             return tuple(self._bound.get(node, {}).values())
 
     def unopened(self) -> frozenset[str]:
-        """Return the nodes that have cards, but whose journals were neither read nor created yet."""
+        """Return the nodes with cards whose journals (stored placements of pods) were neither read nor created yet."""
         with self._lock:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 
     def abandoned(self) -> frozenset[str]:
-        """Return the deleted nodes whose journals have no entries, so that these journals can be deleted."""
+        """Return deleted nodes whose journals (stored placements of pods) are empty, so that these can be deleted."""
         with self._lock:
             return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
 
     def outdated(self) -> frozenset[str]:
-        """Return the nodes whose stored journals contain entries of pods that no longer use the node's cards."""
+        """Return the nodes whose stored journals contain placements of pods that no longer use the node's cards."""
         with self._lock:
             return frozenset(self._outdated)
 
     def entries(self) -> list[tuple[str, JournalEntry]]:
-        """Return the journal entries of all pods that still use their cards, each with the name of its node."""
+        """Return the placements of all pods that still use their cards, each with the name of its node."""
         with self._lock:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 

@@ -58,12 +58,12 @@ class JournalEntry(msgspec.Struct, frozen=True):
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:
-        """Return True if the API server may still store a sent binding of the pod, which is unbound at ``version``."""
+        """Return True if a sent binding may still be stored. ``version``: a version of the pod that is not bound."""
         return bool(self.binding) and not is_older(self.binding, version)
 
 
 class NodeJournal(msgspec.Struct, frozen=True):
-    """The journal of one node: its placements by pod uid. ``version``: the resourceVersion; empty if never stored."""
+    """The journal of one node (placements by pod uid). ``version``: its resourceVersion; empty if never stored."""
 
     node: str
     version: str = ""
@@ -91,7 +91,7 @@ class Journal:
         self._collection = f"/api/v1/namespaces/{kube.segment(namespace)}/configmaps"
 
     def read_all(self) -> Iterator[NodeJournal]:
-        """Yield the journals of all nodes. A journal that cannot be read is left out. Raises Unavailable."""
+        """Yield the journals of all nodes. Malformed journals are left out. Raises Unavailable."""
         for page in self._kube.list_pages(self._collection, {"labelSelector": SELECTOR}):
             for raw in page.items:
                 with suppress(errors.UnreadableJournal):

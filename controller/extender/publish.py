@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 MIN_INTERVAL_SECONDS = 3.0
 """The least number of seconds between two writes of the ConfigMap with the numbers of free cards."""
 
-# Unchanged numbers may be written often, because the API server does not store a patch without changes.
+# Unchanged numbers of free cards may be written often, because the API server ignores a patch without changes.
 REPEAT_SECONDS = 60.0
 """After this many seconds, unchanged numbers of free cards are written again, in case somebody has edited them."""
 
@@ -57,7 +57,7 @@ class CardsPublisher:
 
 
 def delete_published(kube: Kube, namespace: str) -> None:
-    """Delete the ConfigMap of free cards that an earlier leader has published. If the deletion fails, log the error."""
+    """Delete the ConfigMap with an earlier leader's numbers of free cards. If the deletion fails, log the error."""
     # Without an extender, nobody updates the published numbers, and outdated numbers would mislead the webhook.
     log = structlog.get_logger()
     try:

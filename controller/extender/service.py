@@ -81,7 +81,7 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
         elif method == "GET" and path == "/version":
             yield from httpd.reply(start_response, HTTPStatus.OK, __version__)
         else:
-            # Only one large request is handled at a time, until its answer, which may be as large, has been sent.
+            # Handle one large request at a time, until its answer is sent, because the answer may be large, too.
             with large if int(length) > LARGE_BODY else nullcontext():
                 body = _read(environ)
                 if verb is None:

@@ -37,7 +37,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 NodeCards = Mapping[str, Cards | Unplaceable]
-"""By the name of a node: its cards, or the reason why no pod can be placed on the node."""
+"""For each node, by name: its cards, or the reason why no pod can be placed on the node."""
 
 UNSEEN = Unplaceable("the node is not known yet", final=False)
 
@@ -79,7 +79,7 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
 ) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
-    """Return the nodes with the requested kind of cards, fewest free cores first, and why other nodes do not fit."""
+    """Return a pair: nodes with the requested kind of cards, fewest free cores first; why other nodes do not fit."""
     offering: list[tuple[int, int, str, Cards]] = []
     reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):

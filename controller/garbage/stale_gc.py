@@ -1,4 +1,4 @@
-"""Removes stale allocations: annotations and labels of a vendor's scheduler on a pod or node that are no longer used.
+"""Removes stale allocations: unused annotations and labels that a vendor's scheduler has left on a pod or node.
 
 The watches may be behind, so they only show which objects to check. Each object is read again before the decision. A
 patch removes the allocation only if the object still has the resourceVersion that was read.
@@ -40,7 +40,7 @@ _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
-    """A pod or node with stale allocations, and its ``path`` in the API. ``subject``: the version that was checked."""
+    """A pod or node with stale allocations. ``subject``: its checked version. ``path``: the path of the API object."""
 
     subject: InvolvedObject
     path: str
@@ -48,7 +48,7 @@ class StaleObject(msgspec.Struct, frozen=True):
 
 
 Remove = Callable[[StaleObject], None]
-"""A function that removes or only logs stale allocations. Raises Conflict if the object has changed since its check."""
+"""A function that removes stale allocations, or just logs them. Raises Conflict if the object was changed meanwhile."""
 
 
 class PatchRemover:
@@ -150,7 +150,7 @@ class StaleAllocationGc:
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
-        """Return whether the loop runs, but has handled no key for five periods."""
+        """Return whether the loop runs, but has checked no object for `STUCK_PERIODS` periods."""
         return self.reconciler.is_stuck(PERIOD_SECONDS * STUCK_PERIODS)
 
     def look_at_all(self) -> None:
@@ -185,7 +185,7 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Read a pod or node, and remove its stale allocations. Return the seconds until more can be stale.
+        """Read a pod or node, and remove its stale allocations. Return the seconds until another can be stale.
 
         Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """

@@ -27,7 +27,7 @@ NEXT_LOOK_SECONDS = 5.0
 
 
 class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A claim that Kubernetes created for a pod. ``name``: the name of its entry in the pod's ``resourceClaims``."""
+    """A claim that Kubernetes created for a pod. ``name``: the claim's name in the pod's field ``resourceClaims``."""
 
     name: str = ""
 
@@ -45,7 +45,7 @@ class ClaimingStatus(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
-    """The parts of a pod that concern claims."""
+    """The fields of a pod that concern ResourceClaims."""
 
     spec: ClaimingSpec = ClaimingSpec()
     status: ClaimingStatus = ClaimingStatus()
@@ -62,7 +62,7 @@ _POD = msgspec.json.Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """Retries the refused claims of pods when the free quota of their namespace grows, once per pod and increase.
+    """Retries refused claims of pods whenever the free quota of their namespace grows, once per pod each time.
 
     ``served``: returns True if the API server serves ResourceClaims.
     """
@@ -93,7 +93,7 @@ class ClaimRetrier:
         try:
             first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # After a slow LIST, the namespace waits longer. Meanwhile Kubernetes' claim controller retries by itself.
+            # After a slow LIST, delay the next check. Meanwhile Kubernetes' claim controller retries by itself.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
@@ -107,12 +107,12 @@ class ClaimRetrier:
         return NEXT_LOOK_SECONDS if any(woken) else None
 
     def _wake(self, namespace: str, known: RefusedObject) -> bool:
-        """Change the pod's annotation if the pod still lacks a claim. Return True if the annotation was changed."""
+        """Annotate a pod that still lacks a claim, so that Kubernetes retries. Return True if the pod was annotated."""
         path = pod_path(namespace, known.name)
         try:
             if not _POD.decode(self._kube.get(path)).waits_for_claim:
                 return False
-            # The patch contains the uid in the Event, so that the patch fails for a newer pod with the same name.
+            # The patch contains the pod's uid from the Event, so that it fails for a newer pod with the same name.
             self._kube.patch(path, retry_patch(uid=known.uid), MERGE_PATCH)
         except (errors.NotFound, errors.Conflict):
             return False

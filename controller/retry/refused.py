@@ -26,7 +26,7 @@ LONGEST_UID = 64
 """The maximum length of a uid in an Event. A uid from the API server has 36 characters."""
 
 MOST_OWNER_BYTES = 8 * 2**20
-"""The maximum total size of the owners that one check keeps, in bytes of JSON. A later check keeps other owners."""
+"""The most bytes (in JSON) of all owners (ReplicaSets, Jobs …) that one check keeps. A later check keeps others."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """The types of the conditions after which a Job creates no more pods."""
@@ -40,8 +40,8 @@ _COLLECTIONS = {
 }
 # The controllers of ReplicaSets and ReplicationControllers report a refusal by the condition ReplicaFailure until they
 # can create a pod. The controllers of other kinds only write an Event, which the API server deletes after an hour
-# (--event-ttl). A LIST of the two kinds is large, because it includes pod templates. So each of the two kinds is listed
-# only every few minutes, or if an Event or the last check has found a refused object of this kind.
+# (--event-ttl). A LIST of ReplicaSets or ReplicationControllers is large, because it includes pod templates. So these
+# two kinds are listed only every few minutes, or if an Event or the last check has found a refused one.
 WITH_CONDITION = ("ReplicaSet", "ReplicationController")
 _WITH_EVENT = ("StatefulSet", "DaemonSet", "Job")
 
@@ -56,7 +56,7 @@ class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The pod template and the wanted number of pods. Only a Job has ``parallelism`` and ``completions``."""
+    """The pod template and the wanted number of an owner's pods. Only a Job has ``parallelism`` and ``completions``."""
 
     replicas: int | None = None
     parallelism: int | None = None
@@ -66,9 +66,9 @@ class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The numbers of an owner's pods.
+    """The numbers of pods in the status of an owner (for example a ReplicaSet or Job).
 
-    Only a Job has ``active`` and ``succeeded``. Only a DaemonSet has the two numbers of scheduled pods.
+    Only a Job has ``active`` and ``succeeded``. Only a DaemonSet has the two fields that end in ``_scheduled``.
     """
 
     replicas: int = 0
@@ -80,14 +80,14 @@ class OwnerStatus(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class Owner(k8s_types.K8sObject, frozen=True, gc=False):
-    """A ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
+    """An owner of pods: a ReplicaSet, ReplicationController, StatefulSet, DaemonSet or Job."""
 
     spec: OwnerSpec = OwnerSpec()
     status: OwnerStatus = OwnerStatus()
 
     @property
     def missing(self) -> int:
-        """The number of pods that this owner still has to create. The API server must have set the spec's defaults."""
+        """The number of pods that this owner still has to create. Requires a spec with the API server's defaults."""
         spec, status = self.spec, self.status
         if self.metadata.deletion_timestamp:
             return 0
@@ -138,7 +138,8 @@ class RefusedOwner(msgspec.Struct, frozen=True):
 class RefusedOwners:
     """The owners with refused pods that one check has found, with at most `MOST_OWNER_BYTES` in all.
 
-    ``judged``: the paths of owners that an earlier check has handled. These owners are dropped first.
+    ``judged``: the paths of owners that an earlier check has handled. If the total is too large, these are dropped
+    first.
     """
 
     def __init__(self, judged: Collection[str] = ()) -> None:
@@ -154,7 +155,7 @@ class RefusedOwners:
         return [*self._first, *(owner for owner, _ in self._again)]
 
     def add(self, refused: RefusedOwner, size: int) -> None:
-        """Keep an owner, whose JSON has ``size`` bytes, if there is room. The first owner is always kept."""
+        """Keep an owner, whose JSON has ``size`` bytes, if the size limit permits. The first owner is always kept."""
         judged = refused.path in self._judged
         while self._again and not judged and self._bytes + size > MOST_OWNER_BYTES:
             self._bytes -= self._again.pop()[1]
@@ -251,8 +252,8 @@ def refused_by_events(
 
 
 def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
-    # A user who may write Events can put any text into their kind, name and uid, for example a path to another
-    # namespace. The API server does not limit the length of these texts.
+    # A user who may write Events can put any text into the kind, name and uid of the reported object, for example a
+    # path to another namespace. The API server does not limit the length of these texts.
     return reported.kind in kinds and len(reported.uid) <= LONGEST_UID and k8s_types.can_be_name(reported.name)
 
 

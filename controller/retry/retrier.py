@@ -28,14 +28,14 @@ RETRY_ANNOTATION = "quota.vcuda.io/retried-at"
 NEXT_LOOK_SECONDS = 5.0
 """Seconds until a namespace with free quota and refused workloads is checked again."""
 CREATION_TIMEOUT_SECONDS = 8.0
-"""Minimum seconds between two retries of one owner, so that the owner has time to create its pods."""
+"""Minimum seconds between two retries of one workload, so that its controller has time to create the pods."""
 # A namespace must not delay the checks of other namespaces. So a check of a namespace may take BUDGET_SECONDS to read
-# the owners that Events refer to, and BUDGET_SECONDS to decide which owners may retry. The next check continues. After
-# a check that took longer, because of large LISTs, the namespace waits nine times as long (REST_PER_SECOND).
+# the owners that Events refer to, and BUDGET_SECONDS to decide which owners may retry. The next check handles other
+# owners. After a check with slow LISTs, the namespace waits nine times as long (REST_PER_SECOND).
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
 MAX_PODS = 1000
-"""At most this many missing pods of one owner are counted. If an owner lacks more, other owners may retry in vain."""
+"""At most this many missing pods of one owner are counted. If more are missing, other owners may retry in vain."""
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
@@ -77,7 +77,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
 def record_free(
     recorded: dict[str, Mapping[str, FreeQuota]], namespace: str, use: NamespaceUse | None
 ) -> tuple[Mapping[str, FreeQuota], bool]:
-    """Record the free quota of a namespace by model. Return it, and True if any model has more than recorded before."""
+    """Record a namespace's free quota by model. Return a pair: this free quota; True if it has grown for any model."""
     free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
     before = recorded.pop(namespace, {})
     if free:
@@ -92,13 +92,13 @@ def retry_patch(**metadata: str) -> bytes:
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:
-    # Return the memory of a charge in MiB, rounded down like the free memory. If it were rounded up, an owner whose pod
-    # fits exactly would not retry. A retry in vain does no harm.
+    # Return the memory of a charge in MiB, rounded down like the free memory. If it were rounded up, a workload whose
+    # pod fits exactly would not retry. An unnecessary retry does no harm.
     return max(charge.memory_under(limit) - 1, charge.memory)
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    """Return the owners in the order of their refusals. The owners whose paths are in ``judged`` come last."""
+    """Return the owners (ReplicaSets, Jobs …) in the order of their refusals, but those in ``judged`` last."""
     return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
 
 
@@ -111,8 +111,8 @@ def select_retries(
 ) -> list[RefusedOwner]:
     """Return the owners whose pods fit into the free quota. Each owner leaves less free quota for later owners.
 
-    ``free``: the free quota of each model. A pod takes quota of its first model with room. If the namespace's quota
-    prefers the model with the most free quota, the pod takes quota of that model.
+    ``free``: the free quota of each model. A pod takes quota of its first model with enough free quota. If the
+    namespace's quota prefers the model with the most free quota, the pod takes quota of that model.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
@@ -142,7 +142,7 @@ def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes
 
 
 class Retrier:
-    """Makes the refused owners of a namespace retry when a usage report shows more free quota."""
+    """Makes workloads with refused pods retry when a usage report of their namespace shows more free quota."""
 
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
@@ -160,7 +160,7 @@ class Retrier:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Record the free quota of a namespace. If it has grown, queue a check of the namespace's refused owners."""
+        """Record the free quota of a namespace. If it has grown, queue a check of the namespace's refused workloads."""
         free, has_grown = record_free(self._free, namespace, use)
         if not free:
             self._listed.pop(namespace, None)
@@ -216,7 +216,7 @@ class Retrier:
         return lambda: self._clock() < deadline
 
     def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
-        """Yield owners until BUDGET_SECONDS have passed, at least one. Add the yielded owners to ``judged``."""
+        """Yield at least one owner, and more until BUDGET_SECONDS have passed. Add their paths to ``judged``."""
         in_time = self._budget()
         for refused in in_order:
             judged.add(refused.path)

@@ -14,7 +14,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 
 class SettleTiming(msgspec.Struct, frozen=True):
-    """The times, in seconds, by which ledgers are settled (recounted from the stored objects).
+    """The durations, in seconds, that control how ledgers are settled (recounted from the stored objects).
 
     ``pending_ttl``: how long after its admission a pod can still be stored by the API server.
     ``full_resync``: the period of the resync, which settles all namespaces in case an event was missed.
@@ -27,7 +27,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> float:
-        """The seconds after which each pod that a replica has admitted is stored, or can no longer be stored."""
+        """After this many seconds, each pod that a replica has admitted is stored, or can no longer be stored."""
         return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
 
 
@@ -105,9 +105,9 @@ class ChargeAges:
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the uids of expired pending charges. If a new LIST lacks the pod, the pod can never be stored."""
-        # If this leader wrote the ledger under this watch, it saw every charge in the ledger at that time. So a charge
-        # that it sees now for the first time was made under this watch.
+        """Return the expired pending charges. If a new LIST lacks the pod of such a charge, it can never be stored."""
+        # If this leader has written the ledger since this watch began, it saw every charge in the ledger at that time.
+        # So a charge that it sees now for the first time was made after the watch began.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
@@ -115,7 +115,7 @@ class ChargeAges:
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
         """Return for how many seconds the containers of a pending pod (charged and not stored) may still run.
 
-        The pod may have been stored and force-deleted before the watch began. Return 0 if the pod is newer than that.
+        The pod may have been stored and force-deleted before the watch began. Return 0 for a pod newer than the watch.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
@@ -132,7 +132,7 @@ class ChargeAges:
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the webhook replicas whose reservations have expired.
 
-        Such a replica no longer writes. Each pod that the replica admitted is stored, or can no longer be stored.
+        Such a replica no longer writes the ledger. Each pod that it admitted is stored, or can no longer be stored.
         """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}
@@ -142,7 +142,7 @@ class ChargeAges:
         if renewed:
             self._renewed[namespace] = renewed
         # A pod may have been admitted from a reservation, and deleted by force before this watch began. Its containers
-        # may run on for the grace period, at most `pending_ttl`. So the reservation stays until the watch is that old.
+        # may run for the grace period, at most `pending_ttl`. So keep the reservation until the watch is that old.
         wait = self._timing.pending_ttl + MARGIN_SECONDS
         return Overdue.of(
             {
@@ -162,7 +162,7 @@ class ChargeAges:
     ) -> Mapping[str, Sighting]:
         """Return and remember when each charge was first seen. A new charge was first seen ``now``."""
         known = remembered.pop(namespace, {})
-        # A slow watch may deliver an old ledger that lacks a recent charge. So keep the sightings of recent charges.
+        # A slow watch may deliver an old ledger without a recent charge. So keep the times of all recent charges.
         recent = now.at - self._timing.full_resync
         first = {key: seen for key, seen in known.items() if seen.at > recent}
         first |= {key: known.get(key, now) for key in keys}

@@ -1,4 +1,4 @@
-"""Queues namespaces for settling when a grant (a dated addition to a limit) begins, ends, or will end in a day."""
+"""Queues a recount of a namespace when a grant (a dated addition to a limit) begins, ends, or will end in a day."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,13 +13,13 @@ MOST_SECONDS = 30.0
 """Maximum seconds between two reads of the wall clock, because an administrator may change the clock."""
 
 KEY = "grants"
-"""The only key of the work queue, because one check covers all grants."""
+"""The only key of the work queue, because one check covers all grants (dated additions to limits)."""
 
 
 class GrantFollower:
     """Compares the wall clock with the beginnings and ends of all grants (dated additions to limits).
 
-    ``namespaces``: returns the known namespaces. ``settle``: queues a namespace for settling.
+    ``namespaces``: returns the known namespaces. ``settle``: queues a recount of a namespace's charges.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class GrantFollower:
         self._seen: float | None = None
 
     def reconcile(self, _key: str) -> float | None:
-        """Queue every namespace with grants for settling, if a grant has begun or ended, or will end in a day.
+        """Queue a recount of every namespace with grants, if a grant has begun or ended, or will end in a day.
 
         Return the seconds until the next call; None if there are no grants.
         """

@@ -1,7 +1,7 @@
 """Labels the namespaces that have no limit, so that the webhook is not called for their pods.
 
-The webhook's configuration skips namespaces whose label is "false", and covers all others. So the webhook is called for
-the first pod of a new namespace even if this controller does not run.
+The webhook's configuration skips namespaces with the label ``quota.vcuda.io/enforced: "false"``, and covers all others.
+So the webhook is called for the first pod of a new namespace even if this controller does not run.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
-# The label of a newly limited namespace has this value until the API server is known to call the webhook for its pods.
-# A new leader reads the label, and continues to wait for that.
+# A newly limited namespace has this label value until the API server is known to call the webhook for its pods. A new
+# leader reads the label, and continues to wait.
 TAKING_EFFECT = "taking-effect"
 
 # The policy PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for whose
-# pods the API server calls the webhook. So a dry run of a create shows whether the label is in effect.
+# pods the API server calls the webhook. So a dry run that creates the ConfigMap shows whether this is the case.
 PROBE, PROBE_POLICY = "gpu-quota-probe", "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
@@ -55,8 +55,8 @@ class NamespaceLabels:
 
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
-        # Before the quota document is read, the labels stay as the previous leader left them. A namespace that is being
-        # deleted needs no label, because no pod can be created in it.
+        # Before the quota document is read, the namespaces' labels stay as the previous leader left them. A namespace
+        # that is being deleted needs no label, because no pod can be created in it.
         if quota is None or namespace is None or namespace.metadata.deletion_timestamp:
             return None
         value = _value(namespace)
@@ -84,7 +84,7 @@ class NamespaceLabels:
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 
     def _is_in_effect(self, name: str) -> bool:
-        """Return True if the API server applies policies by the namespace's label. It then also calls the webhook."""
+        """Return True if policies already heed the namespace's label. Then the API server also calls the webhook."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:

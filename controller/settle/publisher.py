@@ -18,7 +18,7 @@ UNHURRIED_SECONDS = 5.0
 """Minimum seconds between two written reports of a namespace with free quota, because its report is not urgent."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
-"""The cause in the 403 for a create in a namespace that is being deleted (``corev1.NamespaceTerminatingCause``)."""
+"""The cause in a 403 answer: the object's namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
 _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
@@ -56,7 +56,7 @@ class Publisher:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Queue a report for publication. If ``use`` is None, queue the deletion of the namespace's ConfigMap."""
+        """Queue a usage report for publication. If ``use`` is None, queue the deletion of the namespace's ConfigMap."""
         with self._lock:
             changed = namespace not in self._reports or self._reports[namespace] != use
             before = self._reports.get(namespace)
@@ -97,7 +97,7 @@ class Publisher:
         try:
             upsert(self._kube, _collection(namespace), config_map)
         except errors.ApiError as error:
-            # Do not retry while the namespace is being deleted. If the namespace is created again, an event queues it.
+            # Do not retry while the namespace is being deleted. If it is created again, an event queues its report.
             if not is_without_home(error):
                 raise
             self._log.debug("usage not published, because the namespace is deleted or terminating", namespace=namespace)
@@ -120,7 +120,7 @@ def _collection(namespace: str) -> str:
 
 
 def limits_of(use: NamespaceUse) -> object:
-    """Return the mode, the limits and the state of a namespace in a report. A change of these is published at once."""
+    """Return the mode, limits and state in a namespace's report. A change of any of these is published immediately."""
     limits = [(model.model, model.limit, model.memory_limit, model.grants) for model in use.models]
     return use.mode, use.taking_effect, use.ledger_lost, use.unpinned, limits
 
@@ -128,15 +128,14 @@ def limits_of(use: NamespaceUse) -> object:
 def is_without_home(error: errors.ApiError) -> bool:
     """Return True if an object could not be created because its namespace does not exist or is being deleted.
 
-    The API server's admission plugin NamespaceLifecycle answers 403 with the cause `NAMESPACE_TERMINATING` in this
-    second case.
+    For a namespace that is being deleted, the API server answers 403 with the cause `NAMESPACE_TERMINATING`.
     """
     return error.has_cause(NAMESPACE_TERMINATING) or isinstance(error, errors.NotFound)
 
 
 def _read_published(raw: bytes) -> Published | None:
     config_map = _CONFIG_MAP.decode(raw)
-    # A ConfigMap without our labels was made by somebody else, and must stay even if the namespace is not limited.
+    # A ConfigMap without vcuda's labels was made by somebody else, and must stay even if the namespace is not limited.
     if not USAGE_LABELS.items() <= (config_map.metadata.labels or {}).items():
         return None
     return Published(config_map.metadata.namespace, _hash((config_map.data or {}).get(USAGE_KEY, "")))

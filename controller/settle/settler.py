@@ -35,19 +35,19 @@ CONFLICT_RETRY_SECONDS = 0.1
 charges accumulate until the ledger is settled."""
 
 GROWTH_SECONDS = 3.0
-"""Seconds between two settlements of a ledger with free quota, if pods were only added. No pod waits for a settlement,
-because pending charges count as much as committed charges. Rare settlements cause few conflicts with the replicas."""
+"""Seconds between two recounts of a ledger with free quota, if pods were only added. No pod waits for a recount,
+because pending charges count as much as committed charges. Rare recounts cause few conflicts with replicas."""
 
 FEW_PENDING_BYTES = 2048
-"""A ledger whose pending charges have fewer than so many bytes has at most about 80 pending charges."""
+"""A ledger whose pending charges have fewer than this many bytes has at most about 80 pending charges."""
 
 MANY_PENDING_BYTES = 3072
-"""A ledger whose pending charges have more than so many bytes has more than about 130 pending charges, a quarter of the
-maximum. While so many pods are created, the watches lag."""
+"""A ledger whose pending charges have more than this many bytes has more than about 130 pending charges, a quarter of
+the maximum. While so many pods are created, the watches lag."""
 
 CROWDED_SECONDS = 0.25
-"""Seconds between two settlements of a ledger with many pending charges. At 400 pods a second, such a ledger could be
-full within one second, the usual interval."""
+"""Seconds between two recounts of a ledger with many pending charges. At 400 pods a second, such a ledger could be full
+within one second, the usual interval."""
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
 """Seconds until a ledger is settled again if a claim lost its devices and the pod watch does not show the cause yet."""
@@ -80,8 +80,8 @@ class Settler:
             "settle", self._reconcile, failure="not settled", retry_seconds=RETRY_SECONDS, clock=clock
         )
         self.queue = self.reconciler.queue
-        # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits at
-        # once. The release of quota in limited namespaces must not wait for the deletion of all those ledgers.
+        # Namespaces without a limit have their own queue, because thousands of namespaces may lose their limits
+        # together. The release of quota in limited namespaces must not wait for the deletion of all those ledgers.
         self.unlimited = Reconciler(
             "unlimited",
             lambda namespace: self._settle_or_retry(namespace, self.unlimited.queue),
@@ -113,7 +113,7 @@ class Settler:
         self._clock = clock
         # `_unlimited_since`: for each namespace with a ledger but no limit, when this process first saw this state.
         self._unlimited_since: dict[str, float] = {}
-        # `_with_room`: the namespaces with free quota at their last settlement, so that no pod waits for a release.
+        # `_with_room`: the namespaces with free quota at their last settlement, so that no pod there waits for quota.
         self._with_room: set[str] = set()
         # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
@@ -157,7 +157,7 @@ class Settler:
         return newer and not same
 
     def known_namespaces(self) -> Iterable[str]:
-        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those of ``others``."""
+        """Return the namespaces with a quota, a ledger, GPU pods or ResourceClaims, and those from ``others``."""
         quota = self._quota.current()
         named = quota.namespaces if quota else ()
         with_ledger = (ledger.namespace for ledger in self.ledgers.snapshot().values())
@@ -176,8 +176,8 @@ class Settler:
             except errors.Conflict:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
-                # A new ledger is closed, so nothing can be charged to it. The webhook replica that creates the first
-                # ledger of a namespace opens it at once. So try again soon.
+                # A new ledger is closed: nothing can be charged to it. The webhook replica that creates the first
+                # ledger of a namespace opens it immediately. So settle the ledger again soon.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
                     return
@@ -312,7 +312,7 @@ class Settler:
         # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
         # stored pods, and would lack admitted pods that are not stored yet, and deleted pods that may still run.
         ledger = stored.ledger
-        # Do not settle an empty ledger before its deletion, because many ledgers may be deleted at once. In a quiet
+        # Do not settle an empty ledger before its deletion, because many ledgers may be deleted together. In a quiet
         # cluster the watches may be older than a ledger, and settling the ledger then needs two LISTs.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
@@ -328,7 +328,7 @@ class Settler:
             self._log.info("ledger deleted", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
-        """If a user requested the deletion of an unreadable ledger, delete it when its pods can no longer be stored."""
+        """If a user asked to delete an unreadable ledger, delete it once no pod charged to it can still be stored."""
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return

@@ -1,6 +1,6 @@
 """Reports the pods and claims that the current quota would not admit, and evicts such pods if evictions are enabled.
 
-Events, a metric and the usage page report these pods and claims. A pod is evicted only after every check of a whole
+Events, a metric and the usage page report these pods and claims. A pod is evicted only if every check during a whole
 period has found the pod beyond the quota.
 """
 
@@ -47,8 +47,8 @@ REPORT_GRACE_SECONDS = 1.0
 may show a new pod before the quota watch shows the quota edit by which the pod was admitted."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
-"""The timeout of an eviction request. After a conflict the API server retries 20 times at intervals of half a second
-(``EvictionsRetry`` in Kubernetes). A new pod with the same name causes a conflict."""
+"""The timeout of an eviction request, in seconds. If a new pod has the same name, the API server tries 20 times at
+intervals of half a second (``EvictionsRetry`` in Kubernetes), and then reports a conflict."""
 
 
 class EvictionOutcome(enum.StrEnum):
@@ -109,7 +109,7 @@ class Evictor:
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        # Evict no pod of a system namespace. The webhook is not called there, so a new pod would be created at once.
+        # Evict no pod of a system namespace. The webhook is not called there, so it could not refuse the replacement.
         if quota is None or limits is None or namespace in quota.system:
             return None
         pods = self._store.list_pods(namespace).charged
@@ -246,7 +246,7 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
-        # `_announced`: by namespace, the uids of the objects that got an Event GrantEnds, each with the grant's end.
+        # `_announced`: by namespace, for each Event GrantEnds that was written: the object's uid and the grant's end.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
@@ -260,7 +260,7 @@ class ViolationWatcher:
             return [each for _, found in sorted(self._ongoing.items()) for each in found.values()]
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """Return the number of violations, by the object's kind, its namespace and the kind of violation."""
+        """Return the number of violations, by the object's kind, the namespace and the kind of violation."""
         found = (each.violation for each in self.ongoing())
         return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
 
@@ -296,7 +296,7 @@ class ViolationWatcher:
     ) -> None:
         """Write one Event for each pod and claim that will be beyond the quota when a grant ends within a day.
 
-        ``beyond``: the uids of the pods and claims that are beyond the quota now.
+        A grant is a dated addition to a limit. ``beyond``: the uids of the pods and claims beyond the quota now.
         """
         until = self._quota.clock.seconds() + NOTICE_SECONDS
         ends = {each.until: each.grant.times.zone for each in limits.granted if each.until <= until}
@@ -339,14 +339,14 @@ class ViolationWatcher:
         return ongoing
 
     def _since(self, before: OngoingViolation | None, violation: Violation) -> OngoingViolation:
-        # Do not compare the messages of violations, because their figures change with every pod of the namespace.
+        # Do not compare the messages of violations, because the numbers in them change with every pod of the namespace.
         if before and (before.violation.kind, before.violation.evictable) == (violation.kind, violation.evictable):
             return msgspec.structs.replace(before, violation=violation)
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         return OngoingViolation(violation, self._clock(), now)
 
     def _post_events(self, namespace: str, found: Iterable[Violation]) -> None:
-        """Write an Event for each new violation. While a violation lasts, this leader writes no second Event."""
+        """Write an Event for each new violation. While a violation lasts, this process writes no second Event."""
         violations = {(each.holder.uid, each.kind): each for each in found}
         reported = self._reported.setdefault(namespace, set())
         reported.intersection_update(violations)
@@ -368,7 +368,7 @@ class ViolationWatcher:
             log.info(f"reported a {what} beyond its quota", finding=violation.kind.value, why=violation.message)
 
     def _try_to_post(self, holder: Holder, event: objects.Event) -> bool:
-        """Write an Event. Return True if the API server accepted the Event. Raises Unavailable without an answer."""
+        """Write an Event. Return True if the API server accepted it. Raises Unavailable if there was no answer."""
         try:
             objects.post_event(self._kube, event)
         except ApiError as error:

@@ -28,7 +28,7 @@ CLAIM_NOT_COUNTED_MESSAGE = (
 
 
 class ViolationKind(enum.StrEnum):
-    """The kinds of violation: no GPU model, a model that is not allowed, over the limit, a card of another model."""
+    """The kinds of violation: a pod without a GPU model, a forbidden model, too much usage, a card of another model."""
 
     UNPINNED = "unpinned"
     NOT_ALLOWED = "not-allowed"
@@ -106,7 +106,7 @@ def _age(of: _Charged | Violation) -> tuple[str, str, str]:
 def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
-    """Yield the violations among the objects of one model. ``held``: these objects, the oldest first."""
+    """Yield the violations among a model's pods and claims. ``held``: these pods and claims, the oldest first."""
     # Leave out terminating pods, although they still have cards. Otherwise one eviction would cause another eviction.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
@@ -160,7 +160,7 @@ def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violat
     for claim, taken in claims:
         if taken.other:
             message = str(taken.other)
-            # The status of a claim reliably names its devices, so the claim is charged for the models of these, too.
+            # The claim's status reliably names its devices, so the claim is charged for these devices' models, too.
             if taken.other.models:
                 message = f"{message}; the claim is charged for both models"
             yield Violation(ViolationKind.OTHER_MODEL, claim, message)

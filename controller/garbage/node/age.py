@@ -15,7 +15,7 @@ _MOST_DOUBLINGS = 6
 
 
 class Now(NamedTuple):
-    """The same time on two clocks, in seconds. ``wall``: Unix time, which may jump. ``steady``: a monotonic clock."""
+    """One moment on two clocks, in seconds. ``wall``: Unix time, which may jump. ``steady``: a monotonic clock."""
 
     wall: float
     steady: float
@@ -28,17 +28,17 @@ class AgePolicy(Protocol):
     """
 
     def begin(self, now: Now) -> None:
-        """Begin a sweep, which starts at the time ``now``."""
+        """Begin a sweep (one pass over all directories) at the time ``now``."""
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
         """Return why the directory must stay; None if it is old enough. ``stamp``: Unix time of its last change."""
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Record that a removal failed because of ``keep``. Each failure delays the next attempt for longer."""
+        """Record that a directory could not be removed, and why (``keep``). Each failure delays the next attempt."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """The record of one directory that an age policy keeps from sweep to sweep.
+    """What an age policy remembers about one directory from one sweep (pass over all directories) to the next.
 
     ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
     ``times``: the number of consecutive sweeps that found the directory.
@@ -93,7 +93,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next attempt by a minute, and by twice as long after each further failure, up to an hour."""
+        """Delay the next removal by a minute, and by twice as long after each further failure, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -104,9 +104,9 @@ class ObservedAge:
 class ModifiedAge:
     """The age policy of a single sweep: the age of a directory is the time from its last change to the sweep's start.
 
-    If ``as_of`` (Unix seconds) is before the start of the sweep, the age is the time until ``as_of``. A directory whose
-    last change is in the future counts as too young. This policy trusts the wall clock, so a person must check the
-    clock and the result.
+    If ``as_of`` (Unix seconds) is before the start of the sweep, the age is counted only until ``as_of``. A directory
+    whose last change is in the future counts as too young. This policy trusts the wall clock, so a person must check
+    the clock and the result.
     """
 
     def __init__(self, seconds: float, as_of: float = math.inf) -> None:

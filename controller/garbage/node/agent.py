@@ -1,4 +1,4 @@
-"""The loop of the node agent, which removes directories of deleted pods periodically. Its output, logs and metrics."""
+"""Runs the node agent, which periodically removes directories of deleted pods: its loop, output, logs and metrics."""
 
 import contextlib
 import queue
@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 from controller.garbage.node import fs, names
 from vcuda.cli import aligned
 
-# Minimum seconds between two sweeps, so that a thousand pods that end together do not cause a thousand sweeps.
+# Minimum seconds between two sweeps of the pods' directories, so that the end of a thousand pods causes few sweeps.
 MIN_INTERVAL_SECONDS = 5.0
 
-# The agent reports that it is unhealthy if no sweep has ended for this many periods.
+# The agent reports that it is unhealthy if no sweep of the directories has ended for this many sweep periods.
 MAX_MISSED_PERIODS = 5
 
-# At most this many kept directories are logged by name. The metric counts all kept directories.
+# At most this many directories that are not removed are logged by name. A metric counts all of them.
 MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """The action of a sweep on a directory. The values are part of the output and the log."""
+    """What a sweep (a pass over all directories) does with a directory. The values are part of the output and log."""
 
     KEPT = "kept", ""
     MOVED = "moved", "the pod does not exist"
@@ -37,11 +37,11 @@ class Action(names.Explained):
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
-    """The action of a sweep on one directory, with its reason.
+    """What a sweep (a pass over all directories) did with one directory, and why.
 
-    ``path``: the path relative to the root. Use `shown` to print it, because it may contain control characters and
-    bytes that are not UTF-8 (from os.fsdecode).
-    ``verdict``: the action of the sweep.
+    ``path``: the path, relative to --root. Use `shown` to print it, because it may contain control characters and bytes
+    that are not UTF-8 (from os.fsdecode).
+    ``verdict``: what the sweep did.
     ``keep``: why the directory was kept; None if it was not kept.
     ``freed``: the number of freed bytes.
     """
@@ -57,7 +57,7 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""A function that each sweep calls once for each entry of the root (the plugin's directory) and of the trash in it."""
+"""A function that each sweep calls once for each entry of --root (the pods' directories) and of the trash in it."""
 
 
 def shown(text: str) -> str:
@@ -72,7 +72,7 @@ def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
 
 
 def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
-    """Return a JSON array with an object for each directory. Its reason is null unless the directory was kept."""
+    """Return a JSON array with one object per directory. The field ``reason`` is null unless the directory was kept."""
     rows = [
         {
             "directory": shown(outcome.path),
@@ -90,7 +90,7 @@ _NO_DIRECTORIES = frozenset({names.KeepReason.FOREIGN, names.KeepReason.LINK, na
 
 
 class SweepMetrics:
-    """Metrics of the sweeps. The gauges describe the last sweep that saw all entries of the root and of the trash."""
+    """Metrics of the sweeps of a node's directories. The gauges describe the last sweep that saw all directories."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._present = Gauge("vcuda_vm_directories_present", "Directories of pods in --root.", registry=registry)
@@ -126,7 +126,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count one outcome at once, because a later failure of the sweep does not undo this outcome."""
+        """Count the outcome for one directory immediately. If the sweep fails later, this outcome is still true."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
@@ -141,7 +141,7 @@ class SweepMetrics:
     def end(self, result: str, wall: float) -> None:
         """Publish the metrics of the sweep that has ended. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # A failed or unfinished sweep may miss directories. In its figures, these directories would seem to be removed.
+        # A failed or unfinished sweep may have missed directories. The gauges would then show them as removed.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -166,7 +166,6 @@ class SweepReporter:
         self._kept = {}
 
     def __call__(self, outcome: DirectoryOutcome) -> None:
-        """Log and count the outcome of a sweep for one directory."""
         self._metrics.add(outcome)
         directory, why = shown(outcome.path), shown(outcome.why)
         if outcome.verdict is not Action.KEPT:
@@ -180,7 +179,7 @@ class SweepReporter:
 
     def end(self, result: str, wall: float) -> None:
         """Log and count the end of a sweep. ``result``: complete, blocked, unfinished or failed."""
-        # An incomplete sweep may have missed directories. Keep their logged reasons, to log no reason twice.
+        # An incomplete sweep may have missed directories. Remember what was logged about these, to log nothing twice.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
@@ -223,7 +222,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps the directories until the agent stops. A sweep ends after one period, and the next continues its work."""
+    """Sweeps the directories until it is stopped. A sweep that takes a full period is ended; the next one continues."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run
@@ -235,7 +234,7 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait until ``wakeup`` stops the loop. If a sweep can remove nothing, the next one follows soon."""
+        """Sweep and wait in turn until ``wakeup`` ends the loop. If a sweep could remove nothing, the wait is short."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()

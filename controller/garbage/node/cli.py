@@ -20,7 +20,7 @@ from vcuda.kube import Kube, VersionCheck
 
 FAILED = 1
 
-# A pod counts as deleted only if two sweeps in a row do not find the pod, because a list of pods may be older than it.
+# A pod counts as deleted only if two sweeps in a row do not find it. A single list of pods may be older than the pod.
 _TWICE = 2
 
 _directory = click.Path(path_type=Path)

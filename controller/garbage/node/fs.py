@@ -1,8 +1,8 @@
-"""Opens, walks, renames and deletes directories by descriptor, never through a symbolic link or across a mount.
+"""Opens, walks, renames and deletes directories by file descriptor, never through a symbolic link or across a mount.
 
-Another process can replace a path between two calls, but not a descriptor. ``st_dev`` does not reveal a bind mount of
-the same file system. So the mount id of each directory is compared too. ``/proc/self/fdinfo`` shows the
-mount id (proc_pid_fdinfo(5)).
+Between two system calls, another process can replace the directory at a path, but not the directory of a descriptor.
+``st_dev`` does not reveal a bind mount of the same file system. So the mount id of each directory is compared too.
+``/proc/self/fdinfo`` shows the mount id (proc_pid_fdinfo(5)).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # as `..` of its subdirectory.
 _KEPT_OPEN = 64
 MAX_PARKED = 10_000
-"""When a walk closes a directory for now, at most this many unvisited entries of the directory stay in memory."""
+"""When a walk closes a directory temporarily, at most this many unvisited entries of the directory stay in memory."""
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
@@ -221,7 +221,7 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
 
 _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# renameat2(2) fails with these errors if the kernel or the file system (for example NFS) does not support it.
+# If the kernel or the file system (for example NFS) does not support renameat2(2), the call fails with one of these.
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -265,7 +265,7 @@ class OutOfTime(Exception):
 class TreeRemoval:
     """Deletes one subdirectory of ``directory`` with its contents. ``freed``: the number of freed bytes.
 
-    If ``stopping`` returns True, the deletion ends at once. If ``give_up`` returns True, the deletion ends after at
+    If ``stopping`` returns True, the deletion ends immediately. If ``give_up`` returns True, the deletion ends after at
     least `BATCH` entries. If an entry cannot be deleted, the other entries are still deleted.
     """
 

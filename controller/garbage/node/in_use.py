@@ -34,8 +34,8 @@ from controller.garbage.node.fs import (
 )
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
-# Mounts of pod volumes are ignored, because a process that bind-mounts kubelet's directory keeps copies of them long
-# after the pod has ended. A running container is still found by the mount of the pod's etc-hosts file.
+# Mounts of pod volumes are ignored, because a process that bind-mounts kubelet's directory keeps copies of these mounts
+# long after the pod has ended. A running container is still found by the mount of the pod's etc-hosts file.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
 _MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
 _PATH = re.compile(rb" (/.*)$", re.MULTILINE)
@@ -47,7 +47,7 @@ _STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO
 _HOST_THREAD = "kthreadd"  # Only on the host, process 2 is kthreadd, so a pod that sees kthreadd there has hostPID.
 
 Device = tuple[int, int]
-"""The number of a device, which consists of its major and minor number."""
+"""The number of a device: its major number and its minor number."""
 
 
 class _Mounted(NamedTuple):
@@ -90,7 +90,7 @@ class InUse:
 
 
 def scan(mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = lambda: None) -> InUse:
-    """Return the files and mounts that other processes use. Files on other file systems than ``mount`` are left out.
+    """Return the files and mounts that other processes use. Files outside the file system of ``mount`` are left out.
 
     ``mount``: the mount of the root (the directory with the pods' directories). ``moved``: called for each process,
     thread and open file, to report progress.
@@ -103,7 +103,7 @@ def scan(mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = l
     # The mount of a file may be visible only to a process that is scanned later.
     for process in processes:
         moved()
-        with contextlib.suppress(OSError):  # Ignore the error: `at_process` reads the mounts again.
+        with contextlib.suppress(OSError):  # Ignore an error here: `at_process` tries again.
             scan_run.read_mounts(process)
     for process in processes:
         scan_run.at_process(process)
@@ -130,7 +130,8 @@ class Scan:
     def at_process(self, process: Path) -> None:
         """Record the files of a process by its first thread, or by its other threads if the first thread has ended.
 
-        A process may run on after its first thread (pthread_exit(3), "Notes"). Then the other threads show its files.
+        A process may continue after its first thread has ended (pthread_exit(3), "Notes"). Then the other threads show
+        its files.
         """
         if self._at_thread(process):
             return
@@ -179,7 +180,7 @@ class Scan:
                 self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is faster than pathlib.
 
     def _add_directory(self, link: str) -> None:
-        # Record a working or root directory. /proc does not show the directory's mount, so the directory is opened.
+        # Record the working or root directory of a process. Open it, because /proc shows the mounts of open files only.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -230,8 +231,8 @@ def _has_path(link: str) -> bool:
 
 
 def _find_mounted(mount: Mount) -> _Mounted:
-    # Read the mount from mountinfo, because /proc/PID/maps shows the device number of mountinfo. On btrfs, the device
-    # number that stat returns is another one.
+    # Read the mount from mountinfo, because /proc/PID/maps shows the device number of mountinfo. On btrfs, stat returns
+    # a different device number.
     for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
@@ -291,7 +292,7 @@ def listens(parent: int, name: str) -> bool:
 
     The function tries to connect, because the kernel then finds a listener in any network namespace, by inode
     (unix(7)). /proc/net/unix has only listeners in the reader's own namespace, by their path at the time of the bind.
-    The listener gets one connection, which is closed at once.
+    The listener gets one connection, which is closed immediately.
     """
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
@@ -316,11 +317,11 @@ SCAN_TIMEOUT_SECONDS = 120.0
 
 STEP_SECONDS = 0.2  # While a scan runs, the sweep checks at this interval whether it must stop.
 _KEEPS = 2
-"""The result of a scan is used for at most this many times the duration of the scan."""
+"""The result of a scan that took N seconds is reused for at most this many times N seconds."""
 
 
 class ProcessScanner:
-    """Scans all processes, one scan at a time. While a scan hangs, no other starts, and no directory may be removed."""
+    """Scans the open files of all processes. While a scan hangs, no other starts, and no directory may be removed."""
 
     def __init__(self) -> None:
         self._running: _ScanRun | None = None
@@ -328,7 +329,7 @@ class ProcessScanner:
     def scan(self, mount: Mount, give_up: Callable[[], bool], stopping: Callable[[], bool]) -> InUse:
         """Return the files and mounts in use. Raises MustStay if the scan makes no progress for `SCAN_TIMEOUT_SECONDS`.
 
-        Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True after that many seconds of
+        Raises OutOfTime if ``stopping`` returns True, or if ``give_up`` returns True after `SCAN_TIMEOUT_SECONDS` of
         scanning. The scan then continues in its thread, and the next call uses its result.
         """
         # The scan has its own thread, because a read of /proc hangs if the inspected process waits for a dead file
@@ -357,7 +358,7 @@ class ProcessScanner:
 
 
 class _ScanRun:
-    """One scan of all processes, which starts at once. ``moved``: time of the last progress. ``hung``: timed out."""
+    """One scan of all processes, started immediately. ``moved``: time of the last progress. ``hung``: timed out."""
 
     def __init__(self, mount: Mount) -> None:
         self.answer: Future[InUse] = Future()

@@ -73,7 +73,7 @@ def trash_name(name: str, time: int) -> str:
 
 
 def moving_name(name: str, time: int) -> str:
-    """Return the name of a directory in the trash until it is verified that the right directory was moved."""
+    """Return the name that a directory has in the trash until it is verified that the right directory was moved."""
     return f"{trash_name(name, time)}.{MOVING}"
 
 
@@ -86,7 +86,7 @@ def form_of(directory: PodDirectory) -> Form:
 VM_DIRECTORIES: Mapping[str, Form] = {
     scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
-"""For each vendor's scheme, the place and the names of its directories of pods. Other schemes are left out."""
+"""For each device plugin that makes directories for pods: where these directories are, and how they are named."""
 
 
 class FileKind(StrEnum):
@@ -106,7 +106,7 @@ class FileKind(StrEnum):
 
 
 class Explained(StrEnum):
-    """An enumeration whose members have an explanation for people, ``why``."""
+    """An enumeration whose members each have an explanation for people in the attribute ``why``."""
 
     why: str
 
@@ -141,7 +141,7 @@ class KeepReason(Explained):
 
     @property
     def is_expected(self) -> bool:
-        """True if this reason to keep a directory passes by itself. For all other reasons, a person must act."""
+        """True if this reason to keep a directory disappears without help. For all other reasons, a person must act."""
         return self in _EXPECTED
 
 
@@ -165,7 +165,7 @@ class PodPresence(msgspec.Struct, frozen=True):
 
     ``pods``: the uids of the pods in the API, in any phase.
     ``kubelet``: the uids in kubelet's directory of pods; None without ``--kubelet-pods``.
-    ``unknown``: why all directories must be kept, because a source of pods could not be read; None if both were read.
+    ``unknown``: why no directory may be removed: one of these lists of pods could not be read. None if both were read.
     """
 
     pods: frozenset[str] = frozenset()
@@ -199,8 +199,9 @@ def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
 def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[str]:
     """Yield the uid of a pod in the API. If it is a mirror pod, also yield the uid of its static pod."""
     yield uid
-    # A user could set these annotations on a pod to protect the directory of another pod. So the annotations count only
-    # on a pod with the annotation of mirror pods. kubelet deletes a pod with that annotation if it has no static pod.
+    # A user could set annotations with a static pod's uid on any pod, to protect a directory from removal. So these
+    # annotations count only on a pod with the annotation of mirror pods. kubelet deletes a pod with that annotation if
+    # it has no static pod.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
         texts = (annotations.get(key, "") for key in _STATIC_UID)
         yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)

@@ -69,7 +69,7 @@ _POD = msgspec.json.Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
-    """Return the uid of a pod in JSON and, for a mirror pod, of its static pod. Raises an error of `UNDECODABLE`."""
+    """Return the uid in a pod's JSON and, for a mirror pod, the uid of its static pod. Raises `UNDECODABLE` errors."""
     return _POD.decode(raw).uids()
 
 
@@ -137,7 +137,7 @@ class FixedPods:
 
 
 class WatchedPods:
-    """Watches the node's pods. `confirmed` makes a LIST. ``on_gone``: called after each deletion of a pod."""
+    """Watches the node's pods. `confirmed` lists them anew. ``on_gone``: called after each deletion of a pod."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
@@ -150,7 +150,7 @@ class WatchedPods:
         self.reflector = Reflector(kube, PODS, read_uids, params=on_node(node), on_event=self._on_event)
 
     def known(self) -> frozenset[str]:
-        """Return the uids of the watched pods. Raises MustStay before the first list, or without recent events."""
+        """Return the uids of the watched pods. Raises MustStay before the first list, or if the watch is outdated."""
         if not self.reflector.synced.is_set():
             raise MustStay(KeepReason.PODS_UNKNOWN, "the first list of this node's pods is not complete")
         age = self.reflector.last_event_age(time.monotonic())
@@ -233,7 +233,7 @@ class PodsFile(msgspec.Struct, frozen=True):
 def read_pods(text: bytes, node: str | None) -> PodsFile:
     """Return the pods of all nodes in ``text``, a list of pods in JSON.
 
-    ``node``: a pod must be on this node; None if the user has confirmed with --complete that the file has all pods.
+    ``node``: the node that must have at least one of the pods; None if --complete confirms that the file has all pods.
 
     Raises BadInput if the text is not a complete list of pods, or has no pod on ``node``.
     """

@@ -1,4 +1,4 @@
-"""One sweep of the root (the directory with the pods' directories): removes each directory that need not be kept."""
+"""Sweeps the root: one pass over all the pods' directories in the root, which removes those of deleted pods."""
 
 import os
 import time
@@ -41,7 +41,7 @@ class NodeSweep:
     ``sees_all``: if True, every directory is kept while a process of the host cannot be inspected.
     ``clock``: returns the present time.
     ``scanner``: finds the files that processes use.
-    ``late``: deletions that timed out, with the order of the timeouts. They are retried last, in this order.
+    ``late``: directories whose deletion timed out, numbered by timeout. They are retried last, in this order.
     """
 
     root: Path
@@ -109,7 +109,7 @@ def _but_trash(root: fs.OpenDirectory) -> Iterator[fs.DirectoryEntry]:
 
 @dataclass
 class SweepRun:
-    """One sweep while it runs. `NodeSweep.run` describes ``give_up`` and ``stopping``."""
+    """One running sweep (a pass over all directories). `NodeSweep.run` describes ``give_up`` and ``stopping``."""
 
     sweep: NodeSweep
     root: fs.OpenDirectory
@@ -149,8 +149,9 @@ class SweepRun:
         self._in_turn([partial(self._move, name, identity) for name, identity in found if identity])
 
     def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
-        # Return the identity of an entry that may be removed. All entries are checked before the first is moved, so
-        # that each sweep counts for the age of all entries. A mount point is not accessed, as its file system may hang.
+        # Return the identity (device and inode) of an entry that may be removed. All entries are checked before the
+        # first is moved, so that a sweep that ends early still counts for the age of every entry. A mount point is not
+        # accessed, as its file system may hang.
         if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
@@ -182,7 +183,7 @@ class SweepRun:
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
         # Check the directory again, because its pod or its use may have changed since the first check. Then move it.
         uid = self.sweep.form.uid(name) or ""
-        # `_check_names` may wait long for the scan of the processes. So the checks of the pod come later, to be recent.
+        # `_check_names` may wait long for the scan of the processes. So check the pod after that, with a recent list.
         self._check_names({name, uid})
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)

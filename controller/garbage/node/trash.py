@@ -29,7 +29,7 @@ class Trash:
     def take(self, name: str, fd: int, time: int) -> agent.Action:
         """Move a directory from --root into the trash. ``fd``: the open directory. ``time``: now, in Unix seconds.
 
-        Raises MustStay if another directory has this name by now. That directory is moved back.
+        Raises MustStay if ``name`` now belongs to another directory. This other directory is moved back to --root.
         """
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_MOVE
