@@ -27,13 +27,13 @@ from vcuda.requests.resources import GpuResources
 
 LOOK_SECONDS = 5.0  # Minimum seconds between two checks of one node, because the labels of a node may change often.
 UNCHANGED_SECONDS = 300.0
-"""A new model replaces a node's label only if the sources report the model for this many seconds without a break."""
+"""A newly reported GPU model replaces a node's label only if it is reported for this many seconds without a break."""
 REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes the label again.
 HELD_SECONDS = 60.0
-"""Seconds until the next check of a node whose label cannot change now, because pods use its GPUs."""
+"""Seconds until the next check of a node whose model label cannot change now, because pods use its GPUs."""
 REST_SECONDS = 300.0  # After the API server has answered 403 Forbidden, no label is written for this many seconds.
 PERIOD_SECONDS = 15.0
-# Seconds for which the set of nodes with used GPUs is cached, because thousands of checks may need the set at once.
+# Seconds for which the set of nodes with used GPUs is cached, because thousands of checks may need it at the same time.
 IN_USE_SECONDS = 1.0
 
 ALL = ""
@@ -152,7 +152,7 @@ class ModelLabels:
                 self._queue.add(key.name)
 
     def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
-        """Write the label if needed. Return a pair: the seconds to the next check, and why a new model must wait."""
+        """Write a node's model label if needed. Return a pair: seconds to the next check; why a new model must wait."""
         name, record = node.metadata.name, found.wanted
         if found.differs(self._resources().models):
             if (left := self._seconds_left(name, found)) > 0:
@@ -177,7 +177,7 @@ class ModelLabels:
         return self._in_use[1]
 
     def _write(self, node: ObservedNode, record: Record) -> float | None:
-        """Write the label, and the annotation with its source, unless somebody has changed them on the stored node.
+        """Write a node's model label, and the annotation with its source, unless a user has changed them meanwhile.
 
         If the label cannot be written now, return the seconds to wait, otherwise None. Raises VcudaError.
         """

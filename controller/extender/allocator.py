@@ -134,7 +134,7 @@ class Allocator:
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
     def bind(self, args: protocol.BindingArgs) -> str:
-        """Bind a pod to its node. Return an empty text, or why it failed. After a failure, the scheduler retries."""
+        """Bind a pod to its node. Return why this failed, or an empty text. After a failure, the scheduler retries."""
         deadline = Deadline(self._clock)
         try:
             for _ in range(MAX_ATTEMPTS):
@@ -195,7 +195,7 @@ class Allocator:
             self._cache.load(journal)
 
     def _bound_before(self, node: str) -> dict[str, JournalEntry]:
-        # Leave out a pod that is pinned (by node affinity) to another GPU model, because the node's kubelet rejects it.
+        # Leave out a pod whose spec requires another GPU model than the node's, because kubelet rejects such a pod.
         model, now = self._model_of(node), self._seconds()
         return {
             pod.uid: JournalEntry(pod.uid, pod.namespace, pod.name, {0: pod.cards.shares}, now)

@@ -55,7 +55,7 @@ def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
     return {
         "/scheduler/predicates": lambda body: allocator.filter(protocol.read_extender_args(body)),
         "/scheduler/prioritize": scores,
-        "/scheduler/priorities": scores,  # gpu-admission uses this path.
+        "/scheduler/priorities": scores,  # gpu-admission, tkestack's extender, uses this path.
         "/scheduler/bind": lambda body: protocol.write_binding(allocator.bind(protocol.read_binding_args(body))),
         "/scheduler/preempt": preempt,
     }

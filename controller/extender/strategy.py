@@ -43,7 +43,7 @@ UNSEEN = Unplaceable("the node is not known yet", final=False)
 
 
 def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return the placement that makes the fewest unused cards shared. If no node fits, return each node's reason."""
+    """Return the placement that makes the fewest unused cards shared. If no node fits, return why, for each node."""
     fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:

@@ -25,7 +25,7 @@ REASON = "StaleAllocationRemoved"
 MAX_ATTEMPTS = 5  # Maximum attempts to check one pod or node while other clients change the object.
 PERIOD_SECONDS = 60.0
 """Seconds until all pods and nodes are checked again, in case an event was missed or a clock was wrong."""
-STUCK_PERIODS = 5  # The loop counts as stuck if it has checked no object for this many periods.
+STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no queue key for this many periods.
 RETRY_SECONDS = 10.0
 LOCK_GRACE_SECONDS = 10.0
 """Seconds until a new lock of a node (an annotation that a vendor's scheduler writes while it binds a pod) is checked.
@@ -60,7 +60,7 @@ class PatchRemover:
         self._log = structlog.get_logger()
 
     def remove(self, found: StaleObject) -> None:
-        """Patch the pod or node, and report the removal; see `Remove`. Raises the errors of `vcuda.kube.Kube.patch`."""
+        """Remove stale allocations by a patch, and report this. Raises Conflict or another error of `Kube.patch`."""
         body = stale.removal_patch(found.subject.resource_version, found.removals)
         try:
             self._kube.patch(found.path, body, JSON_PATCH)
@@ -69,8 +69,8 @@ class PatchRemover:
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
                 raise errors.Conflict(error.status, error.message) from error
             raise
-        # The Event is written after the patch, so it never reports a removal that failed. A crash in between loses the
-        # Event.
+        # The Event is written after the patch, so it never reports a removal that failed. A crash between the two loses
+        # the Event.
         for removal in found.removals:
             self._metrics.removed.labels(removal.scheme, removal.rule).inc()
             self._log.info("stale allocation removed", **_fields(found, removal))
@@ -142,7 +142,7 @@ class StaleAllocationGc:
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
         # `_future_seen`: by pod uid, allocation times that were in the future, and when this process first saw them.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
-        # `_locks_seen`: by node and scheme, a lock and when it was first seen, because some locks contain no time.
+        # `_locks_seen`: by node and vendor, a lock and when it was first seen, because some locks contain no time.
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
@@ -150,7 +150,7 @@ class StaleAllocationGc:
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
-        """Return whether the loop runs, but has checked no object for `STUCK_PERIODS` periods."""
+        """Return whether the loop runs, but has handled no queue key for `STUCK_PERIODS` periods."""
         return self.reconciler.is_stuck(PERIOD_SECONDS * STUCK_PERIODS)
 
     def look_at_all(self) -> None:
@@ -271,7 +271,7 @@ class StaleAllocationGc:
         return tuple(stale.read_locks(node)) if node else None
 
     def _delay(self, pod: stored_pods.StoredPod) -> float | None:
-        """Return the seconds until an allocation of the unchanged pod can be stale; None if it never can be."""
+        """Return the seconds until an allocation of the pod can be stale if the pod does not change; None for never."""
         now = self._wall()
         since = stale.first_stale(pod, self._is_watched, now, self._timeout, self._times_seen(pod, now))
         return None if since is None else max(0.0, since - now)

@@ -1,7 +1,7 @@
 """Makes Kubernetes retry the creation of ResourceClaims that were refused for quota, as soon as quota is free.
 
 Kubernetes' claim controller creates claims from the templates that a pod names. After each refusal the claim controller
-waits longer, up to 16 minutes. A change of the pod makes the controller retry at once, so this module annotates pods.
+waits longer, up to 16 minutes. A change of the pod makes it retry immediately, so this module annotates pods.
 """
 
 import time
@@ -23,7 +23,7 @@ MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, th
 MOST_WOKEN = 10_000
 """Each time free quota grows, at most this many pods of a namespace are handled. Their uids are kept in memory."""
 NEXT_LOOK_SECONDS = 5.0
-"""Seconds until the next check of a namespace, which also finds Events that were written after the last check."""
+"""Seconds until the next check of a namespace. That check also finds Events written after the last check."""
 
 
 class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -33,13 +33,13 @@ class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class ClaimingSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The claims in a pod's spec."""
+    """The field of a pod's spec with its ResourceClaims."""
 
     resource_claims: tuple[k8s_types.PodResourceClaim, ...] | None = None
 
 
 class ClaimingStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The claims in a pod's status."""
+    """The field of a pod's status with its ResourceClaims."""
 
     resource_claim_statuses: tuple[PodClaimStatus, ...] | None = None
 
@@ -78,7 +78,7 @@ class ClaimRetrier:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, use: NamespaceUse | None) -> None:
-        """Record the free quota of a namespace. If it has grown, queue a check of the namespace's waiting pods."""
+        """Record a namespace's free quota. If it has grown, queue a check of the namespace's pods that lack a claim."""
         free, has_grown = record_free(self._free, namespace, use)
         if has_grown:
             self._checked[namespace] = set()

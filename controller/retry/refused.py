@@ -26,7 +26,7 @@ LONGEST_UID = 64
 """The maximum length of a uid in an Event. A uid from the API server has 36 characters."""
 
 MOST_OWNER_BYTES = 8 * 2**20
-"""The most bytes (in JSON) of all owners (ReplicaSets, Jobs …) that one check keeps. A later check keeps others."""
+"""The most bytes of owners (ReplicaSets, Jobs …), in JSON, that one check keeps. A later check keeps other owners."""
 
 JOB_ENDED = ("Complete", "Failed", "SuccessCriteriaMet", "FailureTarget")
 """The types of the conditions after which a Job creates no more pods."""
@@ -148,7 +148,7 @@ class RefusedOwners:
         self._again: list[tuple[RefusedOwner, int]] = []
         self._bytes = 0
         self.complete = True
-        """False if an owner that no earlier check has handled was dropped."""
+        """False if an owner was dropped that no earlier check has handled."""
 
     @property
     def owners(self) -> list[RefusedOwner]:

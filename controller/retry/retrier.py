@@ -1,7 +1,7 @@
-"""Makes owners (ReplicaSets, Jobs …) whose pods were refused for quota retry as soon as quota is free.
+"""When quota becomes free, makes owners (ReplicaSets, Jobs …) retry the pods that were refused for quota.
 
 After a refusal, Kubernetes' controller waits up to 16 minutes before it retries (kubernetes/kubernetes#98656). A change
-of the owner makes the controller retry at once. So this module sets an annotation that no other program reads.
+of the owner makes the controller retry immediately. So this module sets an annotation that no other program reads.
 """
 
 import datetime
@@ -119,7 +119,7 @@ def select_retries(
 
 
 def _take(owner: Owner, quota: NamespaceQuota, left: dict[str, FreeQuota], nodes: Nodes, known: GpuResources) -> bool:
-    """Subtract the charges of missing pods that fit from the free quota ``left``. Return True if at least one fits."""
+    """Subtract from the free quota ``left`` the charges of missing pods that fit. Return True if at least one fits."""
     request = read_request(owner.spec.template, known)
     models = placement.find_candidates(owner.spec.template, request, quota, nodes).models
     took = False

@@ -1,7 +1,7 @@
 """Measures the ages of the charges and reservations in the ledgers, and finds the expired ones.
 
 A ledger stores no times, because the clock of the replica that wrote the ledger may be wrong. The leader measures each
-age on its own clock, from the moment when it first saw the entry. So a new leader waits longer, never shorter.
+age on its own clock, from when it first saw the charge or reservation. So a new leader waits longer, never shorter.
 """
 
 import math
@@ -32,11 +32,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """The time since which the pod watch and the claim watch have both run without a gap.
-
-    ``pods``, ``claims``: the resourceVersions of the lists with which the two watches began.
-    ``began``: the time at which this leader first saw these resourceVersions, in seconds.
-    """
+    """The period during which the watch of pods and the watch of claims have both run without a gap."""
 
     pods: str
     claims: str
@@ -78,8 +74,8 @@ class Overdue(msgspec.Struct, frozen=True):
 class ChargeAges:
     """The ages of the charges and reservations in all ledgers.
 
-    A reservation is quota from which one webhook replica admits pods without a write. ``now`` is the present time in
-    seconds.
+    A reservation is quota from which one webhook replica admits pods without a write to the ledger. ``now`` is the
+    present time in seconds.
     """
 
     def __init__(self, timing: SettleTiming) -> None:

@@ -34,7 +34,7 @@ class NamespaceLabels:
     """
 
     def __init__(self, kube: Kube, quota: QuotaInformer, on_change: Callable[[str], None]) -> None:
-        # No change of a label may wait for a minimum interval, because a namespace is limited only after the change.
+        # A label change must not wait for a minimum interval: a namespace is limited only after its label has changed.
         self.reconciler = workqueue.Reconciler(
             "label", self._reconcile, failure="namespace not labelled", retry_seconds=RETRY_SECONDS, min_interval=0.0
         )
@@ -84,7 +84,7 @@ class NamespaceLabels:
         self._log.info("namespace labelled" if value else "namespace unlabelled", namespace=name, value=value)
 
     def _is_in_effect(self, name: str) -> bool:
-        """Return True if policies already heed the namespace's label. Then the API server also calls the webhook."""
+        """Return True if the API server already applies the namespace's label, so that it calls the webhook."""
         probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": PROBE, "namespace": name}}
         path = f"/api/v1/namespaces/{segment(name)}/configmaps"
         try:

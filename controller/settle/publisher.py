@@ -75,7 +75,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # The watch has delivered a report of an earlier leader. This leader has no report yet.
+                return  # The watch has delivered a usage report of an earlier leader. This leader has made none yet.
             use = self._reports[namespace]
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:
@@ -88,7 +88,7 @@ class Publisher:
             return
         text = msgspec.json.format(msgspec.json.encode(use.shortened()), indent=2).decode()
         written = _hash(text)
-        # Compare the text with our last write, too, because the watch may not have delivered that write yet.
+        # Compare the report with the last write, too, because the watch may not have delivered that write yet.
         if published and published.hash == written and self._written.get(namespace, written) == written:
             return
         self._written[namespace] = written

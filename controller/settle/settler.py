@@ -31,8 +31,8 @@ RETRY_SECONDS = 2.0
 """Seconds until the first retry after a ledger could not be settled (recounted)."""
 
 CONFLICT_RETRY_SECONDS = 0.1
-"""Seconds until the retry if all attempts to write a settled ledger conflicted. The delay is short, because pending
-charges accumulate until the ledger is settled."""
+"""Seconds until the retry if all attempts to write a recounted ledger conflicted. The delay is short, because pending
+charges accumulate until the recounted ledger is written."""
 
 GROWTH_SECONDS = 3.0
 """Seconds between two recounts of a ledger with free quota, if pods were only added. No pod waits for a recount,
@@ -47,7 +47,7 @@ the maximum. While so many pods are created, the watches lag."""
 
 CROWDED_SECONDS = 0.25
 """Seconds between two recounts of a ledger with many pending charges. At 400 pods a second, such a ledger could be full
-within one second, the usual interval."""
+within the usual interval of one second."""
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
 """Seconds until a ledger is settled again if a claim lost its devices and the pod watch does not show the cause yet."""
@@ -113,7 +113,7 @@ class Settler:
         self._clock = clock
         # `_unlimited_since`: for each namespace with a ledger but no limit, when this process first saw this state.
         self._unlimited_since: dict[str, float] = {}
-        # `_with_room`: the namespaces with free quota at their last settlement, so that no pod there waits for quota.
+        # `_with_room`: the namespaces that had free quota at their last settlement. No pod there waits for quota.
         self._with_room: set[str] = set()
         # `_unreadable`: by namespace, the version of a damaged ledger that will be deleted, and when it was found.
         self._unreadable: dict[str, tuple[str, float]] = {}
@@ -133,7 +133,7 @@ class Settler:
             self.queue.add(namespace)
 
     def full_resync(self) -> None:
-        """Queue every namespace for settling. Report drift: a ledger that differs from the stored pods."""
+        """Queue a recount of every namespace. Report drift: a ledger that differs from the stored pods."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
             # A ledger that is queued or was just settled may briefly differ from the stored pods without being wrong.
@@ -192,7 +192,7 @@ class Settler:
         return quota.for_namespace(namespace) if quota and exists else None
 
     def settle(self, namespace: str) -> None:
-        """Settle the ledger of a namespace, and report the usage of the namespace.
+        """Settle (recount) the ledger of a namespace, and report the usage of the namespace.
 
         Raises Conflict if every attempt to write conflicted. Raises LedgerLost, UnreadableLedger or another VcudaError.
         """
@@ -259,7 +259,7 @@ class Settler:
         return self._store.write(namespace, stored.ledger, stored) if stored.opens else stored
 
     def _settle_newest(self, namespace: str, stored: Stored) -> Stored:
-        """Settle and write the ledger ``stored``. After a conflict, read the ledger again, and settle the new version.
+        """Recount and write the ledger ``stored``. After a conflict, read the ledger again, and recount that version.
 
         Under load, the replicas write a ledger many times a second, so a ledger from the watch is often outdated.
         """
@@ -301,14 +301,14 @@ class Settler:
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
-        """List the pods and claims. Add the deletions from the watches, because a LIST does not show deletions."""
+        """List the pods and claims. Add the deletions seen by the watches, because a LIST does not show deletions."""
         observed = self.pods.observed(namespace, self._nodes.current())
         claims = self.claims.observed(namespace, observed.extended, ledger.longest_claim_grace)
         watched = msgspec.structs.replace(observed, claims=claims)
         return self._store.count_pods(namespace).after(watched, ledger)
 
     def _drop_or_settle(self, namespace: str, stored: Stored, why: str, due: float = -math.inf) -> None:
-        """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise settle it."""
+        """Delete the ledger at the time ``due`` if stored pods account for all of its charges. Otherwise recount it."""
         # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
         # stored pods, and would lack admitted pods that are not stored yet, and deleted pods that may still run.
         ledger = stored.ledger
@@ -362,8 +362,7 @@ class Settler:
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
         """Return the uids of pods with expired pending charges that are not stored, so that they can never be stored.
 
-        The value of each uid is the number of seconds for which the containers of the pod may still run. The number is
-        0 if the pod was never stored.
+        Each uid comes with the seconds for which the pod's containers may still run: 0 if the pod was never stored.
         """
         watch = self._watching()
         over = self._ages.pending(namespace, ledger, watch, self._clock())

@@ -47,8 +47,8 @@ REPORT_GRACE_SECONDS = 1.0
 may show a new pod before the quota watch shows the quota edit by which the pod was admitted."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
-"""The timeout of an eviction request, in seconds. If a new pod has the same name, the API server tries 20 times at
-intervals of half a second (``EvictionsRetry`` in Kubernetes), and then reports a conflict."""
+"""The timeout of an eviction request, in seconds. If a newer pod has the name of the pod to evict, the API server tries
+20 times at intervals of half a second (``EvictionsRetry`` in Kubernetes), and then reports a conflict."""
 
 
 class EvictionOutcome(enum.StrEnum):
@@ -109,7 +109,7 @@ class Evictor:
     def _newest(self, namespace: str, uids: Collection[str]) -> tuple[StoredPod, str] | None:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
-        # Evict no pod of a system namespace. The webhook is not called there, so it could not refuse the replacement.
+        # Evict no pod of a system namespace. The webhook is not called there, so it could not refuse a replacement pod.
         if quota is None or limits is None or namespace in quota.system:
             return None
         pods = self._store.list_pods(namespace).charged
@@ -177,7 +177,8 @@ class Evictor:
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": pod.name, "namespace": pod.namespace},
-            # The uid protects a newer pod with the same name: for such a pod, the API server answers 409.
+            # The uid in the request protects a newer pod of the same name: the API server answers 409 if the uid
+            # differs.
             "deleteOptions": {"preconditions": {"uid": pod.uid}},
         }
         path = f"{pod_path(pod.namespace, pod.name)}/eviction"

@@ -66,10 +66,10 @@ def find_violations(
 ) -> Sequence[Violation]:
     """Return the most serious violation of each pod and claim of a namespace, the newest object first.
 
-    The objects are added up from the oldest to the newest. An object that does not fit is a violation and is not added.
-    So the objects that were added are within the limit. Finished pods and terminating objects are left out. An object
-    within the limit is a violation if it was given a card of another model than its charge, or if it is a claim with a
-    request that the webhook rejects.
+    The objects' charges are added up from the oldest to the newest. An object that does not fit is a violation and is
+    not added. So the objects that were added are within the limit. Finished pods and terminating objects are left out.
+    An object within the limit is a violation if it was given a card of another model than its charge, or if it is a
+    claim with a request that the webhook rejects.
 
     ``claims`` must not include claims that are already charged to their pod.
     """
@@ -106,7 +106,7 @@ def _age(of: _Charged | Violation) -> tuple[str, str, str]:
 def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
-    """Yield the violations among a model's pods and claims. ``held``: these pods and claims, the oldest first."""
+    """Yield the violations among the pods and claims of one GPU model: ``held``, from the oldest to the newest."""
     # Leave out terminating pods, although they still have cards. Otherwise one eviction would cause another eviction.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:

@@ -185,7 +185,7 @@ class SweepReporter:
 
 
 Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | None]
-"""The type of `controller.garbage.node.sweep.NodeSweep.run`."""
+"""The type of the method `NodeSweep.run`, which makes one sweep (a pass over all directories)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,7 +282,7 @@ class TreeRemoval:
         self._failures: list[OSError | MustStay] = []
 
     def remove(self, name: str) -> None:
-        """Delete the subdirectory ``name`` with its contents. If an entry stays, raises its OSError or MustStay."""
+        """Delete the subdirectory ``name`` and its contents. Raises OSError or MustStay if an entry is not deleted."""
         with opened(self._directory, name) as top:
             while self._empty(top) and not self._failures:
                 pass

@@ -85,7 +85,7 @@ class InUse:
     unseen: list[str] = field(default_factory=list)
 
     def holds(self, file: Identity) -> bool:
-        """Return whether a process has the file with this identity open or mapped."""
+        """Return whether a process has the file with this device and inode open or mapped."""
         return file in self.files or file.inode in self.mapped
 
 
@@ -231,8 +231,8 @@ def _has_path(link: str) -> bool:
 
 
 def _find_mounted(mount: Mount) -> _Mounted:
-    # Read the mount from mountinfo, because /proc/PID/maps shows the device number of mountinfo. On btrfs, stat returns
-    # a different device number.
+    # Read the mount of the pods' directories from mountinfo, because /proc/PID/maps shows the device number of
+    # mountinfo. On btrfs, stat returns a different device number.
     for found in _mounts_in(_OWN_MOUNTS):
         if found.number == mount.number:
             return found
@@ -368,7 +368,7 @@ class _ScanRun:
         threading.Thread(target=self._run, name="scan", daemon=True).start()
 
     def is_of_use(self, mount: Mount) -> bool:
-        """Return whether the scan can still be used: it is for this mount, and its result is not too old."""
+        """Return whether the scan's result can be used: it must be for this mount, and not too old."""
         if self.hung or mount != self._mount:
             return False
         return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)

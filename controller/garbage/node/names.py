@@ -45,12 +45,12 @@ class Form(msgspec.Struct, frozen=True):
     own_socket: str = ""
 
     def uid(self, name: str) -> str | None:
-        """Return the pod uid in a directory's name; None if the name does not match the pattern."""
+        """Return the pod uid in a directory's name; None if the name is not that of a pod's directory."""
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 
     def read_trashed(self, name: str) -> "Trashed | None":
-        """Return the parts of the name of an entry in the trash; None if the name does not match the pattern."""
+        """Return the parts of the name of an entry in the trash; None if the name has an unexpected form."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
 

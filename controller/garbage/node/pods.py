@@ -1,4 +1,4 @@
-"""The sources of the pods that exist on a node: the API server, a file, and kubelet's directory."""
+"""Lists the pods that exist on a node, from the API server, from a file, or from kubelet's directory."""
 
 import math
 import os

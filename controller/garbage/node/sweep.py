@@ -33,7 +33,7 @@ class NodeSweep:
     """The settings of all sweeps of a node's directories, and the records that are kept between sweeps.
 
     ``root``, ``form``: the root (the directory with the pods' directories), and the form of the names in it.
-    ``pods``, ``kubelet``: the sources of the existing pods.
+    ``pods``, ``kubelet``: list the pods that exist.
     ``grace``: decides how long directories stay in the root.
     ``retention``: decides how long directories stay in the trash.
     ``disk_pressure``: the used share (0 to 1) of blocks or inodes above which ``retention`` is ignored.
@@ -216,7 +216,7 @@ class SweepRun:
         self._in_turn([partial(self._delete, trash, *each) for each in found if self._may_be_deleted(*each)])
 
     def _may_be_deleted(self, trashed: Trashed, entry: fs.DirectoryEntry) -> bool:
-        # A trash entry is moved back if its pod exists or its move was interrupted. If not, `retention` decides.
+        # A trash entry is moved back if its pod exists or its move was interrupted. Otherwise, `retention` decides.
         path = f"{TRASH}/{entry.name}"
         keep = Keep(KeepReason.INTERRUPTED) if trashed.moving else names.keep_for_pod(trashed.uid, self.presence)
         if keep is not None:
