@@ -40,7 +40,7 @@ class Advertiser:
         self._log = structlog.get_logger().bind(service=f"{namespace}/{service}", ip=ip, port=port)
 
     def run(self, stopping: threading.Event) -> None:
-        """Keep this replica's address in the slice until ``stopping`` is set. Failures are logged and retried."""
+        """Keep this replica's address in the EndpointSlice until ``stopping`` is set. Failures are retried."""
         while not stopping.is_set():
             try:
                 self.advertise()

@@ -62,16 +62,16 @@ class CertificateWatch(Collector):
         return [family]
 
     def run(self, stop: threading.Event) -> None:
-        """Check the certificates at once, and then every five minutes, until ``stop`` is set."""
+        """Check the certificates immediately, and then every five minutes, until ``stop`` is set."""
         while True:
             self._look_safely()
             if stop.wait(INTERVAL_SECONDS):
                 return
 
     def check(self, now: datetime.datetime) -> None:
-        """Read the certificate of every ready endpoint. For each certificate with overdue renewal, write an Event.
+        """Read the certificate of every ready endpoint. Write an Event about each certificate whose renewal is overdue.
 
-        The Event is on the webhook's Service. Raises VcudaError if a call of the API server fails.
+        The Event refers to the webhook's Service. Raises VcudaError if a request to the API server fails.
         """
         endpoints = objects.service_addresses(self._kube, self._namespace, self._service, PORT_NAME)
         addresses = [address for address, ready in endpoints.items() if ready]
@@ -123,8 +123,8 @@ def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
     if one.start is None or one.end is None:
         return False
     life = one.end - one.start
-    # The renewal is overdue when it has been due for a thirtieth of the lifetime, but for at most 36 hours. The CronJob
-    # that renews certificates runs several times in this period.
+    # Renewal is overdue if it is late by a thirtieth of the certificate's lifetime, or by 36 hours if that is less. The
+    # CronJob that renews certificates runs several times in this period.
     return one.end - now < life / 3 - min(life / 30, datetime.timedelta(hours=36))
 
 

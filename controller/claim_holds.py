@@ -1,8 +1,8 @@
 """Tracks devices that a ResourceClaim has lost although a container may still use them.
 
 Kubernetes releases the devices of a claim when the last pod that used the claim is deleted from the API. After a forced
-deletion the containers may run on for their grace period. Until that period ends, the charge of the claim stays in the
-ledger as a terminating charge. The pod watch and the claim watch are both needed, and each may be behind the other.
+deletion, the pod's containers may continue to run for its grace period. Until then, the charge of the claim stays in
+the ledger as a terminating charge. Both the watch of pods and the watch of claims are needed, and either may be late.
 """
 
 import threading
@@ -16,21 +16,21 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""The seconds for which the controller waits until the pod watch shows why a claim has lost its devices. Only then the
-controller settles (recounts) the ledger. Pods that the watch still shows after this time are assumed to run."""
+"""After a claim has lost its devices, the controller waits for this many seconds until the pod watch shows the cause.
+Only then it settles (recounts) the ledger. A pod that the watch still shows after this time is assumed to run."""
 
 MOST_FORMER_USERS = 512
-"""The most pods that are remembered as users of one claim's devices. At this number, ended pods are forgotten."""
+"""If more pods than this are remembered as users of one claim's devices, pods that have ended are forgotten."""
 
 
 class LostAllocation(msgspec.Struct, frozen=True):
-    """An allocation (the devices of a claim) that the claim has lost.
+    """The devices that were allocated to a claim, and that the claim has lost.
 
     ``claim``: the claim before the loss.
     ``charge``: the charge of the claim before the loss; None if the claim's devices were unknown.
-    ``users``: the uids of all pods that used the allocation.
+    ``users``: the uids of all pods that used the devices.
     ``version``: the resourceVersion of the watch event that showed the loss.
-    ``at``: the time of that event, in seconds. If no event showed the loss, the time of the list without the devices.
+    ``at``: the time of that event, in seconds. Without an event, the time of the LIST that showed no devices.
     """
 
     claim: StoredClaim
@@ -69,8 +69,8 @@ class ClaimHolds:
         self._users: dict[str, set[str]] = {}
         # `_allocated`: for each namespace, the claims with devices, by uid, as their last events showed them.
         self._allocated: dict[str, dict[str, StoredClaim]] = {}
-        # `_listed_bare`: by namespace and claim uid, the time at which a list showed the claim without devices. The
-        # claim may have lost devices before that list, without an event of the watch.
+        # `_listed_bare`: by namespace and claim uid, the time at which a LIST showed the claim without devices. The
+        # claim may have lost devices before that LIST, without an event of the watch.
         self._listed_bare: dict[str, dict[str, float]] = {}
         self._lost: dict[str, dict[str, LostAllocation]] = {}
 
@@ -86,7 +86,7 @@ class ClaimHolds:
         """Record an event of the claim watch.
 
         ``version``: the resourceVersion of the watch at this event.
-        ``listed``: True if the event comes from a list. Earlier events may then have been missed.
+        ``listed``: True if the event comes from a LIST. The watch may then have missed earlier events.
         ``charge``: returns the last charge of a claim.
         """
         changed = new or old
@@ -106,14 +106,14 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """Return, for each claim that a list showed without devices, a placeholder uid for the pods that used it."""
+        """For each claim that a LIST showed without devices, return a placeholder uid for its unknown pods."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored``, the claims of the namespace, is newer than the events that `note` has recorded.
+        """Return True if ``stored`` (the claims of the namespace) is newer than the events that `note` has recorded.
 
-        A claim in ``stored`` may then have lost devices without a record of the loss in this object.
+        If so, a claim in ``stored`` may have lost devices, and this object does not know it yet.
         """
         with self._lock:
             recorded = dict(self._allocated.get(namespace, {}))
@@ -132,7 +132,7 @@ class ClaimHolds:
         return any(not _hold(each, lives, self._pods.seconds_of, 0).sure for each in recent)
 
     def vanished(self, namespace: str, price: ClaimPrice, grace: int) -> Iterator[tuple[str, Terminating]]:
-        """Yield the terminating charges, with keys, for devices that claims have lost and that may still be in use.
+        """Yield pairs of a key and a terminating charge for devices that claims have lost but pods may still use.
 
         ``grace``: the grace period, in seconds, to assume for a pod that the watch never showed.
         """
@@ -167,7 +167,7 @@ class ClaimHolds:
             return list(self._lost.get(namespace, {}).values())
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
-        """Record the time if a list shows the claim without devices. Return the time that was recorded before."""
+        """Record when a LIST shows the claim without devices. Return when an earlier LIST did so; None if none did."""
         with self._lock:
             bare = self._listed_bare.setdefault(claim.namespace, {})
             at = bare.get(claim.uid)

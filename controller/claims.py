@@ -48,12 +48,12 @@ class ClaimInformer:
 
     @property
     def since(self) -> str:
-        """The resourceVersion of the list with which the watch began. The watch has seen every later deletion."""
+        """The resourceVersion of the LIST with which the watch began. The watch has seen every later deletion."""
         return self.reflector.listed_version
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
         """Yield a namespace's claims with their charges, except the claims named in ``extended``."""
-        # The claims in `extended` serve extended resources of pods, and the pods are charged instead of these claims.
+        # The scheduler made the claims in `extended` for pods with extended resources. Only these pods are charged.
         return self._charged(self.claims(namespace), extended)
 
     def _charged(
@@ -67,7 +67,7 @@ class ClaimInformer:
     def observed(self, namespace: str, extended: Collection[str], grace: int = UNSEEN_SECONDS) -> ObservedClaims | None:
         """Return the charges of a namespace's claims at one resourceVersion.
 
-        ``extended``: as in `charges`. ``grace``: the grace period, in seconds, to assume for a pod that the pod watch
+        ``extended``: names of claims to leave out. ``grace``: the grace period, in seconds, of a pod that the pod watch
         never showed. Return None if claims or devices have not been listed yet.
         """
         price = self._store.claim_price()
@@ -110,7 +110,7 @@ class ClaimInformer:
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return the charge of a claim. If its devices are in no ResourceSlice now, return at least the last charge."""
+        """Return the charge of a claim, which is at least its last charge if no ResourceSlice lists its devices now."""
         found = price(claim)
         with self._lock:
             if not found.certain:

@@ -327,7 +327,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 
 @contextmanager
 def _listening_for(flag: str, address: Address) -> Iterator[None]:
-    """Turn an OSError in this context, in which a server starts to listen on ``address``, into an error of ``flag``."""
+    """In this context a server starts to listen on ``address``. If that fails, report an invalid value of ``flag``."""
     try:
         yield
     except OSError as error:
@@ -338,7 +338,7 @@ def _listening_for(flag: str, address: Address) -> Iterator[None]:
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if ``address`` is given. Return a function for the context that shows figures."""
+    """Serve the usage page if ``address`` is given. Return a function whose context lets the page show data."""
     if address is None:
         return nullcontext
     with _listening_for("--ui-address", address):
@@ -356,12 +356,12 @@ def _lead(
 ) -> int:
     """Wait for the Lease, act as the leader while this replica holds it, and return the exit status.
 
-    ``contexts``: functions that create the context managers to enter while this replica leads.
+    ``contexts``: functions that return context managers, in which this replica works while it is the leader.
     """
     started = threading.Event()
     with _listening_for("--status-address", address):
-        # A standby, for which `started` is not set, reports healthy and ready. Otherwise a rollout of the Deployment
-        # would wait until the standby leads.
+        # A standby (`started` is not set) reports healthy and ready. Otherwise a rollout of the Deployment would wait
+        # until the standby becomes the leader.
         server = httpd.serve_status(
             address,
             registry,
@@ -378,7 +378,7 @@ def _lead(
     with ExitStack() as stack:
         for create in contexts:
             stack.enter_context(create())
-        # When the Lease is lost, another replica may already lead. So end this process at once, even during a write.
+        # When the Lease is lost, another replica may lead. So end this process immediately, even during a write.
         if not elector.hold():
             _end()
     leader.stop()
@@ -398,7 +398,8 @@ def _mutual_tls(certificate: Path | None, client_ca: Path | None) -> tls.Serving
 
 
 def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charge_ages.SettleTiming:
-    # The settler may forget the age of a pending charge after one resync period, so the charge must expire earlier.
+    # The settler, which recounts ledgers, may forget the age of a pending charge after one resync period. So the charge
+    # must expire earlier.
     if full_pass < 2 * storable:
         message = f"must be at least twice --storable-seconds ({storable}); got {full_pass}."
         raise click.BadParameter(message, param_hint="--full-pass-seconds")
@@ -406,5 +407,5 @@ def _settle_timing(storable: int, full_pass: int, max_terminating: int) -> charg
 
 
 def _end() -> None:
-    """Exit at once, without cleanup, because after the loss of the Lease or a failed loop no thread may continue."""
+    """Exit immediately, without cleanup. After the Lease was lost or a loop has failed, no thread may continue."""
     os._exit(LEADERSHIP_LOST)

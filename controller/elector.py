@@ -20,9 +20,9 @@ from vcuda.kube import Kube, segment
 
 
 class LeaseTiming(msgspec.Struct, frozen=True):
-    """The times of the election in seconds, with client-go's names.
+    """The times of the leader election in seconds, with client-go's names.
 
-    A leader that could not renew for ``renew_deadline`` stops. Others may take over after ``lease_duration``.
+    A leader that could not renew the Lease for ``renew_deadline`` stops. After ``lease_duration``, others may take it.
     """
 
     lease_duration: int = 30
@@ -54,7 +54,7 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
 _LEASE = msgspec.json.Decoder(Lease)
 
 FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
-"""The seconds of failed calls before the first warning about the Lease, and the longest time between two warnings."""
+"""Seconds of failed requests until the first warning about the Lease, and the maximum seconds between two warnings."""
 
 CALL_FAILURES = (errors.VcudaError, *k8s_types.UNDECODABLE)
 """The errors of a failed attempt to take or renew the Lease, including those of undecodable answers."""
@@ -69,7 +69,7 @@ class _Silence:
         self._next = FIRST_WARNING_SECONDS
 
     def failed(self, log: structlog.typing.FilteringBoundLogger, error: Exception, started: float) -> None:
-        """Record a failed attempt, and log a warning if it is time for one. ``started``: when the attempt began."""
+        """Record a failed attempt to get the Lease. If a warning is due, log it. ``started``: start of the attempt."""
         self._since = started if self._since is None else self._since
         lasted = self._clock() - self._since
         if lasted >= self._next:

@@ -33,8 +33,8 @@ from vcuda.cli import family_of
 REQUEST_SECONDS = 10.0  # A client has this many seconds to send a whole request, and to read each part of the answer.
 MAX_HEAD_BYTES = 16 * 2**10
 
-# At most this many connections may be open at the same time, more than a client opens by accident. At the limit,
-# kubelet's probes are refused, so kubelet restarts the container.
+# The maximum number of open connections, more than a client opens by accident. When it is reached, kubelet's probes are
+# refused too, so kubelet restarts the container.
 MAX_CONNECTIONS = 256
 SERVER_NAME = "vcuda-controller"
 
@@ -44,7 +44,7 @@ Tls = Callable[[], ssl.SSLContext]
 """A function that returns the TLS context for a new connection. A renewed certificate then needs no restart."""
 
 Check = Callable[[], str | None]
-"""A function that returns None if the process is healthy or ready, and otherwise the reason why not."""
+"""A check of health or readiness. It returns None if the process is healthy or ready, otherwise the reason why not."""
 
 
 class Server(wsgi.Server):
@@ -80,7 +80,7 @@ class Server(wsgi.Server):
             server_name=SERVER_NAME,
             request_queue_size=128,
             accepted_queue_size=threads,
-            accepted_queue_timeout=0,  # If the queue is full, the only accepting thread must not wait for a free place.
+            accepted_queue_timeout=0,  # The only thread that accepts connections must not wait while the queue is full.
         )
         self.client_name = client_name
         self.timeout = idle_seconds or REQUEST_SECONDS
@@ -215,7 +215,7 @@ class _TimedSocket:
         self._due = 0.0
 
     def begin(self) -> None:
-        """Start the time limit of a request."""
+        """Start to count the time limit of a new request."""
         self._due = time.monotonic() + self._seconds
 
     def peer_names(self) -> tuple[str, ...]:

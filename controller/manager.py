@@ -60,7 +60,7 @@ class Leader:
         system = SYSTEM_NAMESPACES | {system_namespace, ledger_namespace, node_namespace}
         self.quota = k8s.QuotaInformer(kube, place, system, self._quota_changed)
         # A pod that the webhook pinned to no GPU model is charged for the model of its node. So a change of a node may
-        # change charges in any namespace. Hundreds of nodes may change at once, so a queue joins these changes.
+        # change charges in any namespace. Hundreds of nodes may change together, so a queue joins their changes.
         self._models = workqueue.Reconciler(
             "models",
             lambda _: self._models_changed(),
@@ -168,7 +168,7 @@ class Leader:
 
     @property
     def synced(self) -> bool:
-        """True if every watch has received its first list, a consistent LIST, after this process became the leader."""
+        """True if every watch has received its first LIST (a consistent read) since this process became the leader."""
         return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
@@ -271,8 +271,9 @@ class Leader:
         self.publisher.reconciler.queue.add(namespace)
 
     def _withdraw_cards(self) -> None:
-        # If no extender serves, the published numbers of free cards are out of date, but the webhook would still use
-        # them. They are deleted at every resync, because a former leader may have published them again while it ended.
+        # Without a running scheduler extender, the published numbers of free cards are out of date, but the webhook
+        # would still use them. They are deleted at every resync, because a former leader may publish them once more
+        # while it ends.
         if self.extender is None or not self.extender.serving:
             publish.delete_published(self._kube, self._system_namespace)
 

@@ -69,7 +69,7 @@ class ViolationsCollector(Collector):
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
-    # The figures are computed at each scrape, so that no figure of a deleted namespace remains.
+    # The numbers are computed at each scrape, so that no number of a deleted namespace remains.
     def collect(self) -> Iterable[Metric]:
         labels = ["namespace", "finding"]
         pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
@@ -82,13 +82,13 @@ class ViolationsCollector(Collector):
 
 
 class ModelNodesCollector(Collector):
-    """Collects how many nodes have a GPU model from each source, and on how many nodes the model is in doubt."""
+    """Collects the number of nodes by the source of their GPU model, and of nodes whose model is in doubt."""
 
     def __init__(self, counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Return both metrics, with a value for every source and for every kind of doubt. The value may be 0."""
+        """Return two metrics, with all zeros: nodes by the source of the model, and nodes by the doubt about it."""
         by_source, by_doubt = self._counts()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
@@ -108,7 +108,7 @@ class UsageCollector(Collector):
 
     ``reports``: returns the last usage report of each namespace.
     ``reservation_ages``: returns for each namespace the seconds since its oldest reservation was renewed. A reservation
-    is quota that a webhook replica may use without a write. Namespaces may be included that have no reservation now.
+    is quota that a webhook replica may use without a write. The result may include namespaces without a reservation.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ def _namespace_figures(use: NamespaceUse) -> Mapping[str, float]:
 
 
 def _model_figures(model: ModelUse) -> Mapping[str, float | None]:
-    """Return the figures of a model by the name of the metric. A figure is None if the model has no such limit."""
+    """Return the value of each metric about a GPU model, by the metric's name; None if the model has no such limit."""
     cards = {
         "vcuda_quota_limit_cores": model.limit,
         "vcuda_quota_used_cores": model.used,

@@ -36,7 +36,7 @@ REMEMBER_GONE_SECONDS = 180.0
 KeptPod = StoredPod | ClaimUser
 
 PodChange = Callable[[StoredPod | None, StoredPod | None], None]
-"""A callback with a charged pod before and after a change: (None, new) if created, (old, None) if deleted."""
+"""A callback for a charged pod: (old, new) after a change, (None, new) if created, (old, None) if deleted."""
 
 _POD = msgspec.json.Decoder(Pod)
 
@@ -88,7 +88,7 @@ class PodLives(msgspec.Struct, frozen=True):
 class PodInformer:
     """The watch of all pods that use GPUs. Other pods are decoded and dropped.
 
-    ``on_change``: called with the namespace of each ended or deleted pod. After a list, called with every namespace.
+    ``on_change``: called with the namespace of each ended or deleted pod. After a LIST, called with every namespace.
     ``on_growth``: called with the namespace of each pod that is new or whose charge has changed.
     ``max_terminating``: the maximum number of seconds for which a deleted pod is assumed to run.
     ``resources``: returns the GPU resources that pods can request. The caller must call `list_again` after a change.
@@ -140,7 +140,7 @@ class PodInformer:
 
     def list_again(self) -> None:
         """List all pods again if a change of the GPU resources has changed the charges of pods."""
-        # A new list is needed because this process does not keep the requests of pods, and does not keep other pods.
+        # A new LIST is needed, because this process keeps neither the resource requests of pods nor pods without GPUs.
         if not self.counts_as_now:
             self.reflector.list_again()
 
@@ -162,8 +162,8 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
-        # Deleted pods that may run are included. The ledger stores their longest grace period, which matters if their
-        # claims are deleted while no controller watches.
+        # `live` includes deleted pods that may run, because the ledger stores the longest grace period of all users of
+        # claims. This period matters if claims are deleted while no controller watches.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -184,7 +184,8 @@ class PodInformer:
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
         # The resourceVersion and the pods are read in one step, so that they agree. With a newer version, a pod that is
-        # created in between would never be charged. With an older version, another leader could release its charge.
+        # created in between would never be charged. With an older version, another leader could release the pod's
+        # charge.
         version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid: pod for pod in pods}
         # `gone` and `vanished` are read after the pods, so that no deletion that was handled in between is missing.
@@ -196,7 +197,7 @@ class PodInformer:
 
     @property
     def since(self) -> str:
-        """The resourceVersion of the list with which the watch began. The watch has seen every later deletion."""
+        """The resourceVersion of the LIST with which the watch began. The watch has seen every later deletion."""
         return self.reflector.listed_version
 
     def _vanished_now(self, namespace: str) -> dict[str, KeptPod]:
@@ -258,7 +259,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # After a list every namespace is settled, because before the list pods may have been deleted without an event.
+        # After a LIST, every ledger is settled (recounted), because earlier deletions of pods may have caused no event.
         for namespace in self.namespaces():
             self._on_change(namespace)
 

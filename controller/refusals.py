@@ -66,7 +66,7 @@ class RefusedWorkload:
 
 
 def read_refusal(event: SeenEvent, at: str) -> RefusedWorkload | None:
-    """Return the refusal in an Event; None if the Event has none. ``at``: when the Event occurred last."""
+    """Return the refusal that an Event reports; None if it reports none. ``at``: when the Event occurred last."""
     found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
@@ -77,7 +77,7 @@ def read_refusal(event: SeenEvent, at: str) -> RefusedWorkload | None:
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
     """Return one refusal for each workload, with its newest reason and total count. ``refusals``: newest first."""
-    # One workload may have several Events, because an Event counts only equal messages, and the figures in them change.
+    # A workload may have several Events: an Event counts only equal messages, and numbers in the messages change.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -91,7 +91,7 @@ def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
     """Return the time when an Event occurred last (RFC 3339).
 
     ``created``: the creation time of the Event, which the API server has set.
-    ``written``: the time in the Event, which a tenant can choose freely. If the time is impossible, return ``created``.
+    ``written``: the time in the Event, which a tenant can choose. It counts only if it is between creation and now.
     """
     first, last = moment(created), moment(written)
     return written if first and last and first <= last <= now + ALLOWED_SKEW else created

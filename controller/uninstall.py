@@ -1,9 +1,9 @@
-"""Prepares the deletion of vcuda quota. Afterwards no request is rejected, and every namespace can be deleted.
+"""Prepares the deletion of vcuda quota, which afterwards rejects no request. Every namespace can then be deleted.
 
-The order matters. If a registered webhook does not answer, the API server rejects pods. So the registrations are
-deleted first. The policies reject the removal of the objects that they protect, so their bindings are deleted next.
-Then the webhook and the controller lose their write permissions. Finally, the finalizers, usage reports and labels are
-removed, which the webhook and the controller could otherwise write again.
+The order matters. If a webhook is registered but does not answer, the API server rejects pods. So the webhook
+configurations are deleted first. The policies reject the removal of the objects that they protect, so the bindings of
+the policies are deleted next. Then the webhook and the controller lose their write permissions. Finally, the
+finalizers, usage reports and labels are removed, which the webhook and the controller could otherwise write again.
 """
 
 import time
@@ -27,8 +27,8 @@ PAUSE_SECONDS = 1.0
 
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
-# The validating webhooks are deleted before the mutating webhooks, because they reject pods without a GPU model, which
-# a mutating webhook picks.
+# The validating webhooks are deleted before the mutating webhooks. A validating webhook rejects pods for which no
+# mutating webhook has chosen a GPU model.
 _REJECTING = ("validatingwebhookconfigurations", "mutatingwebhookconfigurations", "validatingadmissionpolicybindings")
 
 _NO_FINALIZERS = b'{"metadata": {"finalizers": null}}'
@@ -49,7 +49,7 @@ _DECODER = msgspec.json.Decoder(_Kept)
 
 @dataclass(frozen=True, slots=True)
 class Uninstall:
-    """Removes the registrations, policies, finalizers, labels and reports that would stay in force otherwise."""
+    """Removes the webhook configurations, policy bindings, finalizers, labels and usage reports of vcuda quota."""
 
     kube: Kube
     ledger_namespace: str
@@ -64,8 +64,8 @@ class Uninstall:
 
         ``seconds``: how long to retry. The API server still applies a deleted policy for a few seconds.
 
-        Raises VcudaError if the API server refuses a change for so long, or if the webhook or the controller writes the
-        removed objects again for so long.
+        Raises VcudaError if the API server still refuses a change after this time, or if the webhook or the controller
+        still writes removed objects again.
         """
         deadline = self.monotonic() + seconds
         for resource in _REJECTING:
@@ -94,7 +94,7 @@ class Uninstall:
                 return not found
 
     def _clean(self) -> bool:
-        """Remove finalizers, labels and reports. Return True if there were any."""
+        """Remove finalizers of ledgers, labels of namespaces, and usage reports. Return True if there were any."""
         ledgers = f"/api/v1/namespaces/{segment(self.ledger_namespace)}/configmaps"
         kept = [each for each in self._list(ledgers, {"labelSelector": NAMESPACE_LABEL}) if each.metadata.finalizers]
         for found in kept:

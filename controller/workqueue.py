@@ -26,7 +26,7 @@ MAX_RETRY_SECONDS = 10.0  # The maximum delay between retries, unless the first 
 class WorkQueue:
     """A queue of keys. Each key is in the queue at most once, with the time on the monotonic clock when it is due.
 
-    ``min_interval``: the minimum of seconds between two turns of one key. Events in between share the later turn.
+    ``min_interval``: the minimum seconds between two turns (reconciliations) of a key. Events in between share a turn.
     """
 
     def __init__(self, min_interval: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,8 +38,8 @@ class WorkQueue:
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
-        # `_unserved`: for each key whose turn (reconciliation) has begun but not succeeded, since when it has been due.
-        # `_retried`: the keys whose current turn has queued a retry.
+        # `_unserved`: for each key whose reconciliation has begun but not succeeded, the time since when the key has
+        # been due. `_retried`: the keys whose current reconciliation has queued a retry.
         self._unserved: dict[str, float] = {}
         self._retried: set[str] = set()
         self._changed = threading.Condition()
@@ -48,7 +48,7 @@ class WorkQueue:
     def add(self, key: str, delay: float = 0.0, interval: float | None = None) -> None:
         """Make a key due after ``delay`` seconds. If the key is already due earlier, change nothing.
 
-        ``interval``: the minimum of seconds since the key's last turn; None for the queue's ``min_interval``.
+        ``interval``: the minimum seconds since the key was last reconciled; None for the queue's ``min_interval``.
         """
         now = self._clock()
         with self._changed:
@@ -60,9 +60,9 @@ class WorkQueue:
                 self._changed.notify()
 
     def retry(self, key: str, delay: float) -> None:
-        """Make a key due after ``delay`` seconds and not earlier, because its current turn failed.
+        """Make a key due after ``delay`` seconds and not earlier, because its current reconciliation failed.
 
-        The minimum interval after a turn does not apply to the failed turn.
+        The minimum interval between two reconciliations of a key does not apply.
         """
         with self._changed:
             self._last_turn[key] = self._clock() + delay - self._min_interval
@@ -70,20 +70,20 @@ class WorkQueue:
         self.add(key, delay)
 
     def is_active(self, key: str) -> bool:
-        """Return True if a key waits for a turn, or if its last turn was less than two minimum intervals ago."""
+        """Return True if a key waits to be reconciled, or was reconciled less than two minimum intervals ago."""
         with self._changed:
             recent = self._clock() < self._last_turn.get(key, -math.inf) + 2 * self._min_interval
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Record the end of a key's turn. The key counts as overdue only if this turn has queued a retry."""
+        """Record the end of a key's reconciliation. If it has queued a retry, the key still counts as overdue."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)
             self._retried.discard(key)
 
     def lag(self) -> float:
-        """Return the longest time, in seconds, for which a key has been due without a successful turn."""
+        """Return the longest time, in seconds, for which a key has been due without a successful reconciliation."""
         with self._changed:
             key = self._earliest()
             due = (*self._unserved.values(), *(() if key is None else (self._due_at[key],)))
@@ -122,11 +122,11 @@ class WorkQueue:
 class Reconciler:
     """Reconciles the keys of its queue, one after the other, until it is stopped.
 
-    ``reconcile``: reconciles one key. It returns the seconds until the key's next turn, or None to wait for an event.
+    ``reconcile``: reconciles one key. It returns the seconds until the next time, or None to wait for an event.
     It must be safe to call at any time, and any number of times.
     ``retry_seconds``: the delay of a key's first retry. Later delays are longer. A key is retried if the API server
     rejects a call or does not answer, or if an object cannot be decoded. Any other exception is a bug, and ends `run`.
-    ``failure``: the text of the log warning about a failed turn.
+    ``failure``: the text of the log warning about a failed reconciliation.
     ``key_name``: the name of the log field with the key.
     """
 
@@ -174,13 +174,13 @@ class Reconciler:
         self._last_turn_ended = self._clock()
 
     def stop(self) -> None:
-        """Make `run` return after the current turn."""
+        """Make `run` return after the current reconciliation."""
         self.queue.close()
 
     def is_stuck(self, seconds: float) -> bool:
-        """Return True if `run` was called and no turn has ended for ``seconds``. A failed turn counts as ended.
+        """Return True if `run` was called and no reconciliation, not even a failed one, has ended for ``seconds``.
 
-        The result is only meaningful for a loop that normally ends a turn within this time.
+        The result is only meaningful for a loop that normally ends a reconciliation within this time.
         """
         return self._last_turn_ended is not None and self._clock() - self._last_turn_ended > seconds
 

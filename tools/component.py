@@ -17,7 +17,7 @@ POLL_SECONDS = 0.05
 
 
 class StartupError(Exception):
-    """Raised if a server ends before it is ready, or is not ready in time. The message has the end of its log."""
+    """Raised if a server ends before it is ready, or is not ready in time. The message has the end of its log file."""
 
 
 @dataclass
@@ -46,10 +46,10 @@ class Component:
         return self._handle().pid
 
     def launch(self) -> None:
-        """Start the server and return at once. The caller must then call ``await_ready``.
+        """Start the server and return before it is ready. The caller must then call ``await_ready``.
 
         Only the main thread may call this method. The kernel kills the server when the thread that started the server
-        ends (PR_SET_PDEATHSIG in prctl(2)). So a killed run leaves no processes behind.
+        ends (PR_SET_PDEATHSIG in prctl(2)). So if this process is killed, its servers end too.
         """
         if self.running:
             raise RuntimeError(f"{self.name} is already running")
@@ -68,7 +68,7 @@ class Component:
             )
 
     def await_ready(self) -> None:
-        """Return when the server is ready. Raises StartupError if the server ends, or is not ready in ``timeout``."""
+        """Return when the server is ready. Raises StartupError if it ends or is not ready in ``timeout`` seconds."""
         deadline = time.monotonic() + self.timeout
         while not self.ready():
             if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:

@@ -125,7 +125,7 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":
-    """Return the layout of a control plane, with free ports.
+    """Choose the free ports of a control plane, and return its binaries, files and ports.
 
     Raises NoControlPlane if etcd or kube-apiserver is not installed.
     """
@@ -283,7 +283,7 @@ class Layout:
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """Return the path of the certificate that a server creates at its first start. The file also has its signer."""
+        """Return the path of the certificate that a server creates at its first start. The file also has the CA's."""
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:

@@ -31,7 +31,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Figure(NamedTuple):
-    """One measured figure, its value as text, and whether it is within its bound."""
+    """One measurement: its name, its value as text, its bound, and whether the value is within the bound."""
 
     name: str
     value: str
@@ -55,7 +55,7 @@ def lines_of(function: Function) -> int:
 
 
 def ninth_of_ten(sizes: Sequence[int]) -> int:
-    """Return the 90th percentile."""
+    """Return the 90th percentile of ``sizes``."""
     return round(statistics.quantiles(sizes, n=10)[8])
 
 
@@ -88,9 +88,9 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return the lengths of two lists in docs/architecture.md.
+    """Return, as text, the lengths of two lists of modules in docs/architecture.md.
 
-    One list has the modules that run for the admission of one pod, the other those for the recount of one ledger.
+    One list has the modules that run when a pod is admitted. The other has those that run when a ledger is recounted.
     """
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)

@@ -10,7 +10,7 @@ from tools.chart.names import Names, rename
 from vcuda import cli
 
 OURS = "vcuda-quota:"
-"""The beginning of an image name in the manifests if the image is that of this project."""
+"""The first part of each image name in the manifests that stands for this project's own image."""
 
 
 def with_image(value: Json, image: str) -> Json:

@@ -87,7 +87,7 @@ def _pure(wheel: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a wheel, except compiled files, which are optional in PyYAML."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            # The file RECORD lists all files of the wheel. Without the compiled files the list is wrong, so it is left
+            # RECORD lists all files of the wheel. It is left out, because the compiled files that it lists are left
             # out.
             if not name.endswith(("/", *BINARY, ".dist-info/RECORD")):
                 yield name, archive.read(name)
@@ -104,9 +104,9 @@ def _archive(files: dict[str, bytes], date: int) -> bytes:
 
 
 def tar_gz(files: Iterable[tuple[str, Path]], date: int) -> bytes:
-    """Return a compressed tar archive that has the same bytes for the same files, as their times are set to ``date``.
+    """Return a compressed tar archive. All file times are set to ``date``, so equal files give equal bytes.
 
-    ``files``: the name in the archive, and the path, of each file.
+    ``files``: for each file, the name in the archive and the path.
     """
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:

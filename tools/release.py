@@ -45,8 +45,8 @@ def source_of(commit: str, target: Path) -> None:
 
 
 def write_wheel(source: Path, target: Path, date: int) -> Path:
-    """Build the wheel with the versions of the build tools that the lock file has. Return the path of the wheel."""
-    # For the build of a directory, pip rejects constraints with hashes. So only the versions are constrained.
+    """Build the wheel with the build tools in the versions of the lock file. Return the path of the wheel."""
+    # When pip builds a directory, it rejects constraints with hashes. So the constraints contain only versions.
     pinned = re.findall(r"^[\w.-]+==[\w.]+", (source / BUILD_LOCK).read_text(), re.MULTILINE)
     constraint = source / "build-constraint.txt"
     constraint.write_text("\n".join(pinned))

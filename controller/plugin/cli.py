@@ -25,22 +25,22 @@ from vcuda.quota.terms import NAMESPACE_RULE, USAGE_KEY, USAGE_LABELS, USAGE_NAM
 from vcuda.workloads import NO_PODS, Unread, Workload, check_shape, workloads_in
 
 RESERVED = 8
-"""The index of column RESERVED in the usage table. This column and the next column are left out if they are empty."""
+"""The index of column RESERVED in the usage table. Columns RESERVED and GRANTED are left out if they are empty."""
 
 WATCH_SECONDS = 2.0
-"""With ``--watch``, the seconds between two reads of the published usage."""
+"""With the flag ``--watch``, the number of seconds between two reads of the usage reports."""
 
 WIDE = "wide"
 OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class SpoiltReport(errors.VcudaError):
-    """The usage report of a namespace is invalid, or is that of another namespace, because somebody has edited it."""
+    """Somebody has edited the usage report of a namespace: the report is invalid, or describes another namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The flags before the subcommand. ``named``: the value of --namespace; None if the flag was not given."""
+    """The flags before the subcommand of ``kubectl gpuquota``. ``named``: the value of --namespace, or None."""
 
     kubeconfig: Path | None
     context: str | None
@@ -48,9 +48,9 @@ class Target:
     output: str
 
     def namespace(self, named: str | None = None) -> str:
-        """Return the namespace to show. If its name is invalid, exit with status 2.
+        """Return the namespace that the command is about. If the name is invalid, exit with status 2.
 
-        ``named`` has precedence over the flag --namespace, and the flag over the context of the kubeconfig.
+        The name is ``named`` if given, else the flag --namespace, else the namespace in the kubeconfig's context.
         """
         namespace = named or self.named or self.connect().namespace()
         if not is_namespace_name(namespace):
@@ -58,7 +58,7 @@ class Target:
         return namespace
 
     def connect(self) -> Kubectl:
-        """Return the client, which runs kubectl. If kubectl is not installed, exit with status 2."""
+        """Return an API client that runs kubectl. If kubectl is not installed, exit with status 2."""
         try:
             return Kubectl.find(self.kubeconfig, self.context)
         except errors.BadInput as error:
@@ -144,7 +144,7 @@ def main(
 
 
 def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse]]:
-    """Read the usage reports at intervals until Ctrl-C. Yield the first reports, and the reports after each change."""
+    """Yield all usage reports at the start, and again after each change, until the user presses Ctrl-C."""
     shown: list[NamespaceUse] | None = None
     try:
         while True:
@@ -345,7 +345,7 @@ def _all(api: Api) -> Iterator[NamespaceUse]:
     for config_map in objects_in(api, "/api/v1/configmaps", own):
         try:
             yield _read(config_map)
-        except SpoiltReport as error:  # One damaged report must not hide the reports of all other namespaces.
+        except SpoiltReport as error:  # One invalid usage report must not hide the reports of other namespaces.
             _warn(str(error))
 
 

@@ -1,7 +1,7 @@
 """Shell completion of ``kubectl gpuquota``. kubectl runs ``kubectl_complete-gpuquota`` with the words typed so far.
 
-The output must be that of a cobra command. Each line has a suggestion, a tab and the suggestion's help. The last line
-is a directive: a number that tells the shell whether to suggest file names.
+The output must have the format of cobra, the Go library with which kubectl is built. Each line has a suggestion, a tab
+and the suggestion's help. The last line is a number that tells the shell whether to suggest file names.
 """
 
 import sys
@@ -12,11 +12,11 @@ from click.shell_completion import ShellComplete
 from controller.plugin import cli
 
 NO_FILES, FILES = ":4", ":0"
-"""The directives that forbid and allow file names: cobra's ShellCompDirectiveNoFileComp, ShellCompDirectiveDefault."""
+"""Numbers that tell the shell not to suggest file names, or to suggest them: cobra's NoFileComp and Default."""
 
 
 def main() -> None:
-    """Print the suggestions for the last word of the command line."""
+    """Print suggestions that complete the last word that the user has typed."""
     *words, incomplete = sys.argv[1:] or [""]
     found = ShellComplete(cli.main, {}, "kubectl-gpuquota", "").get_completions(words, incomplete)
     plain = [each for each in found if each.type == "plain"]

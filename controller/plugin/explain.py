@@ -17,10 +17,10 @@ from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
 PROBE = "_gpuquota-explain"
-"""The name of the pod in the probe, which is a first dry run. No object can be created under this invalid name."""
+"""The invalid name of the pod in the probe (a first dry run of the pod). No object can be created under this name."""
 
-# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. In a namespace with a longer name,
-# the invalid pod name `PROBE` could be cut off, and HAMi-DRA would create the claim of the probe.
+# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. If NAMESPACE has more than 50, the
+# invalid pod name `PROBE` could be cut off. HAMi-DRA would then create the claim of the probe.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
@@ -38,7 +38,7 @@ _FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 @dataclass(frozen=True, slots=True)
 class ExplainedObject:
-    """The decision about one pod or claim. ``reason`` and ``warnings`` are mostly texts of the cluster's answer."""
+    """Whether one pod or claim would be admitted. ``reason`` and ``warnings`` are mostly texts of the API server."""
 
     object: str
     namespace: str
@@ -49,7 +49,7 @@ class ExplainedObject:
 
 
 def ask_about(api: Api, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
-    """Yield the decision about one pod of each workload, the claims of this pod, and each other claim or template.
+    """Yield a decision for one pod of each workload, for the claims of that pod, and for each claim or claim template.
 
     Raises VcudaError if the cluster does not answer or rejects the credentials.
     """
@@ -100,7 +100,7 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The probe was refused for another reason than its invalid name, so the pod itself would be refused too.
+            # The dry run was refused for another reason than the invalid name, so the pod itself would be refused too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)
@@ -113,7 +113,7 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
 
 
 def _probe(api: Api, path: str, pod: Manifest) -> str | None:
-    """Try the pod under an invalid name in a dry run. Return the refusal; None if only the name was refused.
+    """Create the pod under an invalid name in a dry run. Return the refusal; None if only the name was refused.
 
     The API server calls the mutating webhooks before it validates the name. If a webhook creates a claim for the pod,
     this webhook fails, because the name of the claim would contain the invalid name.
@@ -152,8 +152,8 @@ def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
 
 
 def _pinned_model(body: bytes) -> str:
-    # In mode audit, the webhook sends no warning that names the model. So the model is read from the CEL selector that
-    # pins the claim to a model. The first pattern in the selector is the model in lower case.
+    # If the namespace is in mode audit, no warning of the webhook names the GPU model. So the model is read from the
+    # CEL selector that restricts the claim to a model. The first pattern in the selector is the model in lower case.
     devices = json.loads(body)["spec"].get("devices") or {}
     requests = [
         entry
@@ -189,7 +189,7 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
 
 
 def _dry_run(api: Api, path: str, manifest: Manifest) -> Answer | errors.ApiError:
-    """Create an object with dryRun. Return the answer, or the ApiError with which the API server refuses the object."""
+    """Create an object in a server-side dry run. Return the answer, or an ApiError if the server refuses the object."""
     try:
         return api.post_heard(path, json.dumps(manifest).encode(), {"dryRun": "All"})
     except errors.ApiError as error:

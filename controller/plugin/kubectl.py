@@ -21,10 +21,10 @@ Params = Mapping[str, str | int]
 """The query parameters of a request, by their names in the Kubernetes API."""
 
 MOST_BYTES = 16 * 2**20
-"""The most bytes of one answer. The largest object in etcd has 1.5 MiB, and may have 9 MiB as JSON."""
+"""The maximum size of a response in bytes. An object in etcd has at most 1.5 MiB, which may be 9 MiB as JSON."""
 
 PAGE = 200
-"""The number of objects on the first page of a LIST. If a page is too large, a quarter of its objects is requested."""
+"""The number of objects on the first page of a LIST. If a page is too large, a quarter as many are requested."""
 
 SECONDS = 30
 """The timeout of one request, in seconds."""
@@ -101,13 +101,13 @@ def segment(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """An API client that runs kubectl. ``command``: the program and its flags for the kubeconfig and the context."""
+    """An API client that runs kubectl. ``command``: kubectl, with its flags --kubeconfig and --context."""
 
     command: tuple[str, ...]
 
     @classmethod
     def find(cls, kubeconfig: Path | None = None, context: str | None = None) -> "Kubectl":
-        """Return a client that runs the kubectl on PATH with these flags. Raises BadInput if there is no kubectl."""
+        """Return a client for this kubeconfig and context. Raises BadInput if there is no kubectl on PATH."""
         program = shutil.which("kubectl")
         if program is None:
             raise errors.BadInput("kubectl is not on PATH; kubectl gpuquota needs kubectl to reach the cluster")
@@ -172,7 +172,7 @@ _WARNING = re.compile(r"^Warning: (.*)\n?", re.MULTILINE)
 
 
 def split_warnings(stderr: str) -> tuple[tuple[str, ...], str]:
-    """Split kubectl's text on standard error into the warnings and the rest of the text."""
+    """Split the text that kubectl wrote on standard error. Return a pair: the warnings, and the remaining text."""
     return tuple(_WARNING.findall(stderr)), _WARNING.sub("", stderr).strip()
 
 
@@ -192,7 +192,7 @@ _NO_LOGIN = "error: You must be logged in to the server"
 
 
 class PlainRefusal(errors.ApiError):
-    """A refusal whose HTTP status kubectl does not print, for example because a webhook stated no reason."""
+    """A refusal by the API server without a status in kubectl's output, for example if a webhook states no reason."""
 
     def __str__(self) -> str:
         return self.message

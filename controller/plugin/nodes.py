@@ -40,14 +40,14 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
-    """A node with GPUs. A figure is None if it is unknown."""
+    """A node with GPUs. A field is None if its value is unknown."""
 
     node: str
     models: tuple[str, ...]
-    """The model of the node's label, by which the quota counts, then models of other cards. Empty without a label."""
+    """The GPU model in the node's label, which the quota uses, then other models. Empty if there is no label."""
     cards: float | None
     memory: int | None
-    """The MiB of one card."""
+    """The memory of one card in MiB."""
     source: str
     """The source of the model label. Without a label, the source that reports a model; empty if no source does."""
     scheme: str
@@ -55,7 +55,7 @@ class GpuNode:
     free: float | None
     """The number of cards that no pod and no ResourceClaim uses."""
     doubts: tuple[str, ...] = ()
-    """Messages about why the model is in doubt."""
+    """Messages that say why the model in the label may be wrong."""
 
 
 class ClusterNodes(NamedTuple):
@@ -87,8 +87,8 @@ def connect(kubeconfig: Path | None, context: str | None) -> Kube:
 
 
 def _own_kubeconfig() -> Path | None:
-    # Without a current context in the kubeconfig, None is returned. Then the pod's service account is used, as by
-    # kubectl.
+    # If the kubeconfig has no current context, return None. The client then uses the pod's service account, as kubectl
+    # does.
     home = os.environ.get("HOME")
     path = Path(home) / OWN_KUBECONFIG.relative_to("~") if home else None
     if path is None or not path.exists():
@@ -96,7 +96,7 @@ def _own_kubeconfig() -> Path | None:
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # The caller reads the kubeconfig again, and reports that it cannot be read.
+        return OWN_KUBECONFIG  # The caller reads this file again, and reports the error.
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 
@@ -215,8 +215,8 @@ def _used_by_claims(
         each.metadata.name: devices.read_class(each) for each in _each(kube, f"{API_PATH}/deviceclasses", _CLASS.decode)
     }
     found = devices.Devices.of(slices, classes)
-    # The scheduler makes claims for the extended resources of pods. These claims are left out, because their pods are
-    # charged.
+    # The scheduler creates claims for pods that request extended resources. These claims are left out, because the pods
+    # are charged instead.
     extended = {namespace: charged_by_pods(within, nodes) for namespace, within in pods.items()}
     price = ClaimCounter(charges.ClaimPolicy.of(found, nodes.model_of, config.quota, config.resources))
     for claim in _each(kube, f"{API_PATH}/resourceclaims", ClaimReader().read):

@@ -9,10 +9,10 @@ from controller.plugin.kubectl import Api, objects_in, segment
 
 
 def read_refusals(api: Api, namespace: str | None) -> Sequence[refusals.RefusedWorkload]:
-    """Return the refused workloads, newest first. ``namespace``: None for all namespaces. Raises VcudaError."""
+    """Return workloads with refused pods or claims, newest first. ``namespace``: None for all. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
-    # The refusals are stored by the uid of their Event. If the list changes between two pages, an Event may be on both.
+    # The key of a refusal is the uid of its Event, because an Event may be on two pages of a list that changes.
     found: dict[str, refusals.RefusedWorkload] = {}
     for reason in (refusals.REASON, refusals.CLAIM_REASON):
         for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):

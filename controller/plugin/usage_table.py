@@ -13,7 +13,7 @@ BAR = 20
 def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a table row for each GPU model of a namespace. If the namespace has no model, yield one row.
 
-    After the namespace, the first column has notes in parentheses, such as the mode.
+    The first column has the namespace's name, and after it notes in parentheses, such as the mode.
     """
     found = {
         use.mode: use.mode != Mode.ENFORCE,
@@ -57,7 +57,7 @@ def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
 
 
 def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
-    """Yield a table row for each pod and claim that has cards. If the report leaves out some, yield their number."""
+    """Yield a table row for each pod and claim with cards, and a row with the number of those that the report omits."""
     for each in use.models:
         for holder in each.pods:
             kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / CORES_PER_CARD:g}"

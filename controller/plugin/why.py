@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload. ``short``: kubectl's short name. ``children``: plural of the kind that creates its pods."""
+    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind that creates the pods, plural."""
 
     kind: str
     api: str
@@ -53,9 +53,9 @@ _SHORTAGE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The quota of one model that a rejected pod or claim lacks.
+    """The quota of one GPU model that is missing to admit a rejected pod or claim.
 
-    ``needed``: the number of cards, or of MiB if ``of_memory``; None if the request is larger than the limit.
+    ``needed``: the missing cards, or the missing MiB if ``of_memory``; None if the request is larger than the limit.
     ``held_by``: the pods and claims of the namespace that are charged for the model, the largest first.
     """
 
@@ -76,7 +76,7 @@ class Why:
     """The reasons why a workload has no pods.
 
     ``rejected``: the recent rejections of its pods, the newest first.
-    ``now``: the decisions of a dry run. If the object is a pod that exists, its state.
+    ``now``: the decisions of a dry run; for a pod that exists, the pod's state.
     ``missing``: the quota that must become free.
     """
 
@@ -144,7 +144,7 @@ def _children(api: Api, kind: ReadKind, stored: Json, namespace: str) -> Iterato
 
 
 def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
-    # An Event about a rejected claim refers to the pod of the claim. The pod's name begins with the name of its owner.
+    # An Event about a rejected claim refers to the claim's pod. The name of this pod begins with the workload's name.
     own = (refusal.kind, refusal.name) in family
     return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
 
@@ -155,7 +155,7 @@ def _asked(api: Api, stored: Json, namespace: str) -> tuple[ExplainedObject, ...
 
 
 def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
-    """Return the decision about a pod that exists, and so was admitted. The reason in it is the state of the pod."""
+    """Return a decision for a pod that exists: the pod was admitted. The given reason is the state of the pod."""
     model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     status = stored.get("status") or {}
     waits = [

@@ -1,9 +1,9 @@
 """The routes of the usage page, and the HTTP headers of every response.
 
-Every replica of the controller serves the page, but only the leader has figures. A standby answers 503 with a page that
-names the leader. This standby page reloads itself, because the next connection through a Service may reach the leader.
-A redirect would not work, because browsers outside the cluster cannot reach the leader's address. For load balancers,
-``/leading`` answers 200 on the leader and 503 on standbys.
+Every replica of the controller serves the page, but only the leader has the data for it. A standby answers 503 with a
+page that names the leader. This standby page reloads itself, because the next connection through a Service may reach
+the leader. A redirect would not work, because browsers outside the cluster cannot reach the leader's address. For load
+balancers, ``/leading`` answers 200 on the leader and 503 on standbys.
 
 The page has no authentication. By DNS rebinding, a hostile web site could read the page through a user's browser: the
 site would resolve its own name to the address of this page. So the page is served only under known host names.
@@ -41,7 +41,7 @@ MAX_ROWS = 500
 """The most table rows on one page. Users find the other rows by the search field."""
 
 MIN_ZIPPED_BYTES = 1024
-"""The fewest bytes of a response body that is compressed."""
+"""Response bodies with fewer bytes than this are not compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
 
@@ -50,14 +50,14 @@ MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The state of this replica: its ``feed`` of figures if it leads and is ready, otherwise the ``reason`` to show."""
+    """What this replica serves: the usage in ``feed`` if it is the leader and ready, otherwise the text ``reason``."""
 
     feed: Feed | None
     reason: str
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the page's WSGI application. ``standing``: returns the replica's state. ``hosts``: allowed host names."""
+    """Return the usage page as a WSGI app. ``standing``: returns what to serve. ``hosts``: the allowed host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS would lack security headers.
@@ -212,8 +212,8 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # If an object is missing, the error's description names the object. For an unknown URL, the description is Flask's,
-    # and only suggests a typing error.
+    # If a namespace is not found, the error's description names it. For an unknown URL, the description is written by
+    # Flask, and only suggests a typing error.
     message = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     message = message or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None
@@ -232,7 +232,7 @@ def _answer(
 
 
 def _finish(response: flask.Response) -> flask.Response:
-    # The stream of events is not in `ZIPPED`, because compression would delay events until a buffer is full.
+    # Content types in `ZIPPED` are compressed. The stream of events is not, because compression would delay events.
     response.headers.update(HEADERS)
     is_static = flask.request.endpoint == "static"
     response.headers["Cache-Control"] = "no-cache" if is_static else "no-store"

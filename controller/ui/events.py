@@ -13,7 +13,7 @@ from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
-"""The most Events with one reason that are kept in memory. An Event needs a few hundred bytes."""
+"""The maximum number of Events per reason that are kept in memory. An Event needs a few hundred bytes."""
 
 MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that one tenant cannot displace the Events of other tenants."""
@@ -35,7 +35,7 @@ class Series(K8sStruct, frozen=True, gc=False):
 
 
 class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that the usage page needs. Its writer decides which time fields are set."""
+    """The fields of an Event that the usage page needs. The writer of an Event decides which times are set."""
 
     metadata: ObjectMeta = ObjectMeta()
     involved_object: EventObject = EventObject()
@@ -46,7 +46,7 @@ class StoredEvent(K8sStruct, frozen=True, gc=False):
     series: Series | None = None
 
     def last(self, now: datetime.datetime) -> str:
-        """Return when the Event occurred last (RFC 3339). If that time is impossible, return the creation time."""
+        """Return when the Event last occurred (RFC 3339); its creation time if the stated time is impossible."""
         stored = self.metadata.creation_timestamp or ""
         # client-go sets lastTimestamp in Events of core/v1, but eventTime and a series in Events of events.k8s.io.
         written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
@@ -81,7 +81,7 @@ class Newest(Generic[T]):
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
             # Many refusals, for example after a quota was lowered, must not fill the leader's memory. So the namespace
-            # with the most entries loses an entry, and a namespace with a single refusal keeps it.
+            # with the most entries loses its oldest entry. A namespace with a single entry keeps that entry.
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
@@ -98,13 +98,13 @@ class Newest(Generic[T]):
 
 
 class EventInformer(Generic[T]):
-    """Watches the Events with one reason in all namespaces. ``read`` turns each Event into an entry for the page."""
+    """Watches the Events with one reason in all namespaces. ``read``: turns an Event into an entry of the page."""
 
     def __init__(self, kube: Kube, reason: str, read: Callable[[SeenEvent, str], T | None]) -> None:
         self._read: Callable[[SeenEvent, str], T | None] = read
         self._newest: Newest[T] = Newest()
-        # The function `_decode` returns None, so the reflector stores nothing. `Newest` stores the entries, in bounded
-        # memory.
+        # `_decode` returns None, so the reflector (which watches the Events) stores nothing. `Newest` stores the
+        # entries, in bounded memory.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )

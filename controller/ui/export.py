@@ -18,7 +18,7 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class UsageRecord(msgspec.Struct, frozen=True):
-    """The usage of one GPU model by one namespace, in cards or in MiB. A figure is None if it does not apply."""
+    """The usage of one GPU model by one namespace, in cards or in MiB. A field is None if it does not apply."""
 
     namespace: str
     mode: str
@@ -50,7 +50,7 @@ Records = Sequence[UsageRecord] | Sequence[HolderRecord]
 
 
 def usage_records(uses: Iterable[NamespaceUse]) -> Iterator[UsageRecord]:
-    """Yield a record for each GPU model of each namespace. A namespace without a model also has one record."""
+    """Yield a record for each GPU model of each namespace. A namespace without any model has one record, too."""
     for use in sorted(uses, key=lambda use: use.namespace):
         for each in use.models:
             yield UsageRecord(
@@ -76,7 +76,7 @@ def as_csv(kind: type[UsageRecord] | type[HolderRecord], records: Records) -> st
 
 
 def as_json(records: Records, updated: str, left_out: int = 0) -> bytes:
-    """Return the records as JSON. ``left_out``: the number of existing records that are not in ``records``."""
+    """Return the records as JSON. ``left_out``: how many more records exist than are exported."""
     return msgspec.json.encode({"updated": updated, "left_out": left_out, "items": records})
 
 
@@ -85,5 +85,5 @@ def _cell(value: str | float | None) -> str:
         return ""
     if not isinstance(value, str):
         return number(value)
-    # An apostrophe before the text prevents that a spreadsheet executes the text as a formula.
+    # A leading apostrophe keeps a spreadsheet from executing the text of the cell as a formula.
     return f"'{value}" if value.startswith(FORMULA_STARTS) else value

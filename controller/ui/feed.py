@@ -1,9 +1,9 @@
-"""Reads the figures of the usage page while browsers show the page, and sends the changes to the browsers.
+"""Reads the data of the usage page while browsers show the page, and sends the changes to the browsers.
 
-A *picture* is a copy of all figures at one time. If the last picture is more than a second old, a thread that needs the
-figures takes a new picture. A *listener* is the stream of changes to one browser. Each listener has its own position in
-the list of changes, so a slow browser does not delay other browsers. Old changes are dropped from the list. A browser
-that has missed such a change reloads the page.
+A *picture* is a copy of all data of the page at one time. If the last picture is more than a second old, a thread that
+needs the data makes a new picture. A *listener* is the stream of changes to one browser. Each listener has its own
+position in the list of changes, so a slow browser does not delay other browsers. Old changes are dropped from the list.
+A browser that has missed such a change reloads the page.
 """
 
 import secrets
@@ -18,16 +18,16 @@ import structlog
 from controller.ui import model, page, snapshot
 
 MIN_INTERVAL_SECONDS = 1.0
-"""The least number of seconds between two pictures, which are copies of all figures of the page."""
+"""The minimum number of seconds between two pictures (copies of all data of the usage page)."""
 
 HEARTBEAT_SECONDS = 10.0
-"""If no figure has changed for this many seconds, the leader sends a heartbeat to each browser."""
+"""If nothing on the usage page has changed for this many seconds, each browser gets a heartbeat event."""
 
 MAX_LISTENERS = 64
-"""The most browsers that can listen for changes at the same time. Each browser occupies a thread of the server."""
+"""The maximum number of browsers that may wait for changes of the page. Each browser occupies a server thread."""
 
 MAX_KEPT_CHANGES = 60
-"""The most changes of the page that are kept in memory for slow browsers."""
+"""The maximum number of changes of the usage page that are kept in memory for slow browsers."""
 
 
 class TooManyListeners(Exception):
@@ -35,7 +35,7 @@ class TooManyListeners(Exception):
 
 
 class Feed:
-    """Reads the page's figures from ``source``, and keeps their changes for browsers. ``clock``: returns seconds."""
+    """Reads the usage page's data from ``source``, and keeps the changes for browsers. ``clock``: returns seconds."""
 
     def __init__(
         self,
@@ -47,8 +47,8 @@ class Feed:
         self.source = source
         self._views = views
         self._clock = clock
-        # The version of each change begins with this random text. So this feed recognizes a version that was created by
-        # another leader or by an earlier feed.
+        # The version of each change begins with this random text. So this `Feed` recognizes a version that was created
+        # by another leader or by an earlier `Feed` object.
         self._epoch = secrets.token_hex(4)
         self._number = 0
         self._taking = threading.Lock()
@@ -62,17 +62,17 @@ class Feed:
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Start the thread that reads the figures of the page while browsers listen."""
+        """Start the thread that reads the usage page's data while browsers show the page."""
         threading.Thread(target=self._run, name="page feed", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread that reads the figures, and end the stream of changes to each browser."""
+        """End the thread that reads the usage page's data, and end the stream of changes to each browser."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def picture(self) -> snapshot.Picture:
-        """Return a picture (copy of all figures) that is at most `MIN_INTERVAL_SECONDS` old."""
+        """Return a picture (copy of all data of the usage page) that is at most `MIN_INTERVAL_SECONDS` old."""
         with self._taking:
             if self._picture is None or self._clock() >= self._taken + MIN_INTERVAL_SECONDS:
                 self._picture = self._take(self._picture)
@@ -99,11 +99,11 @@ class Feed:
 
     @property
     def updated(self) -> str:
-        """The time at which the figures of the page were read last (RFC 3339); empty before the first time."""
+        """The time (RFC 3339) at which the data of the usage page was last read; empty if it was never read."""
         return self._picture.updated if self._picture else ""
 
     def after(self, position: int) -> tuple[int, bytes] | None:
-        """Wait for changes after ``position``. Return the position of the last change, and the messages to send.
+        """Wait for changes after ``position``. Return a pair: the position of the last change, and the new messages.
 
         Return None if nothing changes within `HEARTBEAT_SECONDS`. Raises EOFError when the feed is closed.
         """
@@ -121,7 +121,7 @@ class Feed:
             return self._number, b"".join(missed)
 
     def position(self, version: str) -> int:
-        """Return the position of a version in the changes; -1 if the version is unknown or from another leader."""
+        """Return the number of the change that has this version; -1 if it is unknown or from another leader."""
         epoch, _, number = version.partition("-")
         known = epoch == self._epoch and number.isdecimal() and len(number) < len(str(2**53))
         return int(number) if known and int(number) <= self._number else -1
@@ -139,7 +139,7 @@ class Feed:
             time.sleep(MIN_INTERVAL_SECONDS)
 
     def _take(self, before: snapshot.Picture | None) -> snapshot.Picture:
-        # If no figure has changed since the last picture, its version is kept, and browsers get only heartbeats.
+        # If nothing on the page has changed, keep the version of the last picture, and send browsers only heartbeats.
         after = snapshot.take(self.source, self._views, before, f"{self._epoch}-{self._number + 1}")
         self._taken = self._clock()
         moved = self._moved()
@@ -154,9 +154,9 @@ class Feed:
         return after
 
     def _moved(self) -> list[str]:
-        """Return the namespaces whose page a browser shows and whose pods have changed since the last call.
+        """Of the namespaces whose page a browser shows, return those whose pods have changed since the last call.
 
-        Some changes of a pod do not change the figures of its namespace, for example when the pod is bound to a node.
+        A pod can change while the usage of its namespace stays the same, for example when the pod is bound to a node.
         """
         with self._changed:
             names = [name for name in self._looked_at if name]

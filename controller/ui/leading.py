@@ -1,4 +1,4 @@
-"""Serves the usage page of one controller replica. The page shows figures only while this replica is the leader."""
+"""Serves the usage page of one controller replica. The page shows data only while this replica is the leader."""
 
 import itertools
 import threading
@@ -50,9 +50,9 @@ class UsagePage:
         return serve(address, app.create_app(self.standing, self._views, self._hosts))
 
     def show(self, source: snapshot.Source, ready: Callable[[], bool]) -> None:
-        """Show the figures of ``source`` as soon as ``ready`` returns True. The caller must be the leader."""
+        """Show the data of ``source`` on the page as soon as ``ready`` returns True. The caller must be the leader."""
         with self._lock:
-            # A new leader has a new feed of changes. A browser with changes of an earlier feed then reloads the page.
+            # A new leader has a new `Feed` (list of changes). A browser that used an earlier list reloads the page.
             self._ready = ready
             self._feed = feed.Feed(source, self._views)
             self._feed.start()
@@ -65,7 +65,7 @@ class UsagePage:
             shown.close()
 
     def standing(self) -> app.Standing:
-        """Return the feed of figures, or the reason why this replica has none now."""
+        """Return the `Feed` with the usage page's data, or the reason why this replica has no data to show."""
         with self._lock:
             shown, ready = self._feed, self._ready
         if shown is None:
@@ -92,19 +92,19 @@ def advertising(kube: Kube, namespace: str, address: tuple[str, int]) -> Iterato
     """In the ``with`` block, Service `SERVICE` routes its connections to this IP address and port."""
     stopping = threading.Event()
     advertiser = Advertiser(kube, namespace, SERVICE, address, "http")
-    # If this loop fails, only the usage page is unreachable. So `on_fault` does not end the leader.
+    # If the loop that writes the EndpointSlice fails, only the usage page is unreachable. So `on_fault` does nothing.
     loop = workqueue.spawn("page endpointslice", lambda: advertiser.run(stopping), on_fault=lambda: None)
     try:
         yield
     finally:
         stopping.set()
-        # The loop must end first, so that this replica does not overwrite the address of the next leader.
+        # Wait for the loop to end, so that it does not overwrite the next leader's address in the EndpointSlice.
         loop.join(manager.STOP_TIMEOUT_SECONDS)
 
 
 @contextmanager
 def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> Iterator[None]:
-    """In the ``with`` block, show the leader's figures on the page, and run the watches that only the page needs."""
+    """In the ``with`` block, show the leader's data on the usage page, and run the page's own watches."""
     source = LeaderSource(kube, labels, leader)
     for reflector in source.reflectors:
         reflector.start()
@@ -118,17 +118,17 @@ def showing(shown: UsagePage, kube: Kube, labels: affinity.NodeLabels, leader: m
 
 
 class LeaderSource:
-    """Collects the figures of the page from the leader, and runs the watches that only the page needs."""
+    """Collects the data of the usage page from the leader, and runs the page's own watches."""
 
     def __init__(self, kube: Kube, labels: affinity.NodeLabels, leader: manager.Leader) -> None:
         self._leader = leader
         reasons = (refusals.REASON, refusals.CLAIM_REASON)
         self._refusals = [events.EventInformer(kube, reason, refusals.read_refusal) for reason in reasons]
-        # The removals of stale allocations are read from Events, so that those by earlier leaders are shown too.
+        # Removals of stale GPU allocations are read from Events, so that removals by earlier leaders are shown too.
         self._removals = events.EventInformer(kube, stale_gc.REASON, events.read_removal)
         self._nodes = Reflector(kube, "/api/v1/nodes", lambda raw: read_node(raw, labels.model))
-        # The page does not wait for the first lists of these watches. If a list is missing, for example for lack of a
-        # permission, the page leaves out that part.
+        # The page does not wait for the first LISTs of these watches. If a LIST fails, for example for lack of a
+        # permission, the page omits the part that needs it.
         self.reflectors: Sequence[Reflector[Any]] = [
             *(each.reflector for each in self._refusals),
             self._removals.reflector,
@@ -230,8 +230,8 @@ def cluster_cards(
 ) -> Sequence[snapshot.ModelCards]:
     """Return one entry for each GPU model that a node has, a limit names, or a pod or claim uses.
 
-    ``cards``: the cards of each model on all nodes. ``uses``: the report of each limited namespace. ``unlimited``: the
-    charges of pods and claims in all other namespaces, each with the model.
+    ``cards``: the cards of each model on all nodes. ``uses``: the usage report of each limited namespace.
+    ``unlimited``: pairs of a GPU model and a charge, from the pods and claims of all other namespaces.
     """
     used: dict[str, float] = dict.fromkeys(cards, 0.0)
     promised: dict[str, float] = {}

@@ -59,7 +59,7 @@ def _share(used: float, limit: float) -> float:
 
 
 class NamespaceRow(msgspec.Struct, frozen=True):
-    """The table row of a namespace, with its usage by GPU model. ``unpinned``: number of its pods without a model."""
+    """The table row of a namespace, with its usage by GPU model. ``unpinned``: how many pods have no known model."""
 
     namespace: str
     mode: str
@@ -158,13 +158,13 @@ def span(seconds: float) -> str:
 NAME = "name"
 FULLEST = "fullest"
 MODEL = "model."
-"""The prefix of the sort key for a column of a GPU model. Without it, a model named ``fullest`` would be ambiguous."""
+"""The prefix of the sort key for a GPU model's column. It keeps a model named ``fullest`` apart from `FULLEST`."""
 
 TEXTS = (NAME, "kind", "model", "node")
-"""The columns that contain text. The first click on a column sorts text from a to z, but figures from the largest."""
+"""The columns with text. The first click on such a column sorts from a to z, on others from the largest number."""
 
 MAX_SEARCH_LENGTH = 100
-"""The most characters of a search text that are used. The rest is ignored."""
+"""The maximum length of a search text. Further characters are ignored."""
 
 
 class TableQuery(msgspec.Struct, frozen=True):
@@ -209,12 +209,12 @@ def matches(search: str, name: str) -> bool:
 
 
 def ordered(rows: Iterable[NamespaceRow], order: TableQuery) -> list[NamespaceRow]:
-    """Return the namespaces' rows that match the search, in order.
+    """Return the namespaces' table rows that match the search text, in order.
 
     The rows are sorted by name, by the used cards of one model, or by the limit that is used up the most. If they are
     sorted by a model, rows without this model come last.
     """
-    # The rows are sorted by name first. The later sort by a figure is stable, so rows with equal figures stay in the
+    # The rows are sorted by name first. The later sort by a number is stable, so rows with equal numbers stay in the
     # order of their names.
     found = sorted((row for row in rows if matches(order.search, row.namespace)), key=lambda row: row.namespace)
     if order.sort == NAME:
@@ -229,7 +229,8 @@ def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
 
 
 def _figures(amount: ModelRow, sort: str) -> tuple[float, float]:
-    # A cell of a column shows two figures. The rows are sorted by the first figure, and then by the second figure.
+    # Column `FULLEST` is sorted by the used share of the limit, then by the used cards; a model's column by the used
+    # cards, then by the share.
     return (amount.fullness, amount.used) if sort == FULLEST else (amount.used, amount.fullness)
 
 
@@ -256,7 +257,7 @@ def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence
 
 
 MAX_DEVICES = 1024
-"""The most cards that one node can have. A larger number is ignored as a mistake."""
+"""The maximum number of cards of one node. A larger number must be a mistake, and is ignored."""
 
 
 class ModelNode(msgspec.Struct, frozen=True):
@@ -292,11 +293,12 @@ def cards_of(offered: Mapping[str, Quantity], register: str | None = None) -> fl
     """Return the number of a node's cards; None if neither allocatable resources nor ``register`` show it.
 
     If the node has a resource of cores, 100 cores are a card. With NVIDIA's own plugin, ``nvidia.com/gpu`` is the
-    number of cards. With HAMi, it is the number of shares, so the cards in HAMi's ``register`` annotation are counted.
+    number of cards. With HAMi, the same resource is the number of shares, so the cards in ``register`` (HAMi's node
+    annotation that lists the cards) are counted.
     """
     for scheme in SCHEMES:
         cores = _whole(offered.get(scheme.cores))
-        # A resource with the value 0 is ignored, because kubelet keeps it after the end of its device plugin.
+        # A resource with the value 0 is ignored. kubelet keeps such a resource after the end of its device plugin.
         if cores:
             return cores / CORES_PER_CARD
     if register is not None:

@@ -25,7 +25,7 @@ class Links(msgspec.Struct, frozen=True):
     """The URL of the Grafana dashboard."""
 
     def grafana_of(self, namespace: str) -> str:
-        """Return the URL of the dashboard for one namespace. It sets the dashboard's variable ``namespace``."""
+        """Return the URL of the Grafana dashboard, with the dashboard's variable ``namespace`` set to one namespace."""
         return f"{self.grafana}{'&' if '?' in self.grafana else '?'}var-namespace={quote(namespace, safe='')}"
 
 
@@ -65,7 +65,7 @@ class Views:
         return f"{self._clock().astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def time(self, text: str) -> Markup:
-        """Return an HTML element with the time since ``text`` (RFC 3339). Its attributes contain ``text``."""
+        """Return an HTML element that shows how long ago ``text`` (RFC 3339) was. Its attributes contain ``text``."""
         at = refusals.moment(text)
         if at is None:
             return Markup("<span>{}</span>").format(text or "unknown")
@@ -74,7 +74,7 @@ class Views:
         )
 
     def until(self, text: str) -> tuple[str, str]:
-        """Return the time left until ``text`` (RFC 3339), and ``ended``, ``soon``, ``later`` or ``unknown``."""
+        """Return a pair: the time left until ``text`` (RFC 3339), and ``ended``, ``soon``, ``later`` or ``unknown``."""
         at = refusals.moment(text)
         if at is None:
             return "the end is not known", "unknown"
@@ -85,4 +85,4 @@ class Views:
 
 
 SOON = 14 * 86400
-"""A certificate that ends within so many seconds is highlighted, in time for the repair of a failed rotation."""
+"""A certificate that expires within this many seconds is highlighted. There is still time to repair the renewal."""

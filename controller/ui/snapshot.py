@@ -37,7 +37,7 @@ class ModelCards(msgspec.Struct, frozen=True):
 
 
 class RemovedAllocation(msgspec.Struct, frozen=True):
-    """A stale GPU allocation that was removed from an object. ``what``: the object's kind. ``at``: when (RFC 3339)."""
+    """A stale GPU allocation that was removed from an object. ``what``: the object's kind. ``at``: the time."""
 
     namespace: str
     name: str
@@ -50,7 +50,7 @@ T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """A certificate of the webhook. ``not_after``: its end (RFC 3339). ``problem``: why reading it failed, or empty."""
+    """A certificate of the webhook. ``not_after``: its end (RFC 3339). ``problem``: why it is unreadable, or empty."""
 
     name: str
     not_after: str
@@ -72,9 +72,9 @@ class Source(msgspec.Struct, frozen=True):
 
     ``uses``: returns the usage report of every limited namespace, by the namespace's name.
     ``pods``: returns the pods and claims of a namespace that are charged for GPUs.
-    ``cluster``: returns one entry for each GPU model.
+    ``cluster``: returns the cards of each GPU model in the cluster.
     ``refusals``: returns the refused workloads, newest first; None if they are not known yet.
-    ``removals``, ``certificates``, ``findings``: return the entries; None if the page must not show this part.
+    ``removals``, ``certificates``, ``findings``: return the entries of a list; None if the page must not show the list.
     """
 
     uses: Callable[[], Mapping[str, NamespaceUse]]
@@ -101,7 +101,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """A copy of all data of the usage page at one time. Only pods are left out, which are read for one namespace.
+    """A copy of the usage page's data at one time. It has no rows of pods, which are read for one namespace at a time.
 
     ``updated``: the time when the data was read last (RFC 3339).
     ``version``: a text that changes only when the data changes.
@@ -167,7 +167,7 @@ def take(source: Source, views: Views, before: Picture | None, version: str) -> 
 
 def _line(use: NamespaceUse, columns: tuple[str, ...], views: Views, before: Picture | None) -> Line:
     row = row_of(use)
-    # The line of an unchanged row is used again. Rendering is expensive, and `change_of` compares lines by identity.
+    # An unchanged row keeps its `Line`. Rendering is expensive, and `change_of` compares `Line` objects by identity.
     known = before.lines.get(use.namespace) if before and before.columns == columns else None
     if known and known.row == row:
         return known
@@ -184,7 +184,7 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 
 
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
-    """Return the changes between two pictures of the page. For these pictures, `has_other_rows` must return False."""
+    """Return the changes between two pictures (copies of the page's data) for which `has_other_rows` returns False."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
     # The page of a namespace also shows pods from its usage report. So any change of the report changes that page, even
     # if the row of the namespace in the overview stays the same.

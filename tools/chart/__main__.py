@@ -47,14 +47,14 @@ def _lines(
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
     modified = [(one, _marked(objects[found])) for (one, _), objects in both.items() if found in objects]
     changed = {one: value for one, value in modified if value != some}
-    # If one component adds the object, the condition of that component applies to the whole object. Then only parts
-    # that another component changes need a condition of their own.
+    # If a kustomize component adds the object, the component's condition applies to the whole object. Then only the
+    # parts that another component changes need a condition of their own.
     tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
     yield from write_object(tree, condition_of(own, by_component), filled)
 
 
 def _marked(found: Json) -> Json:
-    """Return the object with marks in place of the names that users of the chart can choose."""
+    """Return the object with the placeholders `MARKS` in place of the names that users of the chart can choose."""
     return found if found is ABSENT else rename(found, MARKS)
 
 

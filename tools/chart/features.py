@@ -33,7 +33,7 @@ COMPONENTS: Mapping[str, str] = {
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",
 }
-"""For each component, the chart's value that enables it, as a condition in a template."""
+"""For each kustomize component, the chart's value that enables the component, as a condition in a template."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
 """The components that change objects of other components, each with the names of these other components."""
@@ -57,7 +57,7 @@ def identity_of(found: Json) -> Identity:
 
 
 def render(*components: str, manifests: Path = MANIFESTS) -> Objects:
-    """Return the objects of the base with these components, as ``kubectl kustomize`` prints them.
+    """Return the objects of the kustomize base with these components, as ``kubectl kustomize`` prints them.
 
     ``manifests``: the directory of the base and the components.
 

@@ -15,7 +15,7 @@ import msgspec
 Json = Any
 
 ABSENT = object()
-"""The value of a part that a variant of the object does not have."""
+"""Stands for the value of a part that one variant of an object lacks."""
 
 
 class Condition(NamedTuple):
@@ -40,7 +40,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value in the merged tree that depends on the enabled component.
+    """A value in the merged tree that depends on the enabled kustomize component.
 
     ``by_component``: the value with each component.
     ``base``: the value if none of these components is enabled.
@@ -68,10 +68,10 @@ Tree = Leaf | Choice | Branch | Items
 def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
     """Return the merged tree for a value of an object.
 
-    ``base``: the value in the base.
-    ``variants``: the value with each component.
+    ``base``: the value in the kustomize base.
+    ``variants``: the value with each kustomize component enabled.
 
-    Values may be `ABSENT`.
+    A value is `ABSENT` if the object does not have the value.
     """
     others = {name: value for name, value in variants.items() if value is not ABSENT and value != base}
     present = [*others.values()] if base is ABSENT else [base, *others.values()]
@@ -86,7 +86,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return the condition of a part of an object. The parameters are those of `merge`."""
+    """Return the condition under which an object has a part. The parameters are those of `merge`."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
@@ -108,8 +108,8 @@ def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
         by_component = {name: value.get(key, ABSENT) for name, value in variants.items()}
         own = whole.get(key, ABSENT)
         condition = condition_of(own, by_component)
-        # A mapping that is not in the base has a condition as a whole. So a key that all components of this condition
-        # have needs no further condition.
+        # If a mapping is not in the base, the whole mapping has a condition. A key that all components of this
+        # condition have needs no further condition.
         if base is ABSENT and len(condition.components) == len(variants):
             condition = ALWAYS
         parts.append((key, merge(own, by_component), condition))

@@ -1,5 +1,5 @@
-"""Replaces names in all manifests that an installation may choose: the namespaces, the quota ConfigMap, and the address
-of the documentation to which alerts link.
+"""Replaces, in all manifests, the names that an installation may choose: the namespaces, the quota ConfigMap, and the
+address of the documentation to which alerts link.
 """
 
 import re
@@ -28,9 +28,9 @@ class Names(NamedTuple):
 
 DEFAULT = Names()
 
-# Matches the name of the namespace, vcuda-quota. The image and the webhook configurations have the same name. So the
-# pattern also matches the text around the name of the namespace: an account, a flag, a DNS name, a command, a field of
-# YAML or CEL, or a list.
+# Matches vcuda-quota where it is the name of the namespace. The image and the webhook configurations have the same
+# name. So the pattern requires certain text around the name: an account, a flag, a DNS name, a command, a field of YAML
+# or CEL, or a list.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
@@ -47,7 +47,7 @@ _NAMESPACE_KEYS = {"namespace", "namespaces", "values", "kubernetes.io/metadata.
 
 
 def rename(found: Json, names: Names) -> Json:
-    """Return a manifest of the base or of a component in which ``names`` replace the default names."""
+    """Return a manifest with ``names`` in place of the default names of namespaces and of the quota ConfigMap."""
     metadata = found["metadata"]
     renamed = _renamed(found, names, "")
     if found["kind"] == "Namespace":

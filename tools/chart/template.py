@@ -1,4 +1,4 @@
-"""Writes the merged trees of objects as Helm templates.
+"""Writes Helm templates from the merged trees of objects (trees of all variants of an object, with conditions).
 
 The condition of a part becomes an ``if`` of the template. The chart's values replace some parts of the objects.
 """
@@ -36,11 +36,11 @@ class Value(msgspec.Struct, frozen=True):
     kind: str
     name: str
     path: tuple[str, ...]
-    """The keys that lead to the part. For an item of a list, the key is the item's name."""
+    """The keys that lead to the part in the object. For an item of a list, the key is the item's name."""
     lines: tuple[str, ...]
     """The lines of the template, indented relative to the part. The text ``KEY`` is replaced by the key of the part."""
     replaces: bool = True
-    """True if the lines replace the part. False if the lines are written after the part."""
+    """True if the template lines replace the part. False if they are written after the part."""
 
 
 Place = tuple[str, ...]
@@ -48,14 +48,14 @@ Filled = Callable[[Place], Value | None]
 
 
 def write_object(tree: Tree, condition: Condition, filled: Filled) -> Iterator[str]:
-    """Yield the lines of the template of one object."""
+    """Yield the template lines of one object."""
     yield from _if(condition, ["---", *_block(tree, 0, (), filled)])
 
 
 def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of the template inside an ``if`` for the condition.
+    """Yield ``lines`` of the template, inside an ``if`` for the condition unless it is always true.
 
-    Raises KeyError if no value of the chart enables a component.
+    Raises KeyError if the chart has no value that enables a component of the condition.
     """
     if condition.always:
         yield from lines
@@ -156,6 +156,6 @@ def _filling(value: Value, key: str, indent: int) -> Iterator[str]:
 
 
 def lookup(values: Sequence[Value], kind: str, name: str) -> Filled:
-    """Return a function that returns the chart's value for a place in this object; None if there is none."""
+    """Return a function that returns the chart's value for a path of keys in this object; None if there is none."""
     own: Mapping[Place, Value] = {each.path: each for each in values if (each.kind, each.name) == (kind, name)}
     return own.get

@@ -21,16 +21,16 @@ _PULL_SECRETS = (
 )
 _PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
 _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
-"""The flags of the links on the usage page, each with the chart's value that sets the flag."""
+"""The controller's flags for links on the usage page, each with the chart's value from which the flag is set."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
-"""The keys of a pod spec that the chart's values may add, each with the existing key before it."""
+"""The keys of a pod spec that the chart's values may add, each with the existing key after which it is written."""
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
 _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
 
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
-"""The Deployments whose settings are in the chart's values, each with the name of the section."""
+"""The Deployments whose settings are in the chart's values, each with the name of its section in the values."""
 FIRST = "-first"
 """The suffix in the name of a Job that runs once after the manifests are applied."""
 
@@ -38,7 +38,7 @@ FIRST = "-first"
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
     """Yield the parts of an object that come from the values of the Helm chart.
 
-    ``manifest``: the object with all components.
+    ``manifest``: the object in the kustomize base, or in a component that adds it.
     """
     here = (found.kind, found.name)
     if found.kind == "Job" and found.name.endswith(FIRST):

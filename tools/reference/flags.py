@@ -68,7 +68,7 @@ def _row(context: click.Context, parameter: click.Parameter) -> tuple[str, str, 
     if isinstance(parameter, click.Argument):
         return code(parameter.make_metavar(context)), "", "", "Required." if parameter.required else ""
     if not isinstance(parameter, click.Option) or parameter.is_eager:
-        return None  # --help or --version
+        return None  # The flag --help or --version.
     names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     value = "" if parameter.is_flag else f" {_value(context, parameter)}"
     return code(f"{names}{value}"), listed(variables(context, parameter)), _default(parameter), _what(parameter)

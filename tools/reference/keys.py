@@ -208,7 +208,7 @@ _NEITHER = {
 
 
 def in_the_source() -> set[str]:
-    """Return every key of an annotation or label in the product's source code, except keys that code composes."""
+    """Return every key of an annotation or label in the product's source code, except keys composed at run time."""
     return {
         key
         for _, text in strings()

@@ -38,7 +38,7 @@ _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{nam
 
 
 class Family(NamedTuple):
-    """A metric. ``name``: the name of its samples, without a suffix of a histogram such as ``_bucket``."""
+    """A metric. ``name``: its name without a suffix such as ``_bucket``, which the samples of a histogram have."""
 
     name: str
     type: str
@@ -116,7 +116,7 @@ def _node() -> CollectorRegistry:
 def _of(registry: CollectorRegistry) -> tuple[Family, ...]:
     collectors = dict.fromkeys(
         registry._collector_to_names
-    )  # The package prometheus-client has no public list of them.
+    )  # prometheus-client has no public list of a registry's collectors.
     return tuple(sorted(family for collector in collectors for family in _families_of(collector)))
 
 

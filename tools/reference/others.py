@@ -105,7 +105,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def removal_rules() -> dict[str, str]:
-    """Return each rule for the removal of stale allocations and locks, with an example of the reason."""
+    """Return each rule for the removal of stale GPU allocations and node locks, with an example of a reason."""
     return {removal.rule: f"for example: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
 
 
@@ -152,7 +152,7 @@ def _asking(limits: Mapping[str, int]) -> Manifest:
 
 
 def _why(found: object) -> str:
-    """Return the text of the reason why a node was left out. ``found``: the reason, or the reasons by node."""
+    """Return why the scheduler extender left out a node. ``found``: the reason, or a mapping from nodes to reasons."""
     reason = next(iter(found.values())) if isinstance(found, Mapping) else found
     if not isinstance(reason, Unplaceable):
         raise AssertionError(f"{found} must be a reason")  # noqa: TRY004  # The example did not lead to a reason.
@@ -168,7 +168,7 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """Return the message of the Event about the last of these documents, which are versions of the quota ConfigMap."""
+    """Return the message of the Event that is created when the quota ConfigMap has these versions in turn."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -182,7 +182,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Yield each rule for the removal of an allocation, with the message of the Event that reports the removal."""
+    """Yield each rule for the removal of a stale GPU allocation, with the message of the Event about the removal."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")

@@ -105,7 +105,7 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Return every outcome in the product's source code, where it is an argument of one of three functions."""
+    """Return every outcome of an admission in the product's source code. Outcomes are arguments of three functions."""
     found = set()
     for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
         for _, called, call in calls(name):
@@ -158,7 +158,7 @@ def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """Yield the possible texts of an expression: that of a literal, or the two of a conditional expression."""
+    """Yield the text of a string literal, or both texts of a conditional expression."""
     choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
     for choice in choices:
         if isinstance(choice, ast.Constant) and isinstance(choice.value, str):

@@ -64,7 +64,7 @@ def charge(
 
 
 class Answering(MemoryLedgers):
-    """Test ledgers whose answer to every charge is ``answer``."""
+    """A test double of the ledgers, which answers every request for a charge with ``answer``."""
 
     def __init__(self, answer: Decision) -> None:
         super().__init__()

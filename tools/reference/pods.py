@@ -121,7 +121,7 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
-    """Return the answer of /validate for a pod that fits the quota by the stored objects, but not by the ledger."""
+    """Return the webhook's message about a pod that fits the quota by the stored objects, but not by the ledger."""
     return charge(CARD, SMALL, Answering(PutOff((shortage,), counted=counted))).message
 
 

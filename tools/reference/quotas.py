@@ -242,14 +242,14 @@ def _edits() -> Iterator[Told]:
 
 
 class _Used(MemoryLedgers):
-    """Test ledgers in which three cards are used."""
+    """A test double of the ledgers, in which three cards are used."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         return {"M40": Usage(Charge(300, 0, 300))}
 
 
 class _Silent(MemoryLedgers):
-    """Test ledgers that cannot be read."""
+    """A test double of the ledgers, which cannot be read."""
 
     async def usage(self, _namespace: str) -> Mapping[str, Usage]:
         raise Unavailable("the API server does not answer")

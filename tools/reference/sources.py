@@ -37,7 +37,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield every call of a function or class named ``of``.
+    """Yield every call of the functions and classes whose name is ``of``'s value.
 
     Each item has the calling module, the dotted name of the called function or class, and the call.
     """
@@ -86,7 +86,7 @@ def strings() -> Iterator[tuple[str, str]]:
 
 
 def sentences(*names: str) -> Iterator[Sentence]:
-    """Yield every text of several words in the modules ``names``, except docstrings, log lines and patterns."""
+    """Yield every text of several words in the modules ``names``, except docstrings, log lines and internal texts."""
     for name in names:
         tree = modules()[name]
         skipped = {id(node) for node in (*_docstrings(tree), *_unshown(tree))}
@@ -104,10 +104,10 @@ def _template(node: ast.AST) -> str:
 
 
 def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the nodes that `sentences` must skip.
+    """Yield the syntax nodes that `sentences` must skip, because users do not see their texts.
 
-    They are arguments of log lines and patterns, type annotations, and the parts of f-strings. An f-string is used as a
-    whole.
+    They are log lines, regular expressions and other internal arguments, type annotations, and the parts of f-strings.
+    An f-string is used as a whole.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -125,7 +125,7 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the docstrings of modules, classes, functions, fields and constants: texts that are statements."""
+    """Yield the docstrings of modules, classes, functions, fields and constants: all literals that are statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

@@ -1,4 +1,4 @@
-"""The webhook's messages when it cannot decide about a pod: 429, 500 and 503, and 400 after a wrong registration."""
+"""The webhook's messages for a pod about which it cannot decide: 429, 500, 503, and 400 after a wrong registration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from webhook.review.verdicts import Creation
 
 
 class _Full(MemoryLedgers):
-    """Test ledgers that have the maximum number of pending charges."""
+    """A test double of the ledgers, with the maximum number of pending charges."""
 
     async def charge(self, demand: ChargeRequest) -> Decision:
         pending = {str(number): Pending("P100", Charge(1)) for number in range(MOST_PENDING)}
@@ -119,7 +119,7 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield the messages, with advice, about a LIST of a namespace that does not end, or cannot start, in time."""
+    """Yield pairs of a message and advice, about a LIST of a namespace that has not ended or started in time."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
