@@ -41,7 +41,7 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The key of the terminating charge. The key contains the version, because a claim can lose devices again."""
+        """The ledger key of the terminating charge. It has the version, because a claim may lose devices repeatedly."""
         return f"{self.claim.uid}@{self.version}"
 
 

@@ -35,7 +35,7 @@ Address = tuple[str, int]
 
 
 def _web_address(_context: click.Context, parameter: click.Parameter, text: str) -> str:
-    # The usage page links to this URL. With another scheme, such as javascript:, a link could run code in the browser.
+    # The usage page links to this URL, so it must use http or https. A javascript: URL could run code in the browser.
     if text and not text.startswith(("https://", "http://")):
         raise click.BadParameter(f"{text!r} must start with https:// or http://.", param_hint=parameter.opts[0])
     return text

@@ -151,7 +151,7 @@ class Elector:
         """Release the Lease, so that another candidate need not wait until the Lease expires."""
         self._leading = False
         try:
-            # Read the Lease first. The last renewal may have changed its version, even if the answer was lost.
+            # Read the Lease first. The last renewal may have changed the Lease's version, even if no answer arrived.
             lease = self._read()
             if lease is None or lease.spec.holder_identity != self._identity:
                 return
@@ -229,6 +229,6 @@ class Elector:
 
     @property
     def _call_timeout(self) -> float:
-        # An attempt to renew the Lease makes two calls. With this timeout, an attempt that begins before the renew
-        # deadline ends before the Lease expires.
+        # An attempt to renew the Lease makes two calls. With this timeout of a call, an attempt that begins before the
+        # renew deadline ends before the Lease expires.
         return self._timing.renew_deadline / 8

@@ -1,6 +1,6 @@
-"""The HTTP server of the status pages, the usage page and the extender: cheroot, with additional bounds.
+"""The HTTP server of the status pages, the usage page and the extender: cheroot (a Python library) with more limits.
 
-The bounds keep a client from occupying threads or memory, and from delaying the end of the process:
+The limits keep a client from occupying threads or memory, and from delaying the end of the process:
 
 * A connection needs a thread only while a request is read and answered. A silent connection needs a descriptor, and is
   closed after `REQUEST_SECONDS`. If threads or descriptors run out, the next connection is answered 503 and closed.
@@ -136,8 +136,8 @@ class Server(wsgi.Server):
                 conn.refuse()
         elif self.ready and len(self.open) <= MAX_CONNECTIONS:
             self.put_conn(conn)
-            # cheroot closes a connection that was unused for `timeout`, which may be minutes. But a new connection that
-            # sends nothing must be closed after `REQUEST_SECONDS`. So its time of last use is set to an earlier time.
+            # cheroot closes a connection that was unused for `timeout`, maybe minutes. But a new connection that sends
+            # nothing must be closed after `REQUEST_SECONDS`. So its `last_used` is set to an earlier time.
             conn.last_used -= self.timeout - REQUEST_SECONDS
         else:
             conn.refuse()
@@ -189,7 +189,7 @@ class _Connection(server.HTTPConnection):
         return self.server.ready and bool(super().communicate())  # type: ignore[no-untyped-call]
 
     def refuse(self) -> None:
-        """Send the status 503 if this does not block, and close the connection. Before a TLS handshake, only close."""
+        """Close the connection, after a 503 answer if sending does not block. Before a TLS handshake, send nothing."""
         self.socket.setblocking(False)
         with contextlib.suppress(OSError):
             self.socket.unwrapped.send(_BUSY)
@@ -207,7 +207,7 @@ class _Connection(server.HTTPConnection):
 
 
 class _TimedSocket:
-    """A socket that limits the time to read a request, and to write each part of its answer, to ``seconds``."""
+    """A socket. Reading a whole request, and writing each part of the answer, may take at most ``seconds``."""
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self.unwrapped = sock

@@ -88,7 +88,7 @@ class ModelNodesCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Return two metrics, with all zeros: nodes by the source of the model, and nodes by the doubt about it."""
+        """Return two metrics, including zeros: nodes by source of their model, and nodes by doubt about the model."""
         by_source, by_doubt = self._counts()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
@@ -126,7 +126,7 @@ class UsageCollector(Collector):
         for namespace, use in self._reports().items():
             for name, value in _namespace_figures(use).items():
                 by_namespace[name].add_metric([namespace], value)
-            # `ages` may include a namespace whose reservations have ended, so the report must have a reservation too.
+            # The reservations in `ages` may have ended meanwhile, so the usage report must have a reservation too.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
             for model in use.models:

@@ -31,7 +31,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
-"""Seconds for which the uid of a deleted pod is kept. The uid proves that the pod of a pending charge was stored."""
+"""Seconds for which a deleted pod's uid is kept. The uid shows that a pod with a pending charge has been stored."""
 
 KeptPod = StoredPod | ClaimUser
 
@@ -303,6 +303,6 @@ class PodInformer:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # Most events of a pod change none of these fields, which the ledger and the search for violations use.
+    # Most events of a pod change none of these fields, which the ledger and the search for pods over quota use.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

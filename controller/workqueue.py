@@ -1,8 +1,8 @@
 """The work queue and the reconcile loop that every task of the leader uses. A loop reconciles one key at a time.
 
-They follow client-go's ``util/workqueue`` and controller-runtime's ``Reconciler``. An event only names the key, for
-example a namespace. One reconciliation of this key, called a turn, can serve many events. A later turn also does the
-work for an event that was missed.
+The queue is like client-go's ``util/workqueue``, and the loop like controller-runtime's ``Reconciler``. An event only
+names the key, for example a namespace. One reconciliation of this key, called a turn, can serve many events. A later
+turn also does the work for an event that was missed.
 """
 
 import heapq
@@ -17,7 +17,7 @@ import structlog
 from vcuda import errors, k8s_types
 from vcuda.kube import Backoff
 
-# By default, a key has at most one turn (reconciliation) in this many seconds, so that frequent events share a turn.
+# By default, a key is reconciled at most once in this many seconds, so that frequent events share a reconciliation.
 MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 MAX_RETRY_SECONDS = 10.0  # The maximum delay between retries, unless the first delay is already longer.
@@ -104,7 +104,7 @@ class WorkQueue:
                 if key is not None and self._due_at[key] <= now:
                     self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
-                    if self._min_interval:  # Without a minimum interval, the time of the last turn is not needed.
+                    if self._min_interval:  # `_last_turn` is needed only for a minimum interval.
                         self._last_turn[key] = now
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)

@@ -191,7 +191,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API
+        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With the next flag, the API
         # server calls the endpoints of the Service instead.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
@@ -279,7 +279,7 @@ class Layout:
         return f"http://127.0.0.1:{self.etcd_port}"
 
     def kubeconfig_of(self, program: str) -> Path:
-        """Return the kubeconfig of a server that is a client of the API server."""
+        """Return the path of the kubeconfig for a server that is a client of the API server."""
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:

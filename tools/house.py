@@ -1,6 +1,6 @@
 """Measures how easy the code is to maintain: sizes of files and functions, and names that are defined twice.
 
-Run `python -m tools.house` for the figures. With `--check`, as in `make lint`, it fails if a figure exceeds its bound.
+`python -m tools.house` prints the numbers. With `--check`, as in `make lint`, it fails if a number exceeds its bound.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 PRODUCT = ("webhook", "vcuda", "controller", "certs")
 
 MAX_PRODUCT_LINES = 34_900
-"""The maximum number of product lines. A commit that raises it must say why."""
+"""The maximum number of lines of the product's code. A commit that raises this number must say why."""
 
 MAX_FILE_LINES = 420
 
@@ -128,7 +128,7 @@ def figures() -> list[Figure]:
 
 
 def main() -> None:
-    """Print the figures. With ``--check``, exit with status 1 if a figure exceeds its bound."""
+    """Print the measured numbers. With ``--check``, exit with status 1 if a number exceeds its bound."""
     found = figures()
     width = max(len(figure.name) for figure in found)
     for figure in found:

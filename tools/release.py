@@ -27,7 +27,7 @@ CHART = "manifests/chart"
 SUMS = "SHA256SUMS"
 LOCK = "requirements.lock"
 BUILD_LOCK = "requirements-build.lock"
-# In CI, the checkout may belong to another user, and then git refuses to read it without this option.
+# In CI, the checkout may belong to another user. Without safe.directory, git would refuse to read the checkout.
 GIT = ("git", "-c", f"safe.directory={ROOT}")
 
 

@@ -1,1 +1,1 @@
-"""The kubectl plugin `kubectl gpuquota`. Module `cli` defines the commands, and `kubectl` sends their requests."""
+"""The kubectl plugin `kubectl gpuquota`. Module `cli` has the commands. Module `kubectl` sends their requests."""

@@ -49,13 +49,13 @@ class GpuNode:
     memory: int | None
     """The memory of one card in MiB."""
     source: str
-    """The source of the model label. Without a label, the source that reports a model; empty if no source does."""
+    """Where the model in the node's label comes from; without a label, what reports a model. Empty if nothing does."""
     scheme: str
     """The names of the device plugins and DRA drivers that serve the node."""
     free: float | None
     """The number of cards that no pod and no ResourceClaim uses."""
     doubts: tuple[str, ...] = ()
-    """Messages that say why the model in the label may be wrong."""
+    """Messages that say why the GPU model is not certain."""
 
 
 class ClusterNodes(NamedTuple):

@@ -1,4 +1,4 @@
-"""The command ``kubectl gpuquota refusals``: finds in Events which workloads had pods or claims rejected."""
+"""The command ``kubectl gpuquota refusals``: finds workloads in Events that report rejected pods or claims."""
 
 import datetime
 from collections.abc import Mapping, Sequence

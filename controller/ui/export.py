@@ -1,4 +1,4 @@
-"""Exports the figures of the usage page as CSV (for spreadsheets) and as JSON (for scripts)."""
+"""Exports the data of the usage page as CSV (for spreadsheets) and as JSON (for scripts)."""
 
 import csv
 import io

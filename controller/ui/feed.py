@@ -200,7 +200,7 @@ class Listener:
 def _event(name: str, data: bytes, version: str = "") -> bytes:
     """Return a server-sent event.
 
-    ``data``: must not contain a line break, after which tenants' text could forge an event. Encoded JSON has none.
+    ``data``: has no line break, like encoded JSON. After a line break, a tenant's text could forge another event.
     """
     head = f"id: {version}\n" if version else ""
     return b"%sevent: %s\ndata: %s\n\n" % (head.encode(), name.encode(), data)

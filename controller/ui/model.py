@@ -1,4 +1,4 @@
-"""The rows of the usage page's tables and their order, the format of figures, and the number of cards of each node."""
+"""The rows of the usage page's tables and their order, the format of numbers, and the number of cards of each node."""
 
 import datetime
 import math
@@ -76,7 +76,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
-    # The pods are left out of the row. So the row is rendered again only if a figure of the namespace changes.
+    # The row does not contain the namespace's pods. So it is rendered again only if the usage of the namespace changes.
     rows = {
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),

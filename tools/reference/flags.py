@@ -75,7 +75,7 @@ def _row(context: click.Context, parameter: click.Parameter) -> tuple[str, str, 
 
 
 def _value(context: click.Context, option: click.Option) -> str:
-    """Return the placeholder for the value of an option: NUMBER for a number, otherwise that of click."""
+    """Return the placeholder for the value of an option: NUMBER for a number, otherwise click's placeholder."""
     numbers = isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
     return "NUMBER" if numbers and option.metavar is None else option.make_metavar(context)
 

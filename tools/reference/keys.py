@@ -1,6 +1,6 @@
 """The tables of all annotations and labels that the product sets or reads, for docs/reference.md.
 
-This module describes our own keys. The keys of the vendors are read from the table of the schemes (`SCHEMES`).
+This module describes the project's own keys. The vendors' keys are read from `SCHEMES`, the table of the vendors.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def in_the_manifests() -> set[str]:
 
 
 def of_schemes() -> set[str]:
-    """Return the names of all resources, annotations and labels of the vendors, which are in `SCHEMES`."""
+    """Return the names of the vendors' resources, annotations and labels that are in `SCHEMES`."""
     return {key for scheme in SCHEMES for key, *_ in _rows(scheme)} | {
         name for scheme in SCHEMES for name in scheme.resources
     }

@@ -25,7 +25,7 @@ class Sentence(NamedTuple):
     text: str
 
     def said_in(self, told: str) -> bool:
-        """Return True if the text ``told`` contains this text, with any values in place of ``{}``."""
+        """Return True if the text ``told`` contains this sentence, with any values in place of ``{}``."""
         return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
 
 
@@ -37,7 +37,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def calls(of: str) -> Iterator[tuple[str, str, ast.Call]]:
-    """Yield every call of the functions and classes whose name is ``of``'s value.
+    """Yield every call of a function or class. ``of``: the name of this function or class.
 
     Each item has the calling module, the dotted name of the called function or class, and the call.
     """
