@@ -50,7 +50,6 @@ class CertificateWatch(Collector):
         return self._shown
 
     def collect(self) -> Iterable[Metric]:
-        """Return the expiry of each certificate that could be read."""
         family = GaugeMetricFamily(
             "vcuda_webhook_certificate_expiry_seconds",
             "Expiry of the certificate that this endpoint of the webhook presents, in Unix seconds.",

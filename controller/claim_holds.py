@@ -180,7 +180,6 @@ class ClaimHolds:
             return at
 
     def _follow_users(self, claim: StoredClaim, *, gone: bool) -> None:
-        """Record the pods that use the current allocation of a claim."""
         with self._lock:
             allocated = self._allocated.setdefault(claim.namespace, {})
             allocated.pop(claim.uid, None)

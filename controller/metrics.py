@@ -14,7 +14,6 @@ from vcuda.quota.values import MIB
 
 
 def register_leading(registry: CollectorRegistry, is_leading: Callable[[], bool]) -> None:
-    """Register the gauge that is 1 while this replica leads."""
     gauge = Gauge("vcuda_controller_leading", "1 if this replica holds the Lease and leads, else 0.", registry=registry)
     gauge.set_function(lambda: float(is_leading()))
 

@@ -180,7 +180,6 @@ class PodInformer:
         )
 
     def lives(self, namespace: str) -> PodLives:
-        """Return the pods of a namespace that may run."""
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
         # The resourceVersion and the pods are read in one step, so that they agree. With a newer version, a pod that is

@@ -153,7 +153,6 @@ class Reconciler:
         self._log = structlog.get_logger()
 
     def run(self) -> None:
-        """Reconcile each key when it is due, until `stop` is called."""
         self._last_turn_ended = self._clock()
         while (key := self.queue.next()) is not None:
             self.turn(key)
