@@ -29,7 +29,7 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial endpoints in parallel. Return one result for each, in order. ``addresses``: pairs (HOST:PORT, is ready)."""
+    """Dial endpoints in parallel, and return the results in order. ``addresses``: HOST:PORT and readiness of each."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
@@ -125,7 +125,7 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return the webhook configurations to manage, messages about the others, and the problems that were found.
+        """Return the webhook configurations to manage, messages about other configurations, and problems.
 
         ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs manages the Secret. A problem is
         reported if one tool manages the serving Secret, and another tool manages the caBundles.
@@ -211,7 +211,7 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret if ``version`` is empty; otherwise change it. None as a value removes a key."""
+        """Create the Secret if ``version`` is empty; otherwise change it. A value None in ``data`` removes this key."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
         form = {"kind": "Secret", "type": secret_type}
         self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
@@ -275,7 +275,7 @@ class ClientStore(ClusterStore):
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # This program cannot see which certificates API servers present. So it assumes the certificate in the Secret.
+        # This program cannot see which certificates API servers present. So it assumes that of the Secret.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),

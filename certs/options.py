@@ -50,7 +50,7 @@ def parse_span(text: str) -> timedelta:
 
 
 def parse_life(text: str) -> timedelta:
-    """Return the life of a certificate from its text. Raises ValueError if not from SHORTEST_LIFE to LONGEST."""
+    """Return a certificate's validity period from text. Raises ValueError if not from SHORTEST_LIFE to LONGEST."""
     life = _span(text)
     if not SHORTEST_LIFE <= life <= LONGEST:
         raise ValueError(f"must be from 1m to 36500d; got {text!r}")
@@ -186,7 +186,7 @@ def all_of(options: Sequence[Command]) -> Command:
 
 
 rotation_options = all_of((*_ROTATION, *_RUN))
-"""Adds the options of a rotation to a command: the lives of certificates, the waiting times and the dry run."""
+"""Adds the options of a rotation to a command: validity of certificates, waiting times and dry run."""
 
 
 cluster_options = all_of((*_SERVICE, *_ISSUED))
@@ -194,7 +194,7 @@ cluster_options = all_of((*_SERVICE, *_ISSUED))
 
 
 registration_options = all_of((*_SERVICE, *_RUN))
-"""Adds the options of a run that only registers webhooks to a command."""
+"""Adds options to a command: those of a run that only registers webhooks."""
 
 
 def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:

@@ -74,7 +74,7 @@ def write_certificates(certificates: state.Certificates) -> bytes:
 def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return the first certificate with its ECDSA key. Raises UnusablePair.
 
-    ``name``: the common name of both files in messages, for example ``tls`` for tls.crt and tls.key.
+    ``name``: the name of both files without extension, for messages. For example ``tls`` for tls.crt and tls.key.
     """
     pair = _read_pair(certificate, key, name)
     # If any certificate after the first one is malformed, OpenSSL rejects the file, and so does the webhook.
@@ -229,7 +229,7 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
-    """Return the time in ``seen`` as the value of an annotation. None removes the annotation."""
+    """Return the time and CA fingerprint in ``seen`` as the value of an annotation; None if ``seen`` is None."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 

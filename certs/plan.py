@@ -10,7 +10,7 @@ from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy, name: str = "the leaf") -> str:
-    """Return why the certificate must be replaced; empty if it may stay. ``name``: its name in the message."""
+    """Return why the certificate must be replaced; empty if it may stay. ``name``: the certificate, in the message."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not states.is_valid(certificate, now):
         return f"{name} is valid only from {shown(start)} to {shown(end)}"
@@ -39,7 +39,7 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
 
 
 def published(state: states.State, authority: Signed | None) -> bool:
-    """Return True if every caBundle that vcuda-certs may write has the CA ``authority``. Return False if it is None."""
+    """Return True if every caBundle that vcuda-certs may write has the CA ``authority``; False if that is None."""
     unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
@@ -62,12 +62,12 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
-    """Return True if an endpoint is ready, and all that are ready or answer serve a leaf of the current CA."""
+    """Return True if endpoints are ready, and every ready or answering endpoint serves a leaf of the current CA."""
     return bool(state.ready()) and not others(state, now)
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """Return the endpoints that serve no leaf of the current CA, without unready endpoints that did not answer."""
+    """Return the endpoints without a leaf of the current CA. Skip endpoints that are unready and did not answer."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -89,7 +89,7 @@ def current_signs(state: states.State, now: datetime) -> bool:
 
 
 def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime | None:
-    """Return a time that an earlier step recorded in the CA Secret; None if there is no usable record.
+    """Return a time that an earlier step of the rotation recorded in the CA Secret; None without a usable record.
 
     ``served``: if True, the time since which every endpoint serves a leaf of the current CA. If False, the time since
     which every writable caBundle contains the next CA.
@@ -153,8 +153,8 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
     # Step (b) of a rotation: add every CA whose leaves may be served to every writable caBundle. Step (e): remove a
-    # retired CA when no endpoint has served its leaves for the retention time. During that time, a retired CA is not
-    # added again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
+    # retired CA when no endpoint has served its leaves for the retention time. During that time, no caBundle gets a
+    # retired CA again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -221,7 +221,8 @@ def _end_of_registration(state: states.State) -> steps.End:
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (c) of a rotation: make the next CA the current CA. While this step must wait, a leaf that is due is renewed.
+    # Step (c) of a rotation: make the next CA the current CA. While this step waits, a leaf that needs renewal is
+    # renewed.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -303,7 +304,7 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
     # A retired CA may be removed only if every endpoint serves a leaf of the current CA, and the CA Secret records
-    # since when. Return the next decision until then; None if both conditions are true.
+    # the time since when. Return the decision that is needed first; None if both conditions are true.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("the serving Secret has no leaf of the current CA yet")
@@ -362,7 +363,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until the later of two times: `due`, and the end of the time `left` for which this run must still observe.
+    # Wait until `due`, but at least for `left`, the time for which this run must still observe a condition.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 

@@ -1,4 +1,4 @@
-"""Parses the webhooks that a webhook configuration declares in an annotation, and compares them with its webhooks.
+"""Parses the webhooks that a configuration's annotation declares, and compares them with the registered webhooks.
 
 The manifests contain configurations without webhooks, so an image that never starts blocks no pod. A run of vcuda-certs
 registers the declared webhooks after a replica has answered. If the annotation changes, a run registers them again.

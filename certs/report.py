@@ -80,7 +80,7 @@ def report_on(
 
 
 def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
-    # The last rotation should have repaired all these faults. Return a problem for each fault.
+    # Return a problem for each fault that the last rotation should have repaired.
     texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
     return tuple(
         observed.Problem(f"the last rotation did not run or did not finish: {text}", command) for text in texts
@@ -133,7 +133,7 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    # The subject and the start of the fingerprint identify a certificate in a report.
+    # In a report, the subject and the first digits of the fingerprint identify a certificate.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:

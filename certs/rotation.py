@@ -13,8 +13,8 @@ from vcuda.errors import ApiError, Conflict, Forbidden, Unavailable, VcudaError
 
 POLL_SECONDS = 2.0
 
-# A run of the rotation fails after this many steps. No rotation needs nearly as many steps, so another program must be
-# undoing them.
+# A run of the rotation fails after this many steps. No rotation needs nearly as many, so another program must be
+# undoing the steps.
 MAX_STEPS = 100
 
 # A run of the rotation fails after this many consecutive Conflict or Unavailable errors. All its retries take longer
@@ -23,7 +23,7 @@ MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):
-    """Reads and writes the state of a rotation. Either a cluster, or a copy of its state for a dry run."""
+    """Reads and writes the state of a rotation, either in a cluster, or in a copy of the state for a dry run."""
 
     def read(self, now: Callable[[], datetime]) -> State: ...
 
@@ -87,9 +87,9 @@ class DryRunStore:
 
 @dataclass(slots=True)
 class Observations:
-    """How long one run has observed each condition, and which objects the run was forbidden to write.
+    """How long one run has observed each condition, and which configurations the run was forbidden to write.
 
-    ``forbidden``: the problem to report, by the name of the webhook configuration.
+    ``forbidden``: maps the name of each such webhook configuration to the problem to report.
     """
 
     # Maps each condition to the monotonic time since which every read of this run has found the condition true. The CA

@@ -22,7 +22,7 @@ _LONG = timedelta(days=36500)
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """Records each step and each wait of a run in ``steps``, and prints each at once with ``say``."""
+    """Records each step and each wait of a run in ``steps``, and immediately prints it with ``say``."""
 
     say: Callable[[str], None]
     steps: list[dict[str, str]] = field(default_factory=list)

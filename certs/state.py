@@ -182,7 +182,7 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs in caBundles that have our name, but are not in the CA Secret, for example after its restore."""
+    """Return the CAs in caBundles that have our name, but are missing in the CA Secret, such as a restored one."""
     # An unknown CA is removed like a retired CA. It is never added to a caBundle, because anyone can make a CA with our
     # name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
@@ -194,7 +194,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def issued(certificate: x509.Certificate) -> datetime:
-    """Return the time at which vcuda-certs issued a certificate. Its notBefore is earlier by BACKDATE."""
+    """Return the time at which vcuda-certs issued a certificate: BACKDATE after the certificate's notBefore."""
     return certificate.not_valid_before_utc + BACKDATE
 
 

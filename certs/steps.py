@@ -65,11 +65,11 @@ class RotationPolicy:
 
     @property
     def readers(self) -> str:
-        """The name of the programs that read the CAs, as messages call them."""
+        """How messages call the programs that read the CAs: API servers or webhooks."""
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """Return how long one run must observe a condition that must be true for ``span``, over several runs."""
+        """Return how long this run must observe a condition that several runs together must observe for ``span``."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
@@ -133,7 +133,7 @@ class NoteServed(Reasoned):
 
 
 class Forget(Reasoned):
-    """A step: delete the retired CAs from the CA Secret. The caBundles no longer contain them."""
+    """A step: delete the retired CAs from the CA Secret. No caBundle contains them any more."""
 
 
 Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
@@ -165,7 +165,7 @@ class Done:
 
 
 End = Wait | StepRefused | Done
-"""The possible ends of a run. A run ends with Wait if the next step is due after the time limit of the run."""
+"""The decisions with which a run may end. It ends with Wait if the next step is due after the run's time limit."""
 
 Decision = Step | End
 

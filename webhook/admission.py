@@ -33,7 +33,7 @@ TOO_LARGE = (
     "In a review, each &, < and > takes six bytes, and the review of an update also contains the old object. "
     "Make the object smaller, for example move long texts to a ConfigMap"
 )
-"""The message for a review with more than `MAX_BODY` bytes."""
+"""The error message with which a review of more than `MAX_BODY` bytes is refused."""
 
 
 class NotReady(errors.Unavailable):
@@ -45,9 +45,9 @@ class Gate(msgspec.Struct):
     """Whether this webhook replica is stopping, and whether it still answers requests."""
 
     leaving: bool = False
-    """True if the readiness check fails. Requests are still answered."""
+    """True if this replica's readiness check must fail. Requests are still answered until ``closed`` is True too."""
     closed: bool = False
-    """True if every request gets a 503."""
+    """True if every request must be answered with status 503."""
 
     def leave(self) -> None:
         self.leaving = True
@@ -152,7 +152,7 @@ class Service(msgspec.Struct, frozen=True):
         # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate.
         # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
         except errors.LedgerLost as error:
-            # The answer has no retryAfterSeconds, because a controller that sleeps for that time blocks a worker.
+            # The answer has no retryAfterSeconds, because a sleeping controller blocks one of its workers.
             status = HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS
             return AdmissionResponse("ledger-lost", False, status, str(error))
         except errors.UnreadableLedger as error:
@@ -193,6 +193,6 @@ class _PodNames(k8s_types.K8sStruct, frozen=True):
 
 
 class _Named(k8s_types.K8sStruct, frozen=True):
-    """An object of which only the names are decoded, because decoding the annotations of a large pod takes long."""
+    """An object with only name and generateName decoded, because decoding a large pod's annotations takes long."""
 
     metadata: _PodNames = _PodNames()

@@ -113,7 +113,7 @@ class _Count(Collector):
 
 @dataclasses.dataclass(frozen=True)
 class ReflectorCollector(Collector):
-    """Exports for each watch the seconds since its last event, and the number of its incidents by kind."""
+    """Exports the seconds since the last event, and the number of incidents by kind, for each watch on Kubernetes."""
 
     reflectors: Callable[[], Mapping[str, Reflector[Any]]]
     clock: Callable[[], float] = time.monotonic

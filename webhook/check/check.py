@@ -29,7 +29,7 @@ from webhook.review import claim_review, context, pod_review
 from webhook.review.verdicts import Creation
 
 Ask = Callable[[str, AdmissionRequest], Awaitable[AdmissionResponse]]
-"""A function of a path of the webhook, such as /mutate, and an admission review. Returns the answer to the review."""
+"""A function that takes a path of the webhook, such as /mutate, and an admission review. It returns the answer."""
 
 PODS = GroupVersionKind(version="v1", kind="Pod")
 
@@ -73,7 +73,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def exit_status(rows: Iterable[Row], *, strict: bool) -> int:
-    """Return 2 if an object is malformed, 1 if an object is refused, otherwise 0.
+    """Return the exit status: 2 if an object is malformed, 1 if an object is refused, otherwise 0.
 
     With ``strict``, an object without a decision counts as refused.
     """
@@ -91,7 +91,7 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unr
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:
-    """Decide the objects in order. Each decision also counts the charges of the stored and earlier admitted objects."""
+    """Decide the objects in order. Stored objects, and objects admitted earlier in this run, use up quota."""
     cluster = with_templates(cluster, workloads)
     policy, ledgers, choices = cluster.policy, cluster.ledgers(), RecentChoices()
 
@@ -107,7 +107,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
 
 
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
-    """Return the cluster plus the claim templates in ``workloads``. They replace stored templates of the same name."""
+    """Return the cluster with the claim templates in ``workloads``, which replace templates of the same name."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     templates = {**cluster.templates, **own}
@@ -116,7 +116,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return the answers as rows. A pod's claims follow the pod. Equal answers to pods of one workload share a row."""
+    """Return table rows of the answers. Equal answers to a workload's pods share a row. Claims follow their pod."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):
@@ -202,7 +202,7 @@ async def _decide_one(
 
 
 def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Charge:
-    """Return the charge of a pod or a claim. For a claim without a GPU model, return its largest possible charge."""
+    """Return the charge of a pod or claim. A claim that is pinned to no GPU model gets its largest possible charge."""
     if stored["kind"] == "Pod":
         return read_request(msgspec.convert(stored, k8s_types.Pod), policy.resources).charge_on(model)
     if stored["kind"] == TEMPLATE:

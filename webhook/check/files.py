@@ -34,17 +34,17 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     CLAIM: objects.ResourceClaim,
     "Pod": k8s_types.Pod,
 }
-"""The kinds of objects that the file of --nodes may contain."""
+"""The kinds of objects that the file named by option --nodes may contain."""
 
 _NAMESPACED = frozenset({TEMPLATE, CLAIM, "Pod"})
 
 
 TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
-"""By namespace and name of a ResourceClaimTemplate, the spec of the claims that Kubernetes makes from the template."""
+"""Maps the namespace and name of a ResourceClaimTemplate to the spec of the claims that the template describes."""
 
 
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """The quota, nodes and stored objects of a cluster, read from files. Pods and claims are decided by this data."""
+    """The quota, nodes and stored objects of a cluster, read from files. Reviews are decided by this data."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]
@@ -118,7 +118,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
 
 
 class StoredObjects(msgspec.Struct, frozen=True):
-    """The objects of a cluster, as read from the file of --nodes."""
+    """The objects of a cluster, as read from the file named by option --nodes."""
 
     nodes: Nodes
     devices: dra.Devices = dra.NO_DEVICES
@@ -127,9 +127,9 @@ class StoredObjects(msgspec.Struct, frozen=True):
     pods: Sequence[stored_pods.StoredPod] = ()
 
     def committed(self, claim_policy: charges.ClaimPolicy) -> Mapping[str, Mapping[str, model.Charge]]:
-        """Return the charges of the pods and claims, by namespace and model.
+        """Return the GPU charges of the stored pods and claims, by namespace and GPU model.
 
-        As on a cluster, a pod or claim without a GPU model is not charged.
+        As on a cluster, a pod or claim that is not pinned to one GPU model is not charged.
         """
         price = stored_claims.ClaimCounter(claim_policy)
         namespaces = {*(claim.namespace for claim in self.claims), *(pod.namespace for pod in self.pods)}

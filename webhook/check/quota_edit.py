@@ -1,6 +1,6 @@
 """Compares two quota documents for the command `vcuda-webhook check`.
 
-The result has the differences between the documents, and the warnings that the webhook would give for such an edit.
+The result has the differences between the documents, and the warnings of the webhook for an edit from one to the other.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class QuotaEdit(msgspec.Struct, frozen=True):
     """The changes that an edit makes to a quota document, and the warnings about this edit."""
 
     changes: tuple[QuotaChange, ...]
-    """Every value that differs between the documents; empty if there is no old document."""
+    """Every value that differs between the old and the new quota document; empty if there is no old document."""
     warnings: tuple[str, ...]
     """The warnings that the webhook would give, except those that need the ledgers or namespaces of a cluster."""
 

@@ -24,7 +24,7 @@ _VIEWS: Mapping[str, type[k8s_types.K8sObject]] = {
 
 
 def typed_workloads(source: str, text: str, namespace: str) -> list[Workload | Unread]:
-    """Return the workloads in a text, as `workloads_in` does. An object with a field of a wrong type is malformed."""
+    """Return the workloads in a text. Like `workloads_in`, but a field of a wrong type makes an object malformed."""
     return workloads_in(source, text, namespace, _check)
 
 
@@ -42,8 +42,7 @@ def convert(where: str, manifest: Manifest, view: type[T]) -> T:
 
 
 def _plain(where: str, manifest: Manifest) -> Manifest:
-    # kubectl converts a YAML manifest to JSON in the same way. A null field is removed, because the API server treats
-    # it as absent.
+    # Like kubectl, convert YAML to JSON. Null fields are removed, because the API server treats them as absent.
     try:
         plain: Manifest = without_nulls(msgspec.json.decode(msgspec.json.encode(manifest, enc_hook=str)))
     except NOT_JSON as error:

@@ -18,15 +18,15 @@ accepted object may have over 18 MiB. Useful objects are far smaller: the review
 an edit of the quota has two versions of the ConfigMap with at most 1 MiB of data each, and few escaped characters."""
 
 LARGE_BODY = 2**16
-"""The number of first bytes of a body that are always read. If the body has more bytes, its review waits in a queue
-before the other bytes are read."""
+"""This many bytes of each request body are always read first. If the body is longer, its review waits in a queue before
+the remaining bytes are read."""
 
 HEAD = 2**12
-"""The uid and the namespace of a review are searched in this many first bytes. The API server writes these two fields
-before userInfo and the object."""
+"""The number of bytes at the start of a review in which its uid and its namespace are searched. The API server writes
+these two fields before userInfo and the object."""
 
 # The first field of an AdmissionRequest (k8s.io/api, admission/v1) is uid. The namespace follows kind, resource and
-# name. JSON escapes quotes inside strings, so these patterns of uid and namespace cannot match inside a pod's name.
+# name. JSON escapes quotes inside strings, so these regular expressions cannot match inside a pod's name.
 _UID = re.compile(rb'"request"\s*:\s*\{\s*"uid"\s*:\s*"([-0-9A-Za-z]{1,64})"')
 _NAMESPACE = re.compile(rb'"namespace"\s*:\s*"([a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?)"')
 

@@ -20,28 +20,28 @@ import msgspec
 from vcuda.errors import Dropped, DropReason
 
 SHARED = ""
-"""The key of entries without a key, and of entries with a new key if there are already `Bounds.keys` lines."""
+"""The key of a shared line, for reviews without a namespace, and for new namespaces if `Bounds.keys` lines exist."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """The maximum numbers and sizes of the entries and grants of a queue."""
+    """The maximum number and size of a queue's entries (waiting reviews) and grants (reviews being decided)."""
 
     grants: int
-    """The maximum number of entries that are granted at the same time."""
+    """The maximum number of reviews that have a grant (are being decided) at the same time."""
     size: int
-    """The maximum size of all granted entries together, in bytes. If nothing is granted, any entry fits."""
+    """The maximum size in bytes of all reviews with a grant together. If no review has a grant, any review fits."""
     key_grants: int
-    """The maximum number of entries of one key that are granted at the same time."""
+    """The maximum number of reviews of one key (namespace) that have a grant at the same time."""
     key_size: int
-    """The maximum size of all granted entries of one key, in bytes. If the key has no grant, any entry fits."""
+    """The maximum size in bytes of all reviews of one key with a grant. If the key has no grant, any review fits."""
     waiting: int
-    """The maximum number of waiting entries."""
+    """The maximum number of reviews that wait in the queue."""
     keys: int
-    """The maximum number of keys with a line of their own. The entries of further keys share one line."""
+    """The maximum number of keys (namespaces) with a line of their own. Reviews of further keys share one line."""
 
 
 class EntryState(enum.Enum):
-    """The state of a queue entry. The state is LEFT after the caller has ended the wait or the grant."""
+    """The state of a review in the queue. It is LEFT after the caller has ended the wait or the grant."""
 
     WAITING = "waiting"
     GRANTED = "granted"
@@ -50,7 +50,7 @@ class EntryState(enum.Enum):
 
 
 class QueueEntry:
-    """One caller's wait for a grant of ``size`` bytes, and then the grant. The wait ends at the time ``end``."""
+    """One review of ``size`` bytes that waits for a grant until the time ``end``, and then has the grant."""
 
     def __init__(self, key: str, size: int, end: float) -> None:
         self.key = key
@@ -62,7 +62,7 @@ class QueueEntry:
 
 
 class _Held(NamedTuple):
-    """The number and the total size of the current grants, of one key or of all keys together."""
+    """The number and the total size of the reviews with a grant, of one key (namespace) or of all keys."""
 
     grants: int = 0
     size: int = 0
@@ -77,7 +77,7 @@ class _Held(NamedTuple):
 class FairQueue:
     """The waiting entries in one line per key, and the granted entries. All calls must come from one event loop.
 
-    ``crowded``: the message of Dropped if too many entries wait. ``late``: the message if an entry waits too long.
+    ``crowded``: the message of exception Dropped if too many entries wait. ``late``: its message after too long a wait.
     """
 
     def __init__(self, bounds: Bounds, crowded: str, late: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -92,7 +92,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def granted(self, key: str, size: int, end: float) -> AsyncIterator[None]:
-        """Wait for a grant until ``end``, and keep it during the ``with`` block. Raises Dropped without a grant."""
+        """Wait until ``end`` for a grant, and keep it during the ``with`` block. Raises Dropped if no grant comes."""
         entry = self.enter(key, size, end)
         try:
             if entry.state is EntryState.WAITING:
@@ -114,12 +114,12 @@ class FairQueue:
                 self._drop(entry, DropReason.LATE)
 
     def enter(self, key: str, size: int, end: float = math.inf) -> QueueEntry:
-        """Add an entry to the line of its key, and grant it if there is room. Raises Dropped if too many wait."""
+        """Add an entry to the line of its key, and grant it if possible. Raises Dropped if too many entries wait."""
         if key not in self._lines and len(self._lines) >= self._bounds.keys:
             key = SHARED
         if self.waiting >= self._bounds.waiting:
-            # A full queue drops the last entry of its longest line, or the new entry if that entry's line is about as
-            # long. So a namespace with few reviews is admitted to the queue even if another namespace has filled it.
+            # A full queue drops the last entry of its longest line, or the new entry if the new entry's line is about
+            # as long. So a namespace with few reviews still gets in if another namespace has filled the queue.
             longest = max(self._lines.values(), key=len)
             if len(longest) < len(self._lines.get(key, ())) + 2:
                 raise self._dropped(DropReason.CROWDED)

@@ -26,17 +26,17 @@ from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, ReviewDeadl
 T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
-"""The places (see above) for reviews of large pods and claims. A namespace gets at most a third of the places. A
-waiting review takes 100 KiB. All waiting reviews and read bodies take less than `MAX_UNFINISHED` of
-`webhook.server.worker`."""
+"""The bounds of the places for reviews of large pods and claims. A review needs a place before its whole body is read.
+A namespace gets at most a third of the places. A waiting review takes 100 KiB. Waiting reviews and read bodies together
+take less than `MAX_UNFINISHED` of `webhook.server.worker`."""
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
 """The queue bounds for edits of the quota ConfigMap. These reviews have their own queue, so that reviews of pods and
 edits of the quota do not wait for each other."""
 
 WAIT_SHARE = 0.5
-"""The fraction of its remaining time for which a review waits in the queue. If the wait fails, the API server has
-enough time left to call another replica."""
+"""A large review waits in the queue for at most this fraction of the time until its deadline. If the wait fails, the
+API server has enough time left to call another replica."""
 
 LEAST_SECONDS = 0.3
 """A review must begin to compute at least this many seconds before its deadline, because the largest reviews take about
@@ -44,7 +44,7 @@ this long (`python -m bench large-pods`)."""
 
 
 class LedgerCall(Generic[T]):
-    """A call of the ledgers that the event loop makes for a review.
+    """A call to the ledgers that the event loop makes for a review in a thread.
 
     ``charges``: True if the call may write a charge. Such a call has no timeout.
     """
@@ -83,29 +83,29 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
 
 
 class _Ended(msgspec.Struct, frozen=True):
-    """The end of a review, with its result."""
+    """The result of a review that the thread has decided."""
 
     value: Any
 
 
 class ReviewThread:
-    """One thread that decides large reviews, and the queues in which reviews wait for a place or a turn."""
+    """One thread that decides large reviews, and queues for places (to read a body) and turns (to use the thread)."""
 
     def __init__(self, name: str, places: Bounds) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         late = "this replica had too many large reviews, so it could not decide this review in time"
         self._places = FairQueue(places, "too many large reviews wait on this replica", late)
-        # Only reviews with a place wait for a turn, and each waits for one turn at a time. So this queue is never full.
+        # Only reviews with a place wait for the thread, and none waits twice. So this queue is never full.
         turns = Bounds(1, 0, 1, 0, waiting=4 * places.grants, keys=4 * places.grants)
         self._turns = FairQueue(turns, "too many large reviews are decided at once", late)
 
     @property
     def waiting(self) -> int:
-        """The number of reviews that wait for a place."""
+        """The number of large reviews that wait until their bodies may be read."""
         return self._places.waiting
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that waits for a place for ``size`` bytes. It raises Dropped if no place is free."""
+        """Return a context manager that waits until ``size`` bytes may be read. It raises Dropped at a timeout."""
         return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
     async def run(
@@ -117,7 +117,7 @@ class ReviewThread:
     ) -> T:
         """Run ``work`` in the thread and return its result. ``work`` gets ledgers that a thread may call.
 
-        Raises Dropped if the deadline passed before a turn, or if the caller has disconnected.
+        Raises Dropped if the thread was not free before the deadline, or if the caller has disconnected.
         """
         steps = work(_LoopLedgers(ledgers))
         outcome: Any = None
@@ -138,14 +138,14 @@ class ReviewThread:
     async def _in_turn(
         self, steps: Coroutine[Any, Any, T], outcome: Any, namespace: str, deadline: ReviewDeadline
     ) -> "LedgerCall[Any] | _Ended":
-        """Wait for a turn. Then run the review until its next call of the ledgers, or its end."""
+        """Wait until the thread is free. Then run the review in it until the next call to the ledgers, or the end."""
         latest = math.inf if deadline.charging else deadline.end - min(LEAST_SECONDS, max(deadline.left, 0) / 2)
         async with self._turns.granted(namespace, 0, latest):
             step = asyncio.get_running_loop().run_in_executor(self._thread, _step, steps, outcome)
             try:
                 return await asyncio.shield(step)
             except asyncio.CancelledError:
-                # Python cannot interrupt a thread. So the review keeps its turn until it checks its deadline and ends.
+                # Python cannot interrupt a thread. So the review uses the thread until it checks its deadline and ends.
                 deadline.abandon()
                 await asyncio.wait([step])
                 step.exception()  # asyncio logs an exception that is never read
@@ -163,7 +163,7 @@ def _step(steps: Coroutine[Any, Any, T], outcome: Any) -> "LedgerCall[Any] | _En
 
 
 async def _make(call: LedgerCall[Any], deadline: ReviewDeadline) -> Any:
-    """Make a call of the ledgers. Return the result of the call, or the exception that the call raises."""
+    """Make a call to the ledgers. Return the result of the call, or the exception that the call raises."""
     try:
         async with asyncio.timeout(None if call.charges or math.isinf(deadline.end) else deadline.left):
             return await call.make()

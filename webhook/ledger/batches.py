@@ -39,9 +39,9 @@ class BatchCommitter(Generic[T, R]):
     late: R
     """The result for a caller whose deadline passes before its item has a result."""
     gather: Callable[[int], Awaitable[None]]
-    """Waits before each batch, so that more items join the batch. The argument is the size of the previous batch."""
+    """A function that waits for more items before each batch. Its argument is the size of the previous batch."""
     clock: Callable[[], float] = time.monotonic
-    # This lock is locked while a batch is processed. Other code must lock it while using data that ``work`` changes.
+    # Locked while a batch is processed. Other code must take this lock to use data that the function ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _waiting: list[PendingCall[T, R]] = field(default_factory=list)
     _last_batch: int = 0
@@ -56,7 +56,7 @@ class BatchCommitter(Generic[T, R]):
         try:
             return await asyncio.wait_for(call.answer, deadline - self.clock())
         except TimeoutError:
-            if not call.answer.cancelled():  # ``work`` itself raised the TimeoutError
+            if not call.answer.cancelled():  # the TimeoutError came from ``work``, not from wait_for()
                 raise
             return call.late
         finally:
@@ -87,7 +87,7 @@ class BatchCommitter(Generic[T, R]):
 
 
 async def _no_pause(_last_batch: int) -> None:
-    """Return at once. `SharedCall` then makes its next call without a pause."""
+    """Return immediately, so that `SharedCall` makes its next call without a pause."""
 
 
 @dataclass(eq=False)
@@ -98,14 +98,14 @@ class SharedCall(Generic[R]):
     """The function that makes the shared call, and returns its result."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] = _no_pause
-    """Waits before each shared call. The argument is the number of callers that shared the last call."""
+    """A function that waits before each shared call. Its argument is the number of callers of the last one."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of the next shared call that begins; None after the deadline. Raises its error."""
+        """Return the result of the next shared call that begins; None after the deadline. Raises the call's error."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

@@ -26,7 +26,7 @@ class ClusterLedgers(Shared):
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run."""
+        """Decide a charge. The ledger records an admitted charge once for each uid. A dry run records nothing."""
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:

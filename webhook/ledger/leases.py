@@ -1,4 +1,4 @@
-"""The reservation of a webhook replica: quota in a ledger from which the replica admits charges without a write each.
+"""The reservation of a webhook replica: quota from which the replica admits many charges by one ledger write.
 
 docs/ledger.md has the rules of reservations, and proves that they never admit too much. tests/model explores the rules.
 """
@@ -25,13 +25,13 @@ TARGET_SECONDS = 5.0
 writes of the replica."""
 
 LEAST_SPAN_SECONDS = 0.1
-"""The shortest time in seconds over which a replica measures demand. Without this minimum, a few charges at once would
-look like a high rate, and the replica would reserve too much quota."""
+"""The shortest time in seconds over which a replica measures demand. Without this minimum, a few simultaneous charges
+would look like a high rate, and the replica would reserve too much quota."""
 
 LEAST_GRANTS = 4
-"""The size of the smallest reservation, as a number of charges. A replica reserves nothing if it admitted fewer charges
-within `RATE_SECONDS`, and the ledger has fewer pending charges. Pending charges count too, because they show the demand
-at the other replicas. Otherwise each replica would have to make four writes before its first reservation."""
+"""The size of the smallest reservation, as a number of charges. A replica that admitted fewer charges within
+`RATE_SECONDS` reserves nothing, unless the ledger has at least this many pending charges. Pending charges show the
+demand at other replicas. Without them, each replica would need four writes before its first reservation."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two ledger writes of a replica with a reservation. A write
@@ -48,20 +48,21 @@ SPENT_PART = 4
 """A replica writes the ledger, and reserves quota again, when only a quarter of its reservation is left."""
 
 MOST_GRANTED = 128
-"""A replica writes the ledger at once when it has admitted this many charges from its reservation. The write stores
+"""A replica writes the ledger immediately when it has admitted this many charges from its reservation. The write stores
 them as pending charges, and a ledger may have only some hundreds of these."""
 
 LEAST_ROOM = 20
-"""A replica reserves nothing if the free quota is too small for this many charges. So near a limit of the quota, the
-replica writes each charge before it admits the pod."""
+"""A replica reserves nothing if the free quota is too small for this many charges. So when little quota is free, the
+replica writes each charge to the ledger before it admits the pod."""
 
 PART_OF_ROOM, PART_OF_REPLICA = 4, 10
 """All replicas together reserve at most a quarter of the free quota, and one replica at most a tenth. If a replica
-dies, the others cannot use its reservation until the leader removes the reservation, after about 90 s."""
+dies, no other replica can use the reserved quota until the leading controller frees it, after about 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
 """A pod or claim is admitted from a reservation only if it was created at most this many seconds after the API server
-answered the write of the reservation. The API server sets both times. While clocks run, the lease ends earlier."""
+answered the write of the reservation. The API server sets both times. The replica's own clock ends the lease earlier,
+unless that clock was suspended."""
 
 GIVE_WAY_SECONDS = 2.0
 """Seconds for which a replica reserves nothing after another replica has set a new `waiting` mark in the ledger. The
@@ -152,22 +153,22 @@ def _times(charge: Charge, number: int) -> Charge:
 
 
 class _Sent(msgspec.Struct, frozen=True):
-    """A write of a reservation that is in progress, or whose outcome is unknown."""
+    """A ledger write that stores a reservation. The write is still in progress, or its outcome is unknown."""
 
     reservation: Reservation
     """The reservation that the write stores."""
     uids: frozenset[str]
-    """The uids of the granted charges that the write makes pending."""
+    """The uids of the charges, admitted from the reservation, that the write stores as pending charges."""
     at: float
     """When the write was first sent, by the clock that also runs while the machine is suspended."""
     terms: object
-    """The quota (`Terms`) by which the size of the reservation was computed."""
+    """The namespace's quota (`Terms`) by which the size of the reservation was computed."""
     next_seconds: float
     """Seconds from this write until the next write of the replica is due."""
 
 
 class ReservationLease:
-    """The reservation of one webhook replica in one ledger, and the granted charges.
+    """The reservation of one webhook replica in one ledger, and the charges granted from it.
 
     A granted charge is a charge that the replica has admitted from its reservation and has not yet written.
     ``clock`` must also count the time in which the machine is suspended. One event loop must make all calls.
@@ -175,8 +176,8 @@ class ReservationLease:
 
     def __init__(self, clock: Callable[[], float] = boot_seconds) -> None:
         self._clock = clock
-        # This id is new after each restart, because a restarted replica has no list of the charges that it admitted
-        # from its earlier reservation.
+        # The id of the reservation's owner changes at each restart, because a restarted replica has no list of the
+        # charges that it admitted from its earlier reservation.
         self.holder = secrets.token_urlsafe(9)
         self.granted: dict[str, Pending] = {}
         self._reserved: Mapping[str, Charge] = {}
@@ -184,7 +185,7 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # Maps each GPU model to the rest of the reservation that is certainly left, whether or not the last write is
+        # Maps each GPU model to the reserved quota that is certainly unused, whether or not the last ledger write is
         # stored.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
@@ -192,12 +193,12 @@ class ReservationLease:
 
     @property
     def active(self) -> bool:
-        """Whether the ledger must be written again, to renew or release the reservation or to store granted charges."""
+        """Whether a reservation or unwritten charges exist, so that this replica must write the ledger again later."""
         return bool(self._reserved or self.granted or self._sent)
 
     @property
     def is_due(self) -> bool:
-        """Whether the replica must write now, to store granted charges and to see if another replica needs quota."""
+        """Whether the ledger must be written now. A write stores charges, and shows if another replica needs quota."""
         if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
@@ -209,13 +210,13 @@ class ReservationLease:
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return True if ``terms`` determined the size of the reservation, and also of a reservation being written."""
+        """Return True if ``terms`` determined the size of the stored reservation, and of any that is being written."""
         # If the size of a reservation depends on an earlier, larger limit, the replica could admit a charge beyond the
         # present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        """Admit a charge from the reservation and return True. Return False if the charge must be written first.
+        """Admit a charge from the reservation and return True. Return False if the ledger must be written first.
 
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
@@ -232,7 +233,7 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update this lease from a newly read ledger. The ledger has the reservation, and marks of waiting replicas.
+        """Update this lease from a newly read ledger, which has the reservation and the `waiting` marks of replicas.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
@@ -258,7 +259,7 @@ class ReservationLease:
         self._until = self._due_at = -math.inf
 
     def flushed(self, ledger: Ledger) -> Ledger:
-        """Return the ledger without this replica's reservation, and with the granted charges as pending charges."""
+        """Return the ledger without this replica's reservation. The charges admitted from it become pending charges."""
         if self.holder not in ledger.reserved and not self.granted:
             return ledger
         others = {holder: each for holder, each in ledger.reserved.items() if holder != self.holder}
@@ -287,7 +288,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
 
     def confirmed(self, answered: float) -> None:
-        """Record that the write of `send` was stored. ``answered``: when the API server answered, in Unix seconds."""
+        """Record that the write after `send` was stored. ``answered``: the Unix time of the API server's answer."""
         if sent := self._sent:
             self._confirm(sent)
             self._created_until = answered + CREATED_SECONDS

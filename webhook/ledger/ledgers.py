@@ -49,7 +49,7 @@ class ReviewDeadline:
 
         Code that works for long on a review must call this method again and again.
         """
-        # A review of a large pod calls this method tens of thousands of times. So the usual case is tested first.
+        # A review of a large pod calls this method tens of thousands of times. So the most frequent case comes first.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -73,7 +73,7 @@ class PutOff(msgspec.Struct, frozen=True):
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""
     soon: bool = False
-    """True if the shortage is expected to end within 2 s."""
+    """True if the missing quota is expected to be free within 2 s."""
     counted: bool = True
     """False if the stored pods and claims could not be counted before the deadline."""
 
@@ -115,7 +115,7 @@ class Ledgers(Protocol):
     """The ledgers of all namespaces. All calls of one instance must come from the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run.
+        """Decide a charge. The ledger records an admitted charge once for each uid. A dry run records nothing.
 
         Raises Unavailable if the store of the ledgers does not answer. The charge may then be recorded or not.
         """
@@ -127,12 +127,12 @@ class Ledgers(Protocol):
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage by GPU model, up to some seconds old. Use it to choose a model, never to refuse a pod."""
+        """Return the usage by GPU model as of some seconds ago. Use it to choose a model, never to refuse a pod."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Count the stored pods and claims. Return their usage, plus the terminating charges in ``charged``.
+        """Count the stored pods and claims. Return their usage, plus the charges of terminating pods in ``charged``.
 
         A refusal may depend on this usage. Return None if the count does not end before the deadline. Raises
         Unavailable if the store does not answer.
@@ -185,7 +185,7 @@ class MemoryLedgers:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. The ledger records an admitted charge, once for each uid, unless it is a dry run."""
+        """Decide a charge. The ledger records an admitted charge once for each uid. A dry run records nothing."""
         # No lock is needed, because this coroutine awaits nothing between reading the ledger and replacing the ledger.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
@@ -240,7 +240,7 @@ class ChargeWindow:
         self._sums: dict[str, tuple[int, Charge]] = {}
 
     def add(self, key: object, model: str, charge: Charge) -> None:
-        """Add a charge at the present time. If the window already has a charge with this key, nothing changes."""
+        """Add a charge at the present time, unless a charge with this key was added in the last ``seconds``."""
         sums = self.sums()
         if key not in self._charges:
             number, charged = sums.get(model, (0, Charge()))
@@ -285,7 +285,7 @@ class RecentChoices:
             self._by_namespace[namespace].add(object(), model, charge)
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Remove the oldest choice with this model and charge. The caller must be about to charge the chosen pod."""
+        """Remove the oldest choice with this model and charge. The caller must then charge the pod of this choice."""
         # A choice is found by its model and its charge, because a pod has no uid when /mutate chooses its model.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)

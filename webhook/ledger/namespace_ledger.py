@@ -63,16 +63,16 @@ WRITE_TIMEOUT_SECONDS = 3.0
 """Timeout in seconds of a ledger write. After a timeout the outcome of the write is unknown, so the replica reads or
 writes the ledger again."""
 
-# Seconds for which a write of the ledger waits for more charges under load, as PostgreSQL's commit_delay does. A write
-# costs half as much as the creation of a pod, and one large write costs less than several small writes.
+# Under load, seconds for which a ledger write waits for more charges, as PostgreSQL's commit_delay does. A write costs
+# half as much as the creation of a pod, and one large write costs less than several small writes.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
-"""Seconds between two checks whether this replica must write the charges that it admitted from its reservation."""
+"""The interval in seconds of the check whether this replica must write charges admitted from its reservation."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""The least seconds between two `waiting` marks of this replica in a ledger. When other replicas read a new mark, they
-release their reservations."""
+"""The minimum of seconds between two `waiting` marks that this replica sets in a ledger. When other replicas read a new
+mark, they release their reservations."""
 
 # The maximum random delay before a write is repeated. Without a delay, two replicas would conflict at every retry.
 MAX_JITTER_SECONDS = 0.02
@@ -87,7 +87,7 @@ Charging = PendingCall[ChargeRequest, Decision]
 class Shared:
     """The parts of a webhook replica that the ledgers of all namespaces share.
 
-    ``store`` reads and writes the ledgers. ``boot_clock`` is the clock of reservations, which also counts suspension.
+    ``store`` reads and writes the ledgers. ``boot_clock`` also runs while the machine is suspended.
     ``leaving``: True if the replica is stopping. It then reserves nothing. ``threads`` run reads and writes of ledgers.
     ``list_threads`` run LISTs.
     """
@@ -119,7 +119,7 @@ class NamespaceLedger:
         self._shared = shared
         self._remembered: Stored | None = None
         self._remembered_at = -math.inf
-        # The ledger of a write whose outcome is unknown, and the stored ledger that this write replaces.
+        # After a write with an unknown outcome: the ledger that was sent, and the stored ledger that it replaces.
         self._unanswered: tuple[Ledger, Stored] | None = None
         self._noted = Ledger()
         self._usages: Mapping[str, Usage] = {}
@@ -132,11 +132,11 @@ class NamespaceLedger:
         # The quota by which this replica sizes its next reservation.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # When this replica set its last `waiting` mark, and when it set the first mark of the present series of marks.
+        # When this replica last set a `waiting` mark (a charge needs reserved quota), and when it began to set marks.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Admit a charge from the reservation. If this is impossible, decide and write it with all waiting charges."""
+        """Admit a charge from the reservation. If impossible, decide and write it with all other waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -147,7 +147,7 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Decide a charge that does not fit the ledger. Refuse the charge only if the stored objects leave no room."""
+        """Decide a charge that does not fit the ledger. Refuse it only if stored pods and claims use too much quota."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused
@@ -179,7 +179,7 @@ class NamespaceLedger:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
-        """Admit a charge from the reservation, to be written later. Return None if it must be written before."""
+        """Admit a charge from the reservation, and write it later. Return None if it must be written first."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
         # If no watch reports the deletion of a pod with a long grace period, the charge could be released before the
         # pod has ended. So the charge of such a pod is written at once, together with the grace period.
@@ -219,8 +219,8 @@ class NamespaceLedger:
 
     async def usage(self) -> Mapping[str, Usage]:
         """Read the ledger, and return its usage without reservations. After a timeout, return the usage in memory."""
-        with contextlib.suppress(ListOverdue):  # /validate reports the slow LIST
-            # No charge may be decided by this ledger, because the committer may be writing a newer version of it.
+        with contextlib.suppress(ListOverdue):  # only /validate reports that a LIST takes too long
+            # No charge may be decided by this ledger, because another task may be writing a newer version.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
@@ -233,7 +233,7 @@ class NamespaceLedger:
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
-        """Decide the given calls, and write the ledger. Raises Unavailable only if certainly nothing was written."""
+        """Decide the charges in ``calls``, and write the ledger. If it raises Unavailable, nothing was written."""
         self._shared.metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
@@ -247,7 +247,7 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # the batch answers each call with `late`, which is UNSURE
+                return  # each caller gets `late`, which says that the outcome is unknown
             else:
                 return
             for call in open_:
@@ -257,7 +257,7 @@ class NamespaceLedger:
             await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # only a delay
 
     async def _attempt(self, calls: Sequence[Charging]) -> None:
-        """Decide the calls by one version of the ledger, and write the ledger if something changed.
+        """Decide the charges in ``calls`` by one version of the ledger, and write the ledger if it has changed.
 
         Raises Conflict if another process wrote first, WriteUnanswered if the outcome of the write is unknown,
         Unavailable if the ledger could not be read, and LedgerLost if the ledger was lost with its charges.
@@ -290,7 +290,7 @@ class NamespaceLedger:
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # the version is None if no open ledger is stored
+        if stored.version is not None:  # None if no ledger is stored, or a closed one (which admits nothing)
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -339,14 +339,14 @@ class NamespaceLedger:
         return stored
 
     async def _send_again(self) -> None:
-        """Repeat a write whose outcome is unknown. A read could not prove a failure: the write may be stored later."""
+        """Repeat a write whose outcome is unknown. A read cannot prove a failure, as the write may be stored later."""
         # The repeated write may include the charge of a call that still waits. When this call is decided, its charge is
         # already in the ledger, and is not added a second time.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The stored ledger has another version. So the unanswered write has been stored, or never will be.
+                # The stored ledger has changed. So the unanswered write has been stored, or never will be.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:
@@ -371,16 +371,16 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # If the quota was edited after the last count of the stored objects, the ledger may use old values of units.
-        # The ledger may also lack pods that were stored while the namespace had no limit.
+        # If the quota was edited after the last count of the stored objects, the ledger may count GPU resources by old
+        # values. The ledger may also lack pods that were stored while the namespace had no limit.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
         # If the API server did not serve ResourceClaims at the last count, the ledger lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # A count by an older quota ConfigMap must not replace the ledger, and without a new count the ledger may
-            # lack pods. So the caller must retry until this replica's watch has delivered the newer ConfigMap.
+            # A count by an older quota ConfigMap must not replace the ledger. Without a new count the ledger may lack
+            # pods. So the caller must retry until this replica's watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
             return settle(ledger, observed, counted_since=observed.resource_version)
@@ -404,7 +404,7 @@ def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    """Decide the calls in order. Each decision also counts the charges of the previously admitted calls."""
+    """Decide the charges in ``calls`` in order. Charges that are admitted use up quota for the following charges."""
     decisions = []
     for call in calls:
         decision = call.item.decide(ledger)

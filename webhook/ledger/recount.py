@@ -18,8 +18,8 @@ MIN_INTERVAL_SECONDS = 0.5
 """The minimum of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
-"""After a LIST of t seconds, a namespace is not listed for this factor times t. So large namespaces are listed less
-often."""
+"""After a LIST, the pause before the next LIST of the namespace is this many times as long as the LIST took. So large
+namespaces are listed less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
 """Seconds after which a webhook replica itself settles a ledger (sets it to the count of the stored objects). A running
@@ -36,15 +36,15 @@ class Recount:
     """Counts the stored pods and claims of one namespace by LISTs. Callers that wait together share one LIST."""
 
     count: Callable[[], Awaitable[ObservedPods]]
-    """Makes a consistent LIST of the pods and claims of the namespace, and returns their charges."""
+    """A function that lists the pods and claims of the namespace consistently, and returns their charges."""
     known: Callable[[], Ledger]
-    """Returns the newest ledger that this replica has read or written."""
+    """A function that returns the newest ledger that this replica has read or written."""
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The result of the oldest LIST that is newer than the ledger. After this LIST, no process has settled the ledger.
+    # The result of the oldest LIST since which no process has settled the ledger (set it to a count of stored objects).
     _first: ObservedPods | None = None
-    # When the LIST of `_first` was made.
+    # When the LIST whose result is in `_first` was made.
     _since: float = -math.inf
     # When this replica made its newest LIST.
     _listed: float = -math.inf
@@ -53,7 +53,7 @@ class Recount:
         self._lists = SharedCall(self._list, self.clock, self._pause)
 
     async def judge(self, shortage: Shortage, deadline: float) -> Refused | PutOff:
-        """Return a refusal if the stored pods and claims leave no room for a charge; otherwise return a `PutOff`.
+        """Return a refusal if the stored pods and claims leave no room for a charge; otherwise `PutOff` (retry later).
 
         The objects are counted by a LIST that begins after this call. ``shortage``: why the charge does not fit the
         ledger. The caller must have read the ledger before this call. Raises Unavailable if the LIST failed.
@@ -66,8 +66,8 @@ class Recount:
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A running controller soon ends the shortage by settling the ledger. But the pending charge of a pod that is
-        # never stored is released much later.
+        # A running controller soon settles (recounts) the ledger, which ends the shortage of quota. But the pending
+        # charge of a pod that is never stored is released much later.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
@@ -115,8 +115,7 @@ class Recount:
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)
-        # If the ledger was counted by a newer quota ConfigMap, this replica has not read the current values of units
-        # yet.
+        # If the ledger was counted by a newer quota ConfigMap, this replica lacks the current values of GPU resources.
         if observed and is_older(observed.config_version, self.known().config_version):
             return None
         return observed

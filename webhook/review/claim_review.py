@@ -49,7 +49,7 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim or template under review. If it needs neither model nor charge, return the answer instead."""
+    """Return the claim or template under review, or the answer to the review if no further decision is needed."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
@@ -115,7 +115,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
     charges: Mapping[str, Charge]
     """The models that the claim may get, each with the claim's charge, in the order in which the models are tried."""
     excluded: Mapping[str, str]
-    """Every other model in the quota, with the reason why the claim may not get it."""
+    """Maps each other model in the quota to the reason why the claim may not get this model."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order of ``charges``."""
 
@@ -123,7 +123,7 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
     def of(
         cls, asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
     ) -> "ClaimCandidates":
-        """Divide the models of ``quota`` by the claim's selectors and annotations."""
+        """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations."""
         preference = Preference.of(annotations, quota)
         excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
         excluded |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
@@ -192,7 +192,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # The choice of /mutate must not count as used any more, because the charge of this claim is recorded next.
+    # The charge of this claim is recorded next. So the model choice of /mutate must no longer count as used quota.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)
@@ -226,7 +226,7 @@ class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def sentences(self) -> Sequence[str]:
-        """The warnings for the creator of the template or pod if the object is admitted."""
+        """The warnings for the user who created the template or pod, if the webhook admits it."""
         return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
 
 

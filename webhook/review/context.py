@@ -19,8 +19,8 @@ SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""A function of a namespace and a name. It returns the digest of the ResourceClaimTemplate with this name, or None if
-there is no such template."""
+"""Returns the digest (the parts that determine the charge) of the ResourceClaimTemplate with this namespace and name;
+None if there is no such template."""
 
 
 def no_templates(_namespace: str, _name: str) -> None:
@@ -28,10 +28,10 @@ def no_templates(_namespace: str, _name: str) -> None:
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """The quota, the nodes and the settings by which one review is decided, as they are when the decision begins."""
+    """The quota, the nodes and the settings by which one review is decided, at the time when the decision begins."""
 
     quota: model.Quota
-    """The limits of each namespace at this moment."""
+    """The GPU quota limits of each namespace at the time of the review."""
     nodes: Nodes
     """The nodes of the cluster, with their GPU models."""
     hints: patches.Hints = patches.Hints()
@@ -39,19 +39,19 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     storable_seconds: float | None = None
     """Seconds after which the charge of an object that was never stored is released; None for never."""
     resources: GpuResources = BUILT_IN
-    """The resources that count as GPUs, with their values."""
+    """The resources that count as GPUs, with the charge of each."""
     runtime_classes: RuntimeClasses = RuntimeClasses()
-    """Decides which RuntimeClasses give GPUs."""
+    """Decides which RuntimeClasses give pods access to GPUs."""
     claims: charges.ClaimPolicy | None = None
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
     templates: ClaimTemplates = no_templates
-    """Finds the digest of a ResourceClaimTemplate by namespace and name."""
+    """Finds by namespace and name the digest (charge-relevant parts) of a ResourceClaimTemplate."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
     """The users that create claims for pods that are charged already."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The field ``claims``, or if it is None, a policy without devices, by which every claim is charged."""
+        """The field ``claims``; if this is None, a policy without known devices, by which every claim is charged."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )

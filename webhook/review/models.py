@@ -30,13 +30,13 @@ class Allowed(NamedTuple):
     """The GPU models that an object may use, and the functions that charge and pin the object."""
 
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
-    """Returns the models in the order in which they are tried, each with its limit and its part of the usage."""
+    """Takes the usage by model. Returns the models in the order of trial, each with its limit and usage."""
     rule: Rule
     """The rule that determines the order in which the models are tried."""
     charge_on: Callable[[str], Charge]
-    """Returns the object's charge on a model."""
+    """Returns the object's charge if it uses the given model."""
     patch: Callable[[str], Sequence[Operation]]
-    """Returns the operations that pin the object to a model."""
+    """Returns the JSON Patch operations that pin the object to the given model."""
     selector: str = ""
     """The node label by which a pod can select one model; empty for a claim."""
 
@@ -90,7 +90,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
 
 
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
-    """Return the message for an object that may use several models; empty if the object may use only one."""
+    """Return the refusal message for an object that may use several GPU models; empty if it may use only one."""
     # The message lists models with and without free quota, so that it does not depend on the current usage.
     models = [option.model for option in allowed.options({})]
     if len(models) == 1:
@@ -115,8 +115,8 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # The ledger may still contain the charges of deleted objects. If the object fits in addition to the stored objects,
-    # pin it, and let /validate decide.
+    # The ledger may still contain the charges of deleted objects. If the stored objects alone leave enough quota, pin
+    # the object, and let /validate decide.
     if not all(shortage.can_never_fit for shortage in choice):
         stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
         if stored is None:

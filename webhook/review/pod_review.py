@@ -64,7 +64,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 def review_of(
     request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
 ) -> PodReview | AdmissionResponse:
-    """Return the pod under review. If the pod needs neither a model nor a charge, return the answer instead."""
+    """Return the pod under review, or the answer to the review if the pod needs no further decision."""
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
     check()
     if isinstance(pod, AdmissionResponse):
@@ -84,8 +84,7 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # HAMi and NVIDIA's device plugin use the same resource for whole cards. So the metrics name the resource, and not
-    # one of these two schemes.
+    # HAMi and NVIDIA's device plugin use the same resource for whole cards. So the metrics name the resource.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -107,7 +106,7 @@ def _not_charged(review: PodReview) -> AdmissionResponse:
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the created pod if it could reach a GPU. Otherwise return the answer, which depends on no quota."""
+    """Return the created pod if it could reach a GPU; otherwise the answer to the review, which depends on no quota."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
@@ -203,7 +202,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # The choice of /mutate must not count as used any more, because the charge of this pod is recorded next.
+    # The charge of this pod is recorded next. So the model choice of /mutate must no longer count as used quota.
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
@@ -262,8 +261,8 @@ def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
 def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
     """Yield a phrase if the pod names a scheduler other than ``placing``, which allocates the cards of its model."""
     named = review.pod.spec.scheduler_name
-    # Two schedulers could give the same free card to two pods. But a pod that requests units may use any scheduler,
-    # because Kubernetes counts the units of each node itself.
+    # Two schedulers could give the same free card to two pods. But a pod may use any scheduler if it requests only
+    # resources that Kubernetes itself counts on each node.
     if placing and review.request.schemes and named not in ("", placing, DEFAULT_SCHEDULER):
         name = named[:MOST_OF_SCHEDULER]
         yield f"spec.schedulerName must be {placing} or empty, because {name} may assign cards that are not free"

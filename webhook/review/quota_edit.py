@@ -59,8 +59,9 @@ async def check_edit(
 ) -> AdmissionResponse:
     """Return the answer to an edit of the quota ConfigMap. A refusal has the path of every fault.
 
-    ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: None without an API
-    server. ``check``: a function that is called between the parts of the work. It raises Dropped if the work must end.
+    ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: lists them; None
+    without an API server. ``check``: a function that is called between the parts of the work. It raises Dropped if the
+    work must end.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
@@ -97,7 +98,7 @@ def document_warnings(
 ) -> Iterator[str]:
     """Yield the warnings about a new quota that depend only on the documents and the nodes.
 
-    ``policy``: the policy with the nodes, which have the models of the new ``resources``; None without nodes.
+    ``policy``: has the nodes, whose GPU models are named as in ``resources``; None if no nodes are known.
     """
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})

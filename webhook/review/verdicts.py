@@ -69,7 +69,7 @@ def misnamed(namespace: str) -> AdmissionResponse | None:
     """Return a refusal if no namespace can have this name; None if the name is valid."""
     if is_namespace_name(namespace):
         return None
-    # A forged namespace name may be as long as the request. So the message contains only the first part of the name.
+    # An invented namespace name may be as long as the request. So the message contains only the first part of the name.
     message = f"{namespace[:MOST_OF_NAMESPACE]!r} is not a valid namespace name"
     return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
 
@@ -100,7 +100,7 @@ def refused(review: Review, outcome: str, message: str, model: str = "") -> Admi
 
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
-    """Return the refusal of an object for which no model has enough free quota. ``shortages``: one for each model."""
+    """Return the refusal of an object for which no model has enough free quota. ``shortages``: one per model."""
     moment = review.policy.quota.moment
     grants = (grant_words.coming(review.quota, shortage.model, moment) for shortage in shortages)
     message = "; ".join([exceeded(review.namespace, *shortages), *filter(None, grants)])
@@ -170,7 +170,7 @@ async def record_grace(create: Creation, review: Review, asked: Asked) -> Admiss
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return True if the ledger must record this grace period, because it is longer than a charge stays pending."""
+    """Return True if the ledger must record this grace period, because it exceeds the lifetime of a pending charge."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 
@@ -217,7 +217,7 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
 def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
     """Return at most one warning about the quota of an admitted object.
 
-    It is the first that applies: the object exceeds a quota that only warns; the charge needs a grant (a dated
+    The first that applies is returned: the object exceeds a quota that only warns; the charge needs a grant (a dated
     addition to the limit) that will end; the quota is nearly used up.
     """
     namespace = review.namespace

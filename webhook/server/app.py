@@ -101,8 +101,8 @@ class Application:
             status, message = self._fault(scope["path"], error)
             body = error_object(message, status)
             if status is HTTPStatus.SERVICE_UNAVAILABLE:
-                # These headers make the API server repeat the call on a new connection, perhaps to another webhook
-                # replica.
+                # Retry-After and Connection make the API server repeat the call on a new connection, perhaps to another
+                # webhook replica.
                 headers += [(b"retry-after", b"1"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})

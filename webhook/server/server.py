@@ -185,7 +185,7 @@ class Failure:
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
-        os._exit(0)  # gunicorn logs each other exit status as a fault of the worker
+        os._exit(0)  # gunicorn logs any exit status but 0 as a fault of the worker
 
 
 class WebhookServer(ServedApplication):
@@ -236,7 +236,7 @@ class WebhookServer(ServedApplication):
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        """Return the application. gunicorn calls this method in each new worker."""
+        """Return the ASGI application. gunicorn calls this method in each new worker."""
         # The certificate files may have changed after the server process read them. So each new worker reads them
         # again.
         self.certificate.poll()
@@ -264,7 +264,7 @@ def max_connections() -> int:
 
 
 def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
-    """Export metrics of the open connections, and of the connections and requests that the worker has ended."""
+    """Export metrics of open connections, closed connections, late requests and the client certificate's expiry."""
     metrics.watch("vcuda_connections", "Open connections of clients.", lambda: worker.connections)
     metrics.watch(
         "vcuda_client_certificate_expiry_seconds",

@@ -70,7 +70,7 @@ _PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
-    """A phase of a connection in which the server waits for the client, and the maximum seconds of the wait.
+    """The phases of a connection in which the server waits for the client, each with the maximum seconds of the wait.
 
     A connection has no phase while its request is being decided.
     """
@@ -178,7 +178,7 @@ class WebhookProtocol(ASGIProtocol):
             self.handshake.cancel()
 
     def expire(self) -> None:
-        """End the connection, because its phase has taken too long. An incomplete request gets a 408."""
+        """End the connection, because the client has been too slow. An incomplete request is answered with 408."""
         if self.phase is Phase.REQUEST:
             self.worker.overdue += 1
             self._send_error_response(408, "the request did not arrive completely in time")
@@ -194,7 +194,7 @@ class WebhookProtocol(ASGIProtocol):
     # The methods below override private methods of gunicorn. So setup.cfg pins gunicorn's minor version.
 
     def _feed_callback_parser(self, data: bytes) -> bool:
-        """Parse the next bytes of a request. The connection is in phase REQUEST until the request is complete."""
+        """Parse the next bytes of a request. Until the request is complete, the time limit of phase REQUEST applies."""
         going_on: bool = super()._feed_callback_parser(data)  # type: ignore[misc]
         if self._closed:
             return going_on
@@ -207,7 +207,7 @@ class WebhookProtocol(ASGIProtocol):
         return going_on
 
     def _arm_keepalive_timer(self) -> None:
-        """After an answer, wait for another request, unless a part of the other request has already arrived."""
+        """After an answer, wait for the next request, unless a part of the next request has already arrived."""
         self._scope = {}
         if self.phase is not Phase.REQUEST and not self._closed:
             self.worker.enter(self, Phase.NEXT)
@@ -235,7 +235,7 @@ class WebhookProtocol(ASGIProtocol):
         self._safe_write(head.encode() + body)
 
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
-        """Return gunicorn's scope of a request, with the client certificate's common name and the time of arrival."""
+        """Return gunicorn's ASGI scope of a request, plus the client certificate's common name and the arrival time."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
         # A replica that was suspended or is overloaded reads a request long after the kernel has received the request.
         # So the time of arrival comes from the kernel.
@@ -265,7 +265,7 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # When a connection ends, gunicorn waits for this event, or else for its whole grace period.
+        # gunicorn's task of this connection waits for this event. Without it, the task ends only after a grace period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
@@ -299,13 +299,13 @@ class WebhookWorker(ASGIWorker):
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
-        """Put a connection into a phase, behind all connections of this phase, because their deadlines are earlier."""
+        """Let a connection begin a phase. It goes to the end of this phase's list, which is in order of deadlines."""
         self.leave(connection)
         connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
 
     def leave(self, connection: WebhookProtocol) -> None:
-        """Take a connection out of its phase, because its request is being decided or the connection is closed."""
+        """End the phase (time-limited wait) of a connection whose request is being decided, or that is closed."""
         if connection.phase is not None:
             del self._waiting[connection.phase][connection]
             connection.phase = None
@@ -354,7 +354,7 @@ class WebhookWorker(ASGIWorker):
                 sock.close()
 
     def _shed_one(self) -> None:
-        """Close the oldest connection of the largest phase. So a flood of connections mostly closes its own ones."""
+        """Close the oldest connection in the phase with the most connections. So a flood mostly hits itself."""
         crowd = max(self._waiting.values(), key=len)
         if crowd:
             self.shed += 1
