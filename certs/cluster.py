@@ -275,7 +275,7 @@ class ClientStore(ClusterStore):
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # This program cannot see which certificates API servers present. So it assumes that of the Secret.
+        # This program cannot see which certificates API servers present. So it assumes the one in the Secret.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),

@@ -14,7 +14,7 @@ def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolic
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not states.is_valid(certificate, now):
         return f"{name} is valid only from {shown(start)} to {shown(end)}"
-    # `issued_before` is ignored while it is in the future. Otherwise every new certificate would be replaced at once.
+    # `issued_before` is ignored while it is in the future. Otherwise every new certificate would be replaced again.
     if policy.issued_before and states.issued(certificate) < policy.issued_before <= now:
         return f"{name} was issued before {shown(policy.issued_before)}"
     if states.in_look_ahead(certificate, now):
@@ -62,12 +62,12 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
-    """Return True if endpoints are ready, and every ready or answering endpoint serves a leaf of the current CA."""
+    """Return True if endpoints are ready, and all ready or answering ones serve a certificate of the current CA."""
     return bool(state.ready()) and not others(state, now)
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """Return the endpoints without a leaf of the current CA. Skip endpoints that are unready and did not answer."""
+    """Return the endpoints that serve no certificate of the current CA. Skip unready endpoints that did not answer."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -75,7 +75,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Return True if calls may succeed: a caBundle trusts the leaf of a ready endpoint, or a dial has failed."""
+    """Return True if calls may succeed: a caBundle trusts a ready endpoint's certificate, or a dial has failed."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -181,8 +181,8 @@ def _bundle(
 
 
 def _broken_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # An unusable serving Secret is repaired at once. The current CA signs the new leaf, because the caBundles contain
-    # the current CA.
+    # An unusable serving Secret is repaired immediately. The current CA signs the new leaf, because the caBundles
+    # contain the current CA.
     reason = broken(state, now, policy)
     if not reason or not current_signs(state, now):
         return None
@@ -261,8 +261,8 @@ def _untrusting(state: states.State, policy: RotationPolicy) -> states.Problem |
 
 
 def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # If the leaf is due for renewal, the current CA signs a new leaf. The new leaf must expire later than the old leaf,
-    # and clients must trust the new leaf.
+    # If the leaf (serving certificate) is due for renewal, the current CA signs a new leaf. The new leaf must expire
+    # later than the old leaf, and clients must trust the new leaf.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.in_look_ahead(leaf.certificate, now):
         return None
@@ -273,7 +273,7 @@ def _ageing_leaf(state: states.State, now: datetime, policy: RotationPolicy, see
 
 
 def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Replace the leaf if its renewal is due, or if the current CA did not sign the leaf.
+    # Replace the leaf (serving certificate) if its renewal is due, or if the current CA did not sign it.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None:
         return None
@@ -285,7 +285,7 @@ def _due_leaf(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _propagation(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Step (d) of a rotation: wait until every ready endpoint serves the leaf that is in the serving Secret.
+    # Step (d) of a rotation: wait until every ready endpoint serves the certificate in the serving Secret.
     leaf = state.serving.leaf
     lagging = [endpoint for endpoint in state.ready() if leaf is None or endpoint.leaf != leaf.certificate]
     return _lag([f"{one.address}: {one.fault or 'serves an earlier leaf'}" for one in lagging], state, now, policy)
@@ -324,10 +324,11 @@ def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Dec
 
 
 def _presented_until(state: states.State, now: datetime, policy: RotationPolicy, *, noted: bool) -> datetime | None:
-    # Return until when an API server may present a client certificate of a retired CA; None if no API server can. This
-    # program cannot see the certificate that an API server presents. So a retired CA stays until it expires, or until
-    # the user states by --installed that all API servers present the new certificate. `noted`: the CA Secret records
-    # that one of these two conditions is true. The record may not include a CA that only the ConfigMap contains.
+    # Return the time until which an API server may present a client certificate of a retired CA; None if no API server
+    # can. This program cannot see the certificate that an API server presents. So a retired CA stays until it expires,
+    # or until the user states by --installed that all API servers present the new certificate. `noted`: the CA Secret
+    # records that one of these two conditions is true. The record may not include a CA that only the ConfigMap
+    # contains.
     if policy.installed:
         return None
     possible = (*states.unknown_cas(state), *(() if noted else state.authorities.retired))
@@ -341,8 +342,7 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lag(lagging: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait until the endpoints serve the new leaf. After the time PROPAGATION, report the endpoints that do not serve
-    # it.
+    # Wait until the endpoints serve the new certificate. After PROPAGATION, report the endpoints that do not.
     if not lagging or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)

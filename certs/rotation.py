@@ -74,12 +74,12 @@ class DryRunStore:
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock. Afterwards, every endpoint of the copied state serves the leaf in the serving Secret."""
+        """Advance the clock. Then every endpoint in the copied state serves the certificate of the serving Secret."""
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
-        # In a cluster, kubelet updates the mounted Secret, and some time later the endpoints serve the new leaf. A wait
-        # makes no endpoint ready.
+        # In a cluster, kubelet updates the mounted Secret, and some time later the endpoints serve the new certificate.
+        # A wait makes no endpoint ready.
         if leaf is not None:
             followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
             self._state = replace(self._state, endpoints=tuple(followed))

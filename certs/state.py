@@ -182,7 +182,7 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs in caBundles that have our name, but are missing in the CA Secret, such as a restored one."""
+    """Return the CAs in caBundles that have our name but are not in the CA Secret, which may be an old copy."""
     # An unknown CA is removed like a retired CA. It is never added to a caBundle, because anyone can make a CA with our
     # name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))

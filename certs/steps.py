@@ -14,12 +14,12 @@ RETENTION = timedelta(days=1)
 # clock, so a jump of the wall clock cannot shorten the time.
 SETTLE = timedelta(seconds=10)
 
-# This time replaces `SETTLE` in a rotation of client certificates. A webhook reads the client CAs from a mounted
-# ConfigMap, and kubelet updates the mount within about 100 s.
+# This observation time replaces `SETTLE` in a rotation of client certificates. A webhook reads the client CAs from a
+# mounted ConfigMap, and kubelet updates the mount within about 100 s.
 CLIENT_SETTLE = timedelta(minutes=2)
 
-# If an endpoint does not serve a new leaf after this time, the rotation reports a problem. kubelet updates a mounted
-# Secret within about 100 s, at its next sync (60 s plus jitter) and from a cache that may be out of date.
+# If an endpoint does not serve a new certificate after this time, the rotation reports a problem. kubelet updates a
+# mounted Secret within about 100 s, at its next sync (60 s plus jitter) and from a cache that may be out of date.
 PROPAGATION = timedelta(minutes=10)
 
 
@@ -129,7 +129,7 @@ class IssueLeaf(Reasoned):
 
 
 class NoteServed(Reasoned):
-    """A step: record in the CA Secret that every endpoint serves a leaf of the current CA from now on."""
+    """A step: record in the CA Secret that every endpoint serves a certificate of the current CA from now on."""
 
 
 class Forget(Reasoned):

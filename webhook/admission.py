@@ -90,8 +90,8 @@ class Service(msgspec.Struct, frozen=True):
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
         """Return the encoded answer to the review in ``body``.
 
-        ``line``: the namespace in whose queue a large review waits. Raises BadReview if the body is not an admission
-        review, and Unavailable if the review cannot be answered now.
+        ``line``: the namespace under which a large review waits in the queue. Raises BadReview if the body is not an
+        admission review, and Unavailable if the review cannot be answered now.
         """
         started = time.perf_counter()
         if self.gate.closed:

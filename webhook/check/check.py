@@ -1,6 +1,6 @@
 """Reviews the pods and ResourceClaims in manifests, and formats the answers as a table.
 
-The command `check` decides the reviews in its own process. The demo sends the reviews to a webhook server.
+The command `check` decides the reviews in its own process. The project's demo sends them to a webhook server.
 """
 
 import asyncio
@@ -135,9 +135,9 @@ async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: file
 
 
 async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
-    """Decide one pod or claim of a workload. Yield its row, and then the rows of the pod's claims.
+    """Decide one pod or claim of a workload. Yield its table row, and then the rows of a pod's claims.
 
-    Each row is yielded with a key. Rows with equal keys have equal answers.
+    Each row is yielded with a key. Rows with equal keys have equal answers, and can be merged.
     """
     namespace, created, policy = workload.namespace, workload.created, cluster.policy
     notes = [workload.warning] if workload.warning else []
@@ -233,7 +233,7 @@ def _request(created: Manifest, namespace: str) -> AdmissionRequest:
 
 
 def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
-    """Yield a phrase for each kind of change in the patch that may surprise the owner of the pod."""
+    """Yield a phrase for each kind of change in the patch of /mutate, if the change may surprise the pod's owner."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [path for path in removed if path.startswith("/metadata/")]
     if records:
@@ -246,7 +246,7 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of a table for a terminal."""
+    """Yield the lines of the table of decisions, as text for a terminal."""
     heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [
         heading,

@@ -29,11 +29,11 @@ class Bounds(msgspec.Struct, frozen=True):
     grants: int
     """The maximum number of reviews that have a grant (are being decided) at the same time."""
     size: int
-    """The maximum size in bytes of all reviews with a grant together. If no review has a grant, any review fits."""
+    """The maximum total size in bytes of the reviews with a grant. If no review has a grant, any review fits."""
     key_grants: int
     """The maximum number of reviews of one key (namespace) that have a grant at the same time."""
     key_size: int
-    """The maximum size in bytes of all reviews of one key with a grant. If the key has no grant, any review fits."""
+    """The maximum total size in bytes of one key's reviews with a grant. If the key has no grant, any review fits."""
     waiting: int
     """The maximum number of reviews that wait in the queue."""
     keys: int
@@ -75,7 +75,7 @@ class _Held(NamedTuple):
 
 
 class FairQueue:
-    """The waiting entries in one line per key, and the granted entries. All calls must come from one event loop.
+    """The waiting reviews, in one line per key (namespace), and the granted ones. One event loop must make all calls.
 
     ``crowded``: the message of exception Dropped if too many entries wait. ``late``: its message after too long a wait.
     """

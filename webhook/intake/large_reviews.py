@@ -2,9 +2,9 @@
 
 1. A large review needs a *place* before the rest of its body is read, and keeps the place until it is answered. The
    number of places bounds the memory of all large reviews. Namespaces get places in turn.
-2. A review needs a *turn* for each part of its work between two calls of the ledgers. Only one review has a turn at a
+2. A review needs a *turn* for each part of its work between two calls to the ledgers. Only one review has a turn at a
    time, because two threads would only compete for the interpreter's lock.
-3. The event loop makes the calls of the ledgers. During such a call the review has no turn, so that another review can
+3. The event loop makes the calls to the ledgers. During such a call the review has no turn, so that another review can
    compute.
 """
 
@@ -105,7 +105,7 @@ class ReviewThread:
         return self._places.waiting
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that waits until ``size`` bytes may be read. It raises Dropped at a timeout."""
+        """Return a context manager that waits until ``size`` bytes may be read, or raises Dropped."""
         return self._places.granted(namespace, size, deadline.end - max(deadline.left, 0) * WAIT_SHARE)
 
     async def run(

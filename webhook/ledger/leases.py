@@ -1,6 +1,6 @@
 """The reservation of a webhook replica: quota from which the replica admits many charges by one ledger write.
 
-docs/ledger.md has the rules of reservations, and proves that they never admit too much. tests/model explores the rules.
+docs/ledger.md has the rules of reservations, and proves that no quota is exceeded. tests/model checks this.
 """
 
 import bisect
@@ -74,7 +74,7 @@ class Terms(NamedTuple):
 
     quota: NamespaceQuota
     counted_since: str
-    """The version of the namespace's quota; see `ChargeRequest.counted_since`."""
+    """The version of the namespace's quota. A ledger that was counted before it may lack pods."""
     config_version: str
     """The version of the quota ConfigMap."""
 
@@ -113,7 +113,7 @@ class Plan(NamedTuple):
 
 
 def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
-    """Plan the next reservation of this replica. Its charges always fit the free quota of the namespace.
+    """Plan the next reservation of this replica. A reservation always fits the free quota of the namespace.
 
     ``ledger`` must not contain the present reservation of this replica. It must contain all charges that this replica
     has admitted from the reservation.

@@ -58,7 +58,7 @@ class ReviewDeadline:
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """A decision: the charge cannot be decided now, so the caller must retry."""
+    """The answer to a request for a charge: no decision is possible now, so the caller must retry."""
 
     reason: str
     """Why the charge cannot be decided now, as a sentence without a full stop. The creator of the pod gets this
@@ -68,7 +68,7 @@ class RetryLater(msgspec.Struct, frozen=True):
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """A decision: the charge does not fit the ledger at present, but may fit later. So the caller must retry."""
+    """The answer to a request for a charge: it does not fit the ledger now, but may later. The caller must retry."""
 
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""
@@ -102,7 +102,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     """The creationTimestamp of the pod or claim, in Unix seconds; infinity if the timestamp is unknown. A charge with
     an unknown timestamp is never admitted from a reservation."""
     grace: int = 0
-    """The grace period of the pod in seconds; 0 if the period is too short to be recorded in the ledger."""
+    """The grace period of the pod in seconds; 0 if the period is so short that the ledger need not record it."""
 
     def decide(self, ledger: Ledger) -> Decision:
         """Return the decision about this charge by the given ledger of its namespace. Nothing is written."""
@@ -179,7 +179,7 @@ class ByNamespace(Generic[V]):
 
 
 class MemoryLedgers:
-    """Ledgers in the memory of this process, for the embedded mode, the demo and the command `check`."""
+    """Ledgers in the memory of this process, for `serve --standalone`, the demo and the command `check`."""
 
     def __init__(self, committed: Mapping[str, Mapping[str, Charge]] = types.MappingProxyType({})) -> None:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}

@@ -71,8 +71,8 @@ FLUSH_SECONDS = 0.1
 """The interval in seconds of the check whether this replica must write charges admitted from its reservation."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""The minimum of seconds between two `waiting` marks that this replica sets in a ledger. When other replicas read a new
-mark, they release their reservations."""
+"""The minimum number of seconds between two `waiting` marks that this replica sets in a ledger. When other replicas
+read a new mark, they release their reservations."""
 
 # The maximum random delay before a write is repeated. Without a delay, two replicas would conflict at every retry.
 MAX_JITTER_SECONDS = 0.02
@@ -98,7 +98,7 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    # Each call of the API server blocks a thread. So the number of these threads bounds the number of concurrent calls.
+    # Each call to the API server blocks a thread. So the number of these threads bounds the number of concurrent calls.
     # A thread adds 50 µs to a call, which is little compared with the milliseconds of a write.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
@@ -182,7 +182,7 @@ class NamespaceLedger:
         """Admit a charge from the reservation, and write it later. Return None if it must be written first."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
         # If no watch reports the deletion of a pod with a long grace period, the charge could be released before the
-        # pod has ended. So the charge of such a pod is written at once, together with the grace period.
+        # pod has ended. So the charge of such a pod is not deferred. It is written together with the grace period.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -233,7 +233,7 @@ class NamespaceLedger:
         return self._usages
 
     async def _commit(self, calls: Sequence[Charging]) -> None:
-        """Decide the charges in ``calls``, and write the ledger. If it raises Unavailable, nothing was written."""
+        """Decide the charges in ``calls``, and write the ledger. If this raises Unavailable, nothing was written."""
         self._shared.metrics.batch.observe(len(calls))
         unsure = False
         while open_ := self._in_time(calls):
@@ -299,7 +299,7 @@ class NamespaceLedger:
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
-        """Add the admitted charges to the demand. The caller must do this before `_reserving` uses the demand."""
+        """Add the admitted charges to the measured demand. The caller must do this before it calls `_reserving`."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:

@@ -15,7 +15,7 @@ from webhook.ledger.batches import SharedCall
 from webhook.ledger.ledgers import PutOff
 
 MIN_INTERVAL_SECONDS = 0.5
-"""The minimum of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
+"""The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
 """After a LIST, the pause before the next LIST of the namespace is this many times as long as the LIST took. So large
@@ -109,8 +109,8 @@ class Recount:
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # The missing pods cannot run any more, because their grace periods have passed since the count. So their
-        # terminating charges are removed.
+        # The pods that the count lacks cannot run any more, because their grace periods have passed since then. So
+        # their terminating charges are removed.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:

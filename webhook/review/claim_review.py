@@ -98,7 +98,7 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
 
 
 def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
-    """Return the object's metadata, the digest and the annotations of the claim, and the prefix of its field paths.
+    """Return four values: the object's metadata, the claim's digest and annotations, and the prefix of its field paths.
 
     A digest (`vcuda.claims.digest`) has the parts of a claim's spec that determine the charge of the claim.
     """
@@ -233,7 +233,7 @@ class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
 def check_templates(
     templates: Iterable[ClaimRequest], namespace: str, quota: NamespaceQuota, usage: Mapping[str, Usage]
 ) -> TemplateCheck:
-    """Check the claims that will be created from these templates against the quota and the current usage."""
+    """Check whether claims from these templates can ever fit the quota, and whether they fit the free quota now."""
     warnings = []
     for asked in templates:
         if asked.faults:

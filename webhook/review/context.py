@@ -15,7 +15,7 @@ from vcuda.requests.resources import BUILT_IN, GpuResources
 from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
-"""The users of schedulers, which create claims for the extended resources of pods (flag --scheduler-users)."""
+"""The user names of schedulers, which create claims for the extended resources of pods (flag --scheduler-users)."""
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
@@ -35,7 +35,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     nodes: Nodes
     """The nodes of the cluster, with their GPU models."""
     hints: patches.Hints = patches.Hints()
-    """The node labels of models and pools, and the schedulers for pods with GPUs."""
+    """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
     storable_seconds: float | None = None
     """Seconds after which the charge of an object that was never stored is released; None for never."""
     resources: GpuResources = BUILT_IN
@@ -47,7 +47,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     templates: ClaimTemplates = no_templates
     """Finds by namespace and name the digest (charge-relevant parts) of a ResourceClaimTemplate."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
-    """The users that create claims for pods that are charged already."""
+    """The user names of schedulers, which create claims for pods that are charged already."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:

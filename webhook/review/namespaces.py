@@ -13,7 +13,7 @@ from vcuda.quota import model
 from webhook.ledger import ledgers
 
 # Seconds for which the cache has the answer that a namespace exists, or that it is missing. The second time is short,
-# because a pod may be created at once after its namespace.
+# because a pod may be created immediately after its namespace.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0

@@ -52,7 +52,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     charged: bool = True
 
     def hints(self, model: str | None) -> patches.Hints:
-        """Return the node labels and the scheduler for the pod. ``model``: the pinned GPU model; None without a pin."""
+        """Return the node labels and scheduler for the pod. ``model``: the GPU model of its pin; None without a pin."""
         general = self.policy.hints.of(self.request.schemes)
         if model is None:
             return general

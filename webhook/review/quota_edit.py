@@ -31,7 +31,7 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
 
-# An answer has at most this many warnings, because the API server truncates all warnings together to 4 KiB.
+# The answer to a quota edit has at most this many warnings, as the API server truncates their text to 4 KiB.
 MOST_WARNINGS = 20
 
 # An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
@@ -59,9 +59,9 @@ async def check_edit(
 ) -> AdmissionResponse:
     """Return the answer to an edit of the quota ConfigMap. A refusal has the path of every fault.
 
-    ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: lists them; None
-    without an API server. ``check``: a function that is called between the parts of the work. It raises Dropped if the
-    work must end.
+    ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: a function that lists
+    all namespaces; None without an API server. ``check``: a function that is called between the parts of the work. It
+    may raise Dropped.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
@@ -125,7 +125,7 @@ def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Admiss
 
 
 def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
-    """Yield a warning for each new entry whose namespace does not exist. The namespace may be created later."""
+    """Yield a warning for each new quota entry whose namespace does not exist. The namespace may be created later."""
     added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
     if not added or namespaces is None:
         return

@@ -58,7 +58,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return all warnings for the owner: faults, notes and ``sentences``. Return none in the quota's mode audit."""
+        """Return all warnings for the owner: faults, notes and ``sentences``. Return none in audit mode."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
@@ -110,8 +110,8 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
     """Return the answer to an object that does not fit the ledger at present, but may fit later."""
     shortages = decision.shortages
-    # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a controller would
-    # block a worker. The controller of this project makes the workload retry when quota is released.
+    # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a sleeping
+    # controller blocks one of its workers. This project's controller makes the workload retry when quota is free.
     wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
     message, model = exceeded(review.namespace, *shortages), shortages[0].model
     if not decision.counted:

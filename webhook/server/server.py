@@ -36,7 +36,7 @@ MAX_CONNECTIONS = 2048
 closes an older connection for each new connection. A connection takes 50 KiB of memory, mostly for TLS."""
 
 OTHER_FILES = 512
-"""The number of open files that are not used for clients, mainly for connections to the API server."""
+"""The number of file descriptors that are kept free of client connections, mainly for calls to the API server."""
 
 LIST_NAMESPACES_SECONDS = 2.0
 """Timeout in seconds of the LIST of all namespaces that an edit of the quota causes. The timeout is short, because the
@@ -55,7 +55,7 @@ class Cluster(msgspec.Struct, frozen=True):
     system_namespace: str
     """The namespace of the ConfigMap that lists the free cards."""
     hints: patches.Hints
-    """The node labels of models and pools, and the schedulers for pods with GPUs."""
+    """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
     """The namespace of the ConfigMaps in which the ledgers are stored."""
     node_namespace: str = NODE_NAMESPACE
@@ -67,9 +67,9 @@ class Cluster(msgspec.Struct, frozen=True):
     storable_seconds: float = STORABLE_SECONDS
     """The seconds after a call of /validate within which the API server can still store the object."""
     gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
-    """The patterns of the names of runtime classes that give GPUs."""
+    """The name patterns of RuntimeClasses that give pods access to GPUs."""
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
-    """The users that create claims for pods that are charged already."""
+    """The user names of schedulers, which create claims for pods that are charged already."""
 
     def check(self) -> None:
         """Read the credentials of the API server. Raises BadInput if they are unusable, before the server starts."""
@@ -181,7 +181,7 @@ class Failure:
         return self._shared[0] != 0
 
     def end(self, message: str) -> NoReturn:
-        """Print an error, and end the server and this worker at once. Any thread of the worker may call this method."""
+        """Print an error, and immediately end the server and this worker. Any thread of the worker may call this."""
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)

@@ -66,7 +66,7 @@ _RESET = struct.pack("ii", 1, 0)
 # read.
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
-_PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
+_PEER_HAS_LEFT = (7, 8)  # the states TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
@@ -76,7 +76,7 @@ class Phase(Enum):
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # long, because Go clients open some connections before they have a request
+    FIRST = "first", KEEP_ALIVE_SECONDS  # long, because Go clients may connect before they have a request
     NEXT = "next", KEEP_ALIVE_SECONDS
     REQUEST = "request", 10.0  # 10 s are also the API server's default timeout
     RESPONSE = "response", 10.0
@@ -128,8 +128,8 @@ class WebhookProtocol(ASGIProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection, and cancel its review unless a charge for the review may be written already."""
         self.worker.leave(self)
-        # gunicorn would cancel the task of the review by a timer of its own, which keeps the TLS buffers in memory
-        # until then. So this method takes the task away from gunicorn.
+        # gunicorn would cancel the review's task only after a timeout, and keep the TLS buffers in memory until then.
+        # So hide the task from gunicorn.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -178,7 +178,7 @@ class WebhookProtocol(ASGIProtocol):
             self.handshake.cancel()
 
     def expire(self) -> None:
-        """End the connection, because the client has been too slow. An incomplete request is answered with 408."""
+        """End the connection, because a time limit has passed. An incomplete request is answered with status 408."""
         if self.phase is Phase.REQUEST:
             self.worker.overdue += 1
             self._send_error_response(408, "the request did not arrive completely in time")
@@ -240,7 +240,7 @@ class WebhookProtocol(ASGIProtocol):
         # A replica that was suspended or is overloaded reads a request long after the kernel has received the request.
         # So the time of arrival comes from the kernel.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
-        tls = {"client_cert_name": self.client_name}  # as in ASGI's TLS extension
+        tls = {"client_cert_name": self.client_name}  # the key is named as in ASGI's TLS extension
         scope["extensions"] = {"tls": tls, ARRIVED: arrived}
         self._scope = scope
         return scope
@@ -405,7 +405,7 @@ class WebhookWorker(ASGIWorker):
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        # If gunicorn's flag ``alive`` were cleared, gunicorn would close idle connections at once, and lose requests.
+        # If gunicorn's flag ``alive`` were cleared, gunicorn would close idle connections too early, and lose requests.
         self.stopping = True
 
 
