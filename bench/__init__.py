@@ -1,4 +1,4 @@
-"""Measurements of the whole system and of its parts. They print figures, but no figure is checked.
+"""Benchmarks of vcuda quota as a whole and of its parts. They print the measured values, and check none of them.
 
-``python -m bench --help`` lists the measurements.
+``python -m bench --help`` lists the benchmarks.
 """

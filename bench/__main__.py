@@ -1,4 +1,4 @@
-"""The command ``python -m bench``. It runs one measurement or several, and prints a table for each."""
+"""The command ``python -m bench``. It runs one benchmark or several, and prints a table for each."""
 
 from __future__ import annotations
 

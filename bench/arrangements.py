@@ -1,9 +1,9 @@
-"""The arrangements (ways to admit pods) that the bench compares. Each arrangement is measured alone.
+"""The arrangements (ways to admit pods) that the benchmarks compare. Each arrangement is measured alone.
 
-While one arrangement is measured, the webhooks of the other arrangements are neither running nor registered. Even
-webhooks whose selectors match no pod cost the API server CPU: with fourteen of them, a fifth more per pod. The
-controller runs, and our policies are in effect, only if our webhook is measured. So the figures of the other
-arrangements do not include the CPU of the controller or the load that the controller puts on the API server.
+While one arrangement is measured, the webhooks of all others are neither running nor registered. Even webhooks whose
+selectors match no pod cost the API server CPU: fourteen such webhooks add a fifth to the CPU per pod. The controller
+and the policies of vcuda quota are active only while its own webhook is measured. So the CPU that they cause is in no
+other arrangement's figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "g
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
 TIGHT = ("tight-ours-1", "tight-ours-3")
 OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
-"""The arrangements with our webhook, and the number of webhook replicas in each of them."""
+"""The names of the arrangements with vcuda quota's webhook. The value is the number of replicas of the webhook."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
 OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
@@ -33,17 +33,17 @@ LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
 """A quota that no measurement uses up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""A quota that is used up by 60 pods of the bench."""
+"""A quota that 60 pods of the benchmark use up."""
 
 STORED_OF_TIGHT = 48
-"""The maximum number of stored pods if the quota is `TIGHT_LIMIT`, which admits 60 pods. So an exact count rejects no
-pod."""
+"""The maximum number of stored pods under the quota `TIGHT_LIMIT`. This quota admits 60 pods, so a pod is rejected only
+if deleted pods still count."""
 
 
 class Arranged(NamedTuple):
-    """An arrangement (a way to admit pods) that is in effect.
+    """An arrangement (a way to admit pods) whose processes run and whose webhooks are registered.
 
-    ``processes``: the ids of the processes to measure, by program.
+    ``processes``: for each program, the ids of the processes whose CPU time is measured.
     ``settles``: True if a controller runs, which counts the stored pods into the ledgers.
     ``claims``: True if ResourceClaims are created instead of pods.
     ``most``: the maximum number of stored pods per namespace, after which each new pod replaces the oldest pod. None if
@@ -57,7 +57,7 @@ class Arranged(NamedTuple):
 
 
 def namespaces(name: str, spread: int) -> list[str]:
-    """Return the first ``spread`` of the arrangement's namespaces."""
+    """Return the names of the first ``spread`` namespaces that belong to the arrangement (a way to admit pods)."""
     return [f"{name}-{number}" for number in range(spread)]
 
 
@@ -78,7 +78,7 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """Create a ResourceQuota that is never used up, with the status that Kubernetes' controller would write."""
+    """Create a ResourceQuota that is never used up. Write its status too, because no Kubernetes controller runs."""
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     metadata = {"name": "cores"}
@@ -90,9 +90,9 @@ def limit(plane: Plane, namespace: str) -> None:
 
 @contextmanager
 def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged]:
-    """Run the processes of the arrangement and register its webhooks during the ``with`` statement.
+    """Run the processes of the arrangement (a way to admit pods) and register its webhooks during the ``with`` block.
 
-    ``program``: the webhook in Go; None if the arrangement does not use it.
+    ``program``: the path of the webhook in Go; None if the arrangement does not use it.
     """
     with ExitStack() as stack:
         running = [stack.enter_context(server) for server in webhooks(plane, name, program)]
@@ -113,7 +113,7 @@ def arranged(plane: Plane, name: str, program: Path | None) -> Iterator[Arranged
 
 
 def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractContextManager[Server]]:
-    """Return the servers of the arrangement's webhooks, which the caller must start; empty if it has no webhook."""
+    """Return the webhook servers of the arrangement, which the caller must start. Empty if it has no webhooks."""
     if name in IN_GO:
         assert program
         return [go.serving(program, plane.certificates, pins=name == GO_PIN)]

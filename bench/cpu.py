@@ -37,7 +37,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def by_name(processes: Mapping[str, Sequence[int]]) -> dict[str, float]:
-    """Return the CPU seconds that the processes with each name, and their descendants, have used so far."""
+    """Return for each program the CPU seconds that its processes and their descendants have used so far."""
     return {name: sum(seconds(one) for pid in pids for one in family(pid)) for name, pids in processes.items()}
 
 

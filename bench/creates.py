@@ -19,7 +19,7 @@ from tests.e2e.dra import served
 from vcuda.cli import FiniteRange
 
 SPREADS = (1, 10)
-"""The numbers of namespaces in which the bench creates its pods, by default."""
+"""The numbers of namespaces over which the benchmark spreads its pods by default."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -104,7 +104,10 @@ def chosen(only: Sequence[str]) -> list[str]:
 def run(
     names: Sequence[str], spreads: Sequence[int], rounds: int, seconds: float, seed: int
 ) -> dict[Case, list[Figures]]:
-    """Measure these arrangements in several rounds. Return for each case the figures of its rounds."""
+    """Measure these arrangements (ways to admit pods) in several rounds.
+
+    Return for each case (an arrangement with a number of namespaces) the measured values of every round.
+    """
     with tempfile.TemporaryDirectory() as scratch, running_plane() as plane:
         if not served(plane.cluster):
             names = [name for name in names if name not in OF_CLAIMS]

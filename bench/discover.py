@@ -1,8 +1,8 @@
-"""CPU time in which the controller finds the GPU models of 5,000 nodes.
+"""Measures the CPU time in which the controller finds the GPU models of 5,000 nodes.
 
-The time is measured for the start of the leader, and for the time after it, when HAMi's annotations change all nodes.
+The CPU time is measured for two cases: the controller's leader starts, and HAMi changes annotations of all nodes.
 
-``python -m bench discover`` prints the figures and their target, and checks nothing.
+``python -m bench discover`` prints the measured values next to a target value, and checks nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ from vcuda.requests.resources import BUILT_IN
 
 NODES, CARDS, ROUNDS, REPEATS = 5_000, 8, 7, 2_000
 EVENTS_PER_SECOND = NODES * 2 / 30
-"""Node events per second. Every 30 s, HAMi's scheduler and HAMi's device plugin each write an annotation on every node.
-"""
+"""Node events per second. Every 30 s, HAMi's scheduler and HAMi's device plugin each annotate every node."""
 LABELS = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(40)}
 
 
 def main() -> None:
-    """Print the table."""
     product = A100.replace(" ", "-")
     manifest = node(hami(*[A100] * CARDS, handshake=REPORTED), features(product, str(CARDS)), labels=LABELS)
     read = msgspec.convert(manifest, Node)

@@ -1,6 +1,6 @@
-"""CPU time to decode an event of a pod, as the controller's watch does. The target is at most 25 µs.
+"""Measures the CPU time in which the controller decodes one watch event about a pod. The target is at most 25 µs.
 
-``python -m bench events`` prints the figures with their target, and checks nothing.
+``python -m bench events`` prints the measured values next to the target, and checks nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ TARGET = "under 25 µs"
 
 
 def main() -> None:
-    """Print the table."""
     informer = PodInformer(ApiDouble().kube, LABELS, lambda _: None)
     rows = [("event of a pod", "bytes", "CPU", "target")]
     for name, line in lines().items():
@@ -32,12 +31,12 @@ def main() -> None:
 
 
 def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
-    """Return a function that decodes this line of a watch, as the controller does."""
+    """Return a function that decodes one watch event, given as a line of JSON, as the controller does."""
     return lambda: informer.decode(read_event(line, "watch").raw)
 
 
 def lines() -> dict[str, bytes]:
-    """Return lines of a watch of pods, by their name in the printed table. The pods have managed fields."""
+    """Return watch events about pods as lines of JSON. The key is the row name in the printed table."""
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
         "just created, requests a share": line("ADDED", running(gpu, bound=False)),
@@ -47,12 +46,15 @@ def lines() -> dict[str, bytes]:
 
 
 def line(kind: str, pod: Json) -> bytes:
-    """Return the line of a watch that reports this event of the pod."""
+    """Return the line of JSON in which a watch reports an event of this kind about the pod."""
     return msgspec.json.encode({"type": kind, "object": pod})
 
 
 def running(limits: Json, *, bound: bool) -> Json:
-    """Return a pod with these limits, and with all fields that an API server sends. A bound pod is running."""
+    """Return a pod with these resource limits and all fields that an API server sends.
+
+    If the pod is bound to a node, its phase is Running. Otherwise it is Pending.
+    """
     predicate = {"tencent.com/predicate-time": "1700000000000000000", "tencent.com/predicate-node": "gpu-7"}
     given = {**predicate, "tencent.com/predicate-gpu-idx-0": "3", "tencent.com/gpu-assigned": "true"}
     token = {"name": "kube-api-access-x7k2p", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}

@@ -1,9 +1,9 @@
-"""The cost of a placement by the scheduler extender, with 1,000 nodes of eight cards and 20,000 stored pods.
+"""Measures how long the scheduler extender takes to place a pod on one of 1,000 nodes with eight cards each.
 
-``python -m bench.extender`` prints the figures with their target, and checks nothing. The requests have only the names
-of the nodes, as those of kube-scheduler. The pods to be placed are stored in a real API server, and each placement is
-one write, as in a cluster. The other pods are only in the extender's cache. On a busy machine, only the CPU figures are
-reliable.
+The nodes have 20,000 pods already, which are only in the extender's cache. The new pods are stored in a real API
+server, and each placement is one write, as in a cluster. Like kube-scheduler, the requests have only the nodes' names.
+``python -m bench.extender`` prints the measured values next to a target, and checks nothing. On a busy machine, only
+the CPU times are reliable.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def filled() -> tuple[CardCache, list[str]]:
 
 
 def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
-    """Place a pod on this node, and return the record of the cards that are allocated to the pod."""
+    """Allocate cards of this node to the pod, and return the record of the allocated cards."""
     request = read_card_request(view(manifest))
     assert isinstance(request, CardRequest)
     cards = cache.node_without(node, ())
@@ -105,9 +105,9 @@ def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
 
 @contextmanager
 def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Taken]]:
-    """Run the extender, and yield a function that sends one filter request and returns how long the answer took.
+    """Run the scheduler extender, and yield a function that sends it a filter request and measures its answer's time.
 
-    All requests use one connection. After each request, the stored pod is added to the cache, as by a watch.
+    All requests use one connection. After each request, the requested pod is added to the extender's cache.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
     metrics = ExtenderMetrics(CollectorRegistry())
@@ -148,13 +148,12 @@ def bodies(plane: Plane, kind: str, limits: dict[str, str], names: list[str]) ->
 
 
 def percentile(values: Iterable[float], share: float) -> str:
-    """Return a percentile of values in milliseconds as text. ``share``: the percentile as a fraction of 1."""
+    """Return a percentile of these milliseconds as text. ``share``: the percentile as a fraction, for example 0.99."""
     ordered = sorted(values)
     return f"{ordered[min(int(len(ordered) * share), len(ordered) - 1)]:.1f} ms"
 
 
 def main() -> None:
-    """Print the table."""
     cache, names = filled()
     rows = [("filter, 1,000 nodes by name, 20,000 pods", "p50", "p90", "p99", "target", "CPU p50", "CPU p99")]
     with running_plane() as plane, extending(plane, cache) as call:

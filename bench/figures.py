@@ -1,4 +1,4 @@
-"""The figures of a measurement that creates pods, the medians of several rounds, and their output."""
+"""The measured values of a benchmark that creates pods: their medians over several rounds, and their output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """The figures of one load.
+    """The measured values of one load (a period in which clients create pods as fast as they can).
 
     ``cpu_ms_per_pod``: CPU milliseconds per stored pod, of all `PROCESSES` together.
     ``pods_per_second``: stored pods per second.
@@ -43,13 +43,13 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 Results = Mapping[Case, Sequence[Figures]]
-"""The figures of each round, by case. The order of the cases is that of the output."""
+"""The measured values of each round, by case. The output lists the cases in the same order."""
 
 
 def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures:
-    """Return the figures of a load.
+    """Return the measured values of a load.
 
-    ``cpu_seconds``: the CPU seconds by program. For a missing program, the figure is 0.
+    ``cpu_seconds``: the CPU seconds by program. A program that is missing here has used 0 s.
     """
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
@@ -57,9 +57,9 @@ def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each figure, but the sum of rejected creates, so that a single rejection is visible.
+    """Return the median of each value over the rounds. Rejected creates are added up, so that a single one is visible.
 
-    The median of each process is computed separately. So these medians may not add up to ``cpu_ms_per_pod``.
+    The median for each program is computed separately. So these medians may not add up to ``cpu_ms_per_pod``.
     """
 
     def median(values: Iterator[float]) -> float:
@@ -77,7 +77,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def as_json(results: Results) -> str:
-    """Return ``{arrangement: {namespaces: figures}}``."""
+    """Return the medians in JSON: ``{arrangement: {number of namespaces: figures}}``."""
     report: dict[str, dict[str, Figures]] = {}
     for case, rounds in results.items():
         report.setdefault(case.arrangement, {})[str(case.namespaces)] = medians(rounds)

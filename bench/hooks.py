@@ -1,7 +1,7 @@
-"""The webhooks that a measurement registers: two simple webhooks, or our webhooks as the manifests install them.
+"""The webhooks that a benchmark registers: two simple ones, or vcuda quota's webhooks as the manifests install them.
 
-Our webhooks are registered together with our ValidatingAdmissionPolicies, as in every installation. The API server
-evaluates these policies for every request.
+vcuda quota's webhooks are registered together with its ValidatingAdmissionPolicies, as in every installation. The API
+server evaluates these policies for every request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROBED, PROBE = "in-effect.quota.vcuda.io", "gpu-quota-probe"
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
 
 Webhooks = Mapping[str, Sequence[Json]]
-"""The items of the field `webhooks`, by the kind of the webhook configuration."""
+"""For each kind of webhook configuration (mutating, validating), the items of its field `webhooks`."""
 
 
 def simple(url: str, ca: Path) -> Webhooks:
@@ -47,7 +47,7 @@ def _asked_about_pods(url: str, ca: Path) -> Json:
 
 
 def installed(url: str, ca: Path, registration: Path = REGISTRATION) -> Webhooks:
-    """Return all our webhooks with their rules, selectors and conditions, but called at ``url``, not at the Service."""
+    """Return vcuda quota's webhooks with their rules and conditions. They are called at ``url``, not at a Service."""
     webhooks: dict[str, list[Json]] = {MUTATING: [], VALIDATING: []}
     for document in yaml.safe_load_all(registration.read_text()):
         for webhook in yaml.safe_load(document["metadata"]["annotations"]["quota.vcuda.io/webhooks"]):
@@ -61,13 +61,13 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """Return all our policies and their bindings. The last policy, which rejects a probe, proves their effect."""
+    """Return vcuda quota's policies and their bindings. The last policy rejects a test request, the probe."""
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
 @contextmanager
 def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Keep our policies in effect during the ``with`` statement. Wait until they are in effect in this namespace."""
+    """Keep vcuda quota's policies in effect during the ``with`` block. First wait until this namespace has them."""
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)

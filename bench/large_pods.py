@@ -1,10 +1,10 @@
 """Measures for how long the admission reviews of the largest pods block the webhook's event loop.
 
 While the webhook decides about a large pod, a review of a small pod arrives every millisecond. For each kind of large
-pod the table has the size of the review, the time until its answer, and the time until the answers to the small
-reviews. The last column is the maximum CPU time during a small review, which other programs on the machine do not
-affect. The column "CPU ms a MiB" is the cost of one large review alone. The second table has the CPU time of one review
-in the event loop, by its size. By that table, `LARGE_REVIEW` was chosen, the size of reviews that a thread decides.
+pod, the first table has the size of its review, the time until its answer, and the time until the answers to the small
+reviews. The column "CPU ms a MiB" is the cost of one large review alone. The last column is the maximum CPU time during
+a small review, which other programs on the machine do not affect. The second table has the CPU time of one review in
+the event loop, by its size. From these times `LARGE_REVIEW` was chosen: the size from which a thread decides a review.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SMALL = pod(container(CARD), metadata={"namespace": "team-a", "uid": "small"})
 
 
 class Measured(NamedTuple):
-    """The times of one measurement, in seconds.
+    """The times, in seconds, of large reviews and of the small reviews that arrive meanwhile.
 
     ``large``: elapsed time until all large reviews were answered.
     ``small``: elapsed time of each small review that was answered meanwhile.
@@ -61,7 +61,7 @@ def service() -> admission.Service:
 
 
 def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield pods whose admission reviews have the maximum size. In each of these pods, another field is large.
+    """Yield pods whose admission reviews have the maximum size. Each pod is large by a different field.
 
     The API server rejects more than 256 KiB of annotations, but only after it has called /mutate.
     """
@@ -115,7 +115,7 @@ def review(manifest: dict[str, Any]) -> bytes:
 
 
 async def measure(webhook: admission.Service, path: str, large: bytes, at_once: int) -> Measured:
-    """Answer ``at_once`` large reviews concurrently. Meanwhile answer small reviews, one after the other."""
+    """Answer ``at_once`` large reviews at the same time, and small reviews one after the other meanwhile."""
     small, took, cpu = review(SMALL), [], []
     started = time.perf_counter()
     work = [asyncio.create_task(webhook.answer(path, large, ReviewDeadline.after(10))) for _ in range(at_once)]
@@ -131,7 +131,6 @@ async def measure(webhook: admission.Service, path: str, large: bytes, at_once: 
 
 
 def main() -> None:
-    """Print the table."""
     heads = (
         "the large pod is full of",
         "path",

@@ -85,7 +85,7 @@ def connected(server: str, ca: Path, count: int) -> Iterator[list[ssl.SSLSocket]
 def run_over(
     connections: Sequence[ssl.SSLSocket], requests: Sequence[Sequence[bytes]], *, seconds: float, wanted: HTTPStatus
 ) -> Result:
-    """Send requests over all connections at the same time. Each connection sends its own requests in turn."""
+    """Send requests over all connections at the same time. Each connection repeats its own list of requests."""
     with _logged(wanted, seconds) as log:
         _in_threads([partial(_send, *each, log) for each in zip(connections, requests, strict=True)])
     refused = len(log.refusals)
@@ -95,7 +95,7 @@ def run_over(
 
 
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
-    """Create and delete objects over all connections at the same time, each connection as its `Life` says."""
+    """Create and delete objects over all connections at the same time. ``lives``: the requests of each connection."""
     with _logged(HTTPStatus.CREATED, seconds) as log:
         _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)

@@ -34,14 +34,14 @@ from vcuda.ledger.text import read_ledger
 CONNECTIONS = 16
 WARM_UP_SECONDS = 0.3
 SETTLE_SECONDS = 1.5
-"""The seconds in which the controller counts new pods into a ledger and publishes the usage of the namespace."""
+"""Seconds within which the controller counts a new pod in the ledger of its namespace, and publishes the new usage."""
 
 PATIENCE = 60.0
-"""The maximum number of seconds until the ledgers have counted all pods, or have released all charges."""
+"""The maximum number of seconds to wait until the ledgers count all created pods, or until all charges are released."""
 
 QUIET_SECONDS, QUIET_SHARE, QUIET_WITHIN = 0.25, 0.2, 10.0
-"""The conditions for the start of a measurement. For the first number of seconds, the processes must use less than the
-second number of CPUs. After the third number of seconds, the measurement starts in any case."""
+"""A measurement starts when the processes use less than `QUIET_SHARE` of a CPU for `QUIET_SECONDS` seconds. After
+`QUIET_WITHIN` seconds it starts in any case."""
 
 PAUSE_SECONDS = 0.05
 """Seconds that a connection waits after a rejected create."""
@@ -133,7 +133,7 @@ def await_quiet(processes: Mapping[str, Sequence[int]]) -> None:
 
 
 def shares(processes: Mapping[str, Sequence[int]]) -> float:
-    """Return the CPU that these processes together use during a short time, as a fraction of one CPU."""
+    """Watch these processes for a short time. Return the CPU that all of them use, as a fraction of one CPU."""
     before = sum(cpu.by_name(processes).values())
     time.sleep(QUIET_SECONDS)
     return (sum(cpu.by_name(processes).values()) - before) / QUIET_SECONDS
@@ -153,7 +153,7 @@ def ledger_in(config_map: Json) -> Ledger:
 
 
 def committed(ledger: Ledger) -> int:
-    """Return the sum of the cores, of all models, that the ledger has counted from stored pods and claims."""
+    """Return how many cores the ledger counts for stored pods and claims, added up over all GPU models."""
     return sum(charge.cores for charge in (*ledger.committed.values(), *ledger.claimed.values()))
 
 
@@ -168,7 +168,7 @@ def collection(namespace: str, *, claims: bool) -> str:
 
 
 def gpu_claim() -> Json:
-    """Return a claim with the same request as the pods of the bench. The API server generates its name."""
+    """Return a ResourceClaim with the same GPU request as the benchmark's pods. The API server generates its name."""
     asked = seed.Offered.by(seed.SHARED)
     share: Json = {"capacity": {"requests": {"cores": str(CORES), "memory": "1Gi"}}}
     manifest = claim_of("", "", request(asked.device_class, **share))

@@ -1,6 +1,6 @@
-"""Compares the rate of requests to /mutate of our webhook with the rate of a webhook that does nothing.
+"""Compares how many /mutate requests per second vcuda quota's webhook and a webhook that does nothing can answer.
 
-Both webhooks have the same settings, and are loaded in turn in the same run.
+Both webhooks have the same settings, and get load in turn in the same run.
 """
 
 from __future__ import annotations
@@ -71,7 +71,6 @@ def review(limits: dict[str, str]) -> bytes:
 
 
 def main() -> None:
-    """Print the table."""
     bodies = {
         "vcuda pod": review({"tencent.com/vcuda-core": "100"}),
         "other pod": review({"cpu": "1", "memory": "1Gi"}),
@@ -94,9 +93,9 @@ def main() -> None:
 
 
 def _compare(name: str, idle: str, ours: str, ca: Path, body: bytes) -> list[tuple[str, ...]]:
-    """Load both webhooks in each round, and return table rows with their medians, and the median ratio of their rates.
+    """Send load to one webhook after the other in each round. Return table rows with medians over the rounds.
 
-    Both are loaded in the same round, because the machine may be slower for a minute.
+    Every round has both webhooks, because the machine may be slower for a minute.
     """
 
     def measure(url: str) -> load.Result:

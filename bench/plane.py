@@ -1,4 +1,4 @@
-"""The control plane that is measured: etcd and kube-apiserver, with manifests of this system applied."""
+"""The control plane that is measured: etcd and kube-apiserver, with some manifests of vcuda quota applied."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class Plane(NamedTuple):
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig for one of our ServiceAccounts, on which policies and priorities of requests depend."""
+        """Return a kubeconfig for a ServiceAccount, because policies and request priorities depend on the account."""
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:
-        """Return a function that creates `admission.Service`, by which the webhook decides about requests."""
+        """Return a function that creates an `admission.Service`, the part of the webhook that decides."""
         return OnCluster(self.kubeconfig("vcuda-webhook"), PLACE, SYSTEM_NAMESPACE, Hints()).make_service
 
     def ledger(self, namespace: str) -> tuple[Ledger, int]:

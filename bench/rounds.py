@@ -20,10 +20,10 @@ def say(line: str) -> None:
 
 
 def orders(cases: Sequence[T], rounds: int, seed: int) -> list[list[T]]:
-    """Return for each round all cases in a random order. Equal seeds give equal orders.
+    """Return all cases in a random order for each round. Equal seeds give equal orders.
 
-    In a fixed order, unfinished work of one case would always be measured as part of the same next case. In the past,
-    a webhook appeared 1.6 times as expensive as it was for this reason.
+    A case may leave unfinished work, which is then measured as part of the next case. In a fixed order, the next case
+    is always the same one. For this reason a webhook once appeared 1.6 times as expensive as it was.
     """
     rng = random.Random(seed)  # noqa: S311  # The seed makes the order repeatable.
     return [rng.sample(cases, len(cases)) for _ in range(rounds)]

@@ -1,7 +1,7 @@
-"""The cost of a large cluster. By default it has 50,000 stored pods in 50 limited namespaces.
+"""Measures what a large cluster costs the controller and the webhook: by default 50,000 stored pods in 50 namespaces.
 
 Of the pods, 5,000 request GPUs. There are also 50,000 allocated ResourceClaims, and 5,000 ResourceSlices of eight
-devices. The benchmark prints the figures with their targets, and checks nothing.
+devices. The benchmark prints the measured values next to target values, and checks nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""One of this number of stored pods requests a GPU."""
+"""One of every so many stored pods requests a GPU."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -126,7 +126,7 @@ def main(*, namespaces: int, pods: int, claims: int, slices: int, events: int, s
 
 
 def measure(sizes: Sizes, seconds: float) -> list[Row]:
-    """Store all objects of the benchmark, and return the figures of the large cluster."""
+    """Store all objects of the benchmark, and return the measured values as table rows."""
     with running_plane() as plane:
         if not served(plane.cluster):
             say(NO_CLAIMS)
@@ -292,7 +292,7 @@ def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterato
 
 
 def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[float]:
-    """Call ``work`` for the items at even intervals. Return for each process the CPU milliseconds per item."""
+    """Call ``work`` for each item at even intervals. Return for each of the processes its CPU milliseconds per item."""
     before = [cpu.seconds(pid) for pid in pids]
     started = time.monotonic()
     for number, item in enumerate(items, 1):
@@ -325,7 +325,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """Yield a list to which a thread appends the size of the ledger in bytes at intervals."""
+    """Yield a list. A thread appends to it the size in bytes of the namespace's ledger, 20 times a second."""
     sizes: list[int] = []
     stop = threading.Event()
 

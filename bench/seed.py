@@ -25,12 +25,12 @@ A_TRANSACTION = 100
 """The number of objects in one transaction of etcd, which accepts at most 128 operations."""
 
 SHARED = 1
-"""The number of a ResourceSlice whose cards several claims can share."""
+"""The number of one of those ResourceSlices whose cards several claims can share."""
 
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}
 DRIVERS = ((NVIDIA, NVIDIA, "gpu"), (HAMI, HAMI, "hami-gpu"), (VGPU_MANAGER, "vgpu-manager", "vgpu"))
-"""The DRA drivers, each with a device class and the type of its devices."""
+"""For each DRA driver: its name, the name of its DeviceClass, and the type of the devices in this class."""
 
 
 class Offered(NamedTuple):
@@ -55,19 +55,19 @@ class Offered(NamedTuple):
 
     @property
     def cores(self) -> int:
-        """The cores that one claim for these devices uses, where 100 cores are a whole card."""
+        """The number of cores that one claim for these devices is charged. A whole card has 100 cores."""
         return 100 if self.driver == NVIDIA else int(SHARE["cores"])
 
 
 def node(number: int) -> tuple[str, Json]:
-    """Return the node of the ResourceSlice with this number, and its key in etcd."""
+    """Return a pair: the etcd key of the node that has the ResourceSlice with this number, and its manifest."""
     labels = {MODEL: Offered.by(number).model, LABELS.pool: "public"}
     metadata = {"name": f"node-{number}", "labels": labels}
     return f"minions/node-{number}", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
-    """Return the ResourceSlice with this number, and its key in etcd. It has eight cards of one driver on one node."""
+    """Return a pair: the etcd key of the ResourceSlice with this number, and its manifest with eight cards."""
     offered = Offered.by(number)
     if offered.driver == NVIDIA:
         cards = [card(each, offered.model, offered.kind) for each in range(CARDS)]
@@ -79,7 +79,7 @@ def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
 
 
 def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
-    """Return an allocated claim, and its key in etcd. Its selector pins the claim to a model, as by /mutate."""
+    """Return a pair: the etcd key of an allocated claim, and its manifest. A selector pins the claim to a GPU model."""
     home = number % slices
     offered, name = Offered.by(home), f"claim-{number}"
     pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
@@ -103,7 +103,7 @@ def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
 
 
 def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
-    """Store these objects in etcd. Each object has its key, without the prefix of the API server."""
+    """Store these pairs of key and object in etcd. The keys lack the prefix ``/registry/``."""
     _send(plane, ({"requestPut": {"key": _key(key), "value": _text(_stored(found))}} for key, found in objects))
 
 

@@ -1,7 +1,7 @@
-"""The webhooks in Python that a bench runs, each as a process.
+"""The three webhooks in Python that the benchmarks run, each in a process of its own.
 
-They are our webhook, a webhook on the same HTTP server that does nothing, and a webhook in Flask that only returns a
-constant patch.
+They are vcuda quota's webhook, a webhook on the same HTTP server that admits everything, and a webhook in Flask that
+only returns a constant patch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Server(NamedTuple):
     """A running webhook.
 
     ``url``: the URL of this replica alone.
-    ``pid``: the process id of the webhook. It is that of gunicorn's arbiter, whose child (the worker) answers requests.
+    ``pid``: the process id of gunicorn's arbiter (main process). Its child, the worker, answers the requests.
     ``called``: the URL that is registered in the API server, which several replicas share.
     """
 
@@ -62,20 +62,19 @@ PIN = json.dumps(
         {"op": "add", "path": "/metadata/annotations", "value": {"quota.vcuda.io/model": "M40"}},
     ]
 ).encode()
-"""The JSON Patch that our webhook returns for a plain pod."""
+"""The JSON Patch by which vcuda quota's webhook pins a pod without annotations to a GPU model."""
 
 
 class IdleServer(WebhookServer):
-    """Our HTTP server with an application that only parses a request, and allows it."""
+    """vcuda quota's HTTP server with an application that only parses a review, and allows it."""
 
     def load(self) -> Any:
-        """Return the ASGI application."""
         gc.freeze()
         return _allow_all
 
 
 class PinningServer(BaseApplication):
-    """A Flask webhook that only returns a constant patch, on gunicorn's gthread worker with open connections."""
+    """A Flask webhook that only returns a constant patch. It runs in gunicorn's worker with threads (gthread)."""
 
     def __init__(self, certificates: Path, announce: Callable[[str], None]) -> None:
         self._certificates = certificates
@@ -83,7 +82,7 @@ class PinningServer(BaseApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """Use a usual number of threads, and keep connections open for longer than the API server does."""
+        """Use 32 threads, and keep idle connections open for longer than the API server does."""
         options = {
             "bind": "127.0.0.1:0",
             "workers": 1,
@@ -102,7 +101,6 @@ class PinningServer(BaseApplication):
             self.cfg.set(name, value)
 
     def load(self) -> Any:
-        """Return the WSGI application."""
         return _flask_app(_pin)
 
 
@@ -138,10 +136,9 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 
 
 class Replica(WebhookServer):
-    """A replica of our webhook, which listens at its own address and at a port that all replicas share.
+    """A replica of vcuda quota's webhook. It listens at an address of its own, and at a port that all replicas share.
 
-    The kernel distributes new connections to this port over the replicas, as a Service does, but without the CPU of a
-    proxy.
+    Like a Service, the kernel distributes new connections to the shared port over the replicas, but it uses less CPU.
     """
 
     def __init__(self, port: int, *arguments: Any) -> None:
@@ -149,7 +146,6 @@ class Replica(WebhookServer):
         super().__init__(*arguments)
 
     def load_config(self) -> None:
-        """Listen at the address of this replica and at the shared port."""
         super().load_config()
         self.cfg.set("bind", [self.settings.bind, f"127.0.0.1:{self._port}"])
         self.cfg.set("reuse_port", True)
@@ -157,7 +153,7 @@ class Replica(WebhookServer):
 
 @contextmanager
 def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Iterator[Server]:
-    """Run a replica of our webhook, which may share ``shared_port`` with other replicas."""
+    """Run a replica of vcuda quota's webhook. Other replicas may listen at the same ``shared_port``."""
 
     def serve(urls: Queue[str]) -> None:
         Replica(shared_port, _settings(certificates), make_service, urls.put).run()
@@ -168,7 +164,7 @@ def ours(certificates: Path, make_service: MakeService, shared_port: int) -> Ite
 
 @contextmanager
 def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
-    """Run our webhook as the only replica."""
+    """Run vcuda quota's webhook as one process without further replicas."""
 
     def serve(urls: Queue[str]) -> None:
         WebhookServer(_settings(certificates), make_service, urls.put).run()
@@ -179,7 +175,7 @@ def alone(certificates: Path, make_service: MakeService) -> Iterator[Server]:
 
 @contextmanager
 def idle(certificates: Path) -> Iterator[Server]:
-    """Run the webhook that does nothing, on our own HTTP server."""
+    """Run a webhook that admits everything, on vcuda quota's HTTP server."""
 
     def never(*_: object) -> Any:
         raise AssertionError("the server that does nothing must not create a service")
@@ -193,8 +189,6 @@ def idle(certificates: Path) -> Iterator[Server]:
 
 @contextmanager
 def pinning(certificates: Path) -> Iterator[Server]:
-    """Run the Flask webhook that only returns a constant patch."""
-
     def serve(urls: Queue[str]) -> None:
         PinningServer(certificates, urls.put).run()
 
@@ -225,7 +219,7 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Run the server. It logs as in production, but to /dev/null."""
+    """Run a webhook server. It writes its usual log, but to /dev/null."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

@@ -1,6 +1,6 @@
-"""CPU time to find the stale GPU allocations of 20,000 pods, and the memory in which the controller keeps these pods.
+"""Measures the CPU time to find stale GPU allocations of 20,000 pods, and the controller's memory for these pods.
 
-``python -m bench.stale`` prints the figures with their targets, and checks nothing.
+``python -m bench.stale`` prints the measured values next to target values, and checks nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ from vcuda.requests.schemes import SCHEMES
 PODS, NODES, ROUNDS = 20_000, 1_000, 7
 START, TIMEOUT = 1_700_000_000.0, 300.0
 NOW = START + TIMEOUT / 2
-"""The time at which the bench looks for stale allocations. Half of the allocations of unbound pods are then stale."""
+"""The time of the search for stale allocations. At this time, half of the unbound pods have a stale allocation."""
 
 
 def main() -> None:
-    """Print the table."""
     nodes = {f"gpu-{number}" for number in range(NODES)}
     raw = [*bodies()]
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""CPU time in which the node agent searches 10,000 directories of pods, of which 9,000 belong to live pods."""
+"""Measures the CPU time in which the node agent searches 10,000 pod directories, of which 9,000 belong to live pods."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = 5
 
 
 def rounds(disk: Disk) -> dict[str, float]:
-    """Return the CPU seconds of four sweeps, in which the node agent removes the directories of 1,000 deleted pods."""
+    """Return the CPU seconds of four successive sweeps, which together remove the directories of 1,000 deleted pods."""
     for number in range(LIVE, DIRECTORIES):
         disk.make(uid(number))
     agent = Agent(disk)
@@ -35,7 +35,6 @@ def rounds(disk: Disk) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()

@@ -12,7 +12,7 @@ NODE = "gpu-1"
 """The node on which the example pods have allocated cards."""
 
 RECORDED = tuple(each for each in SCHEMES if each.predicate_node and each.predicate_times and each.phase)
-"""The schemes (vendors' resources and annotations) whose vendor records the allocation of a pod in annotations."""
+"""The schemes (tables of a vendor's resources and annotations) that record an allocation's node, times and phase."""
 
 
 def card_of(scheme: Scheme) -> dict[str, int]:
@@ -26,7 +26,7 @@ def share_of(scheme: Scheme) -> dict[str, int]:
 
 
 def _cards(scheme: Scheme) -> dict[str, str]:
-    """Return the annotations that name the cards of an allocation, without those of its node, times and phase."""
+    """Return only those annotations of an allocation that name its cards, not its node, times or phase."""
     judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase and scheme.phase.key}
     return {
         f"{key}0" if key.endswith("-") else key: "3" if key.endswith("-") else "GPU-1,NVIDIA,1000,30:;"
@@ -46,7 +46,7 @@ def rfc3339(at: float) -> str:
 def marks(
     scheme: Scheme, at: float, *, node: str | None = NODE, phase: str | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the annotations and labels of an allocation.
+    """Return a pair: the annotations and the labels by which a vendor records an allocation of cards to a pod.
 
     ``at``: the time of the allocation, in Unix seconds.
     ``phase``: a field of `AllocationPhase`; None for the phase ``placed``.
@@ -65,9 +65,9 @@ def allocated_pod(scheme: Scheme, at: float, *, created: float | None = None, **
     """Return a stored pod to which cards were allocated.
 
     ``at``: the time of the allocation, in Unix seconds.
-    ``created``: the time of the pod's creation; by default the same time.
-    ``node``, ``phase``: of the allocation, as in `marks`.
-    ``status``: the phase of the pod.
+    ``created``: the time of the pod's creation; by default the time of the allocation.
+    ``node``, ``phase``: the node and the phase of the allocation, as in `marks`.
+    ``status``: the phase of the pod, such as Running.
     ``bound``: the node that the pod is bound to.
     ``annotations``, ``labels``: further annotations and labels of the pod.
 

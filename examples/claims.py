@@ -33,7 +33,7 @@ def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-
 
 
 def shared(product: str, kind: str, cores: str = "100", **fields: Any) -> Manifest:
-    """Return a device that several claims can share, which is a card."""
+    """Return a card as a DRA device that several claims can share."""
     memory = MEMORY[product]
     capacity = {
         "cores": {
@@ -88,7 +88,7 @@ def claim_policy(
     nodes: Nodes = NODES,
     rows: Mapping[str, tuple[str, ...]] = {},
 ) -> ClaimPolicy:
-    """Return the policy by which the webhook decides about claims, with these devices, quota and nodes."""
+    """Return the data by which the webhook decides about ResourceClaims: devices, DeviceClasses, nodes and quota."""
     facts = {name: read_class(each) for name, each in classes.items()}
     models = CardModels({model: ProductRow(products) for model, products in rows.items()})
     known = msgspec.structs.replace(resources, models=models) if rows else resources
@@ -96,23 +96,23 @@ def claim_policy(
 
 
 def selector(expression: str) -> Manifest:
-    """Return a CEL selector for a request."""
+    """Return an item of the field ``selectors`` of a claim's request. ``expression``: its CEL expression."""
     return {"cel": {"expression": expression}}
 
 
 def entry(device_class: str = NVIDIA, *expressions: str, **fields: Any) -> Manifest:
-    """Return the field ``exactly``, or an entry of ``firstAvailable``, of a request in a claim."""
+    """Return the value of a claim request's field ``exactly``, or one item of its field ``firstAvailable``."""
     selectors = {"selectors": [selector(each) for each in expressions]} if expressions else {}
     return {"deviceClassName": device_class, **selectors, **fields}
 
 
 def share(device_class: str = HAMI, **amounts: str) -> Manifest:
-    """Return a request for a share of a card. ``amounts``: the requested capacity, such as cores and memory."""
+    """Return a claim's request for a share of a card. ``amounts``: the requested capacity, such as cores and memory."""
     return entry(device_class, **({"capacity": {"requests": amounts}} if amounts else {}))
 
 
 def first_of(*entries: Manifest) -> Manifest:
-    """Return a request that the first available of these entries satisfies."""
+    """Return a claim's request with these alternatives (``firstAvailable``), in the order of preference."""
     return {"firstAvailable": [{"name": f"way-{index}", **each} for index, each in enumerate(entries)]}
 
 
@@ -137,7 +137,7 @@ def template(*requests: Manifest) -> Manifest:
 
 
 def view(manifest: Manifest) -> ClaimDigest:
-    """Return the digest of a claim's spec, which has only the fields on which the quota depends."""
+    """Return the digest of a claim's spec: only those fields on which the charge depends."""
     return digest_of(msgspec.convert(manifest["spec"], ClaimSpec))
 
 

@@ -158,7 +158,7 @@ def _ask(
 
 
 def _untouched(request: AdmissionRequest, policy: PolicySnapshot) -> str:
-    """Return the outcome of an object that is admitted unchanged, for example "ignored" if it requests no GPU."""
+    """Return the outcome for an object that the webhook admits unchanged, such as "ignored" if it requests no GPU."""
     if request.kind.kind == "Pod":
         pod = msgspec.json.decode(request.object, type=Pod)
         if not (asks_for_vcuda(pod, policy.resources) or pod.spec.resource_claims):

@@ -1,4 +1,4 @@
-"""Example nodes with the labels, annotations and resources that report their GPUs, and the search for their GPU model.
+"""Example nodes with the labels, annotations and resources that report their GPUs, and a function to find their model.
 
 Device plugins and GPU feature discovery write these fields of a node. DRA drivers publish ResourceSlices instead.
 """
@@ -32,9 +32,9 @@ REPORTED, REQUESTING, DELETED = "Reported 2026-01-02 15:04:05", "Requesting_2026
 def node(
     *parts: Mapping[str, Mapping[str, str]], labels: Mapping[str, str] | None = None, name: str = NAME
 ) -> Manifest:
-    """Return a node with all these fields.
+    """Return a node with all labels, annotations and allocatable resources of these ``parts``.
 
-    ``parts``: labels, annotations and allocatable resources, as each device plugin or program writes them.
+    Each part has the fields that one device plugin or one other program writes.
     """
     found: dict[str, dict[str, str]] = {"labels": dict(labels or {}), "annotations": {}, "allocatable": {}}
     for part in parts:
@@ -71,7 +71,7 @@ def features(product: str, count: str = "1", memory: str = "15360", offered: str
 
 
 def labelled(model: str, *, by: str = "") -> Manifest:
-    """Return the model label of a node. ``by``: the source from which the controller wrote the label, if it did."""
+    """Return node fields with a GPU model label. ``by``: the controller's source; empty if a user wrote the label."""
     return {"labels": {MODEL: model}, "annotations": {DISCOVERED: f"{model} from {by}"} if by else {}}
 
 
@@ -81,7 +81,7 @@ def rows(text: str) -> CardModels:
 
 
 def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResources:
-    """Return the GPU resources of a quota ConfigMap. ``text``: the value of its key ``gpu_models``."""
+    """Return the built-in GPU resources with the GPU models of ``text``, a value of the quota key ``gpu_models``."""
     return msgspec.structs.replace(BUILT_IN, models=rows(text), schemes=schemes)
 
 

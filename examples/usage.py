@@ -39,7 +39,7 @@ def namespace_use(name: str, *models: ModelUse, mode: str = "enforce", unpinned:
 
 @dataclass
 class Sample:
-    """The data of a usage page, which a test can change between two renderings of the page."""
+    """The data that a usage page shows. A test can change it between two renderings of the page."""
 
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
     pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Sample:
     findings: Sequence[Finding] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
-        """Replace the usage of these namespaces. Like the controller, this creates a new mapping."""
+        """Replace the usage of these namespaces. Like the controller, this replaces the whole mapping ``uses``."""
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
     def source(self) -> Source:
@@ -126,7 +126,10 @@ def company() -> Sample:
 
 
 def crowd(namespaces: int = 500, models: int = 8) -> Sample:
-    """Return so many namespaces that the page is full, each with every model. Each call returns equal figures."""
+    """Return the usage of so many namespaces that the page is full. Each namespace uses every GPU model.
+
+    Each call returns equal data.
+    """
     figures = random.Random(6)  # noqa: S311  # random figures, not secrets
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()

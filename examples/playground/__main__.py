@@ -28,7 +28,7 @@ from vcuda.errors import VcudaError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
-"""The exit status if a signal ended the command before the playground was ready, or before --seconds were over."""
+"""The exit status if a signal ended the command before the playground was ready, or before the --seconds ended."""
 
 
 class Stopped(BaseException):
@@ -124,9 +124,9 @@ def start(directory: Path, stack: ExitStack) -> Playground:
 
 
 def run(playground: Playground, seed: int, seconds: float | None) -> None:
-    """Change the teams' workloads for so many seconds, or until Ctrl-C if ``seconds`` is None.
+    """Change the teams' workloads for ``seconds`` seconds, or until Ctrl-C if it is None.
 
-    Raises PartEnded if a process ends. Raises NothingShown if in ``seconds`` no pod was admitted or none was rejected.
+    Raises PartEnded if a process ends. Raises NothingShown if no pod was admitted, or no pod was rejected.
     """
     kube = playground.cluster.kube
     if seconds is None:

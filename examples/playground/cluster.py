@@ -61,7 +61,7 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 
 
 def hami_scheduler(cluster: Cluster) -> Component:
-    """Return a kube-scheduler in place of HAMi's scheduler, whose name it has.
+    """Return a kube-scheduler that has the name of HAMi's scheduler, and runs in place of it.
 
     This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer only so many vGPUs
     that all of them fit on its cards.

@@ -13,7 +13,7 @@ from vcuda.errors import VcudaError
 from vcuda.kube import MERGE_PATCH, Kube
 
 CHANGE_SECONDS = 4.0
-"""Seconds between two changes."""
+"""Seconds between two changes of the teams' workloads."""
 
 NAMESPACES = frozenset(team.namespace for team in TEAMS)
 
@@ -23,7 +23,7 @@ class PartEnded(Exception):
 
 
 def play(kube: Kube, parts: Sequence[Component], seed: int, seconds: float | None) -> None:
-    """Change the teams' workloads for so many seconds, or without end if ``seconds`` is None.
+    """Change the teams' workloads for ``seconds`` seconds, or without end if it is None.
 
     Raises PartEnded if a process of the playground ends.
     """

@@ -30,7 +30,7 @@ OVERLAY = ROOT / "manifests" / "overlays" / "hami"
 NAMESPACE = "vcuda-quota"
 WEBHOOK, CONTROLLER, CERTIFICATES = "vcuda-webhook", "vcuda-controller", "vcuda-certs-first"
 DECLARED = "quota.vcuda.io/webhooks"
-"""The annotation of a webhook configuration with the webhooks that `vcuda-certs` registers."""
+"""The annotation of a webhook configuration that lists the webhooks that `vcuda-certs` must register in it."""
 
 USAGE = "gpu-quota-usage"
 """The name of the ConfigMap in which the controller publishes the usage of a namespace."""
@@ -126,9 +126,9 @@ class System:
             raise NotInstalled(f"vcuda-certs rotate failed with exit status {done.returncode}: {output}")
 
     def _command(self, kind: str, name: str, *flags: str) -> tuple[str, ...]:
-        """Return the command of a workload in the manifests, with the rights of its ServiceAccount.
+        """Return the command line of a workload in the manifests, with a kubeconfig for its ServiceAccount.
 
-        ``flags``: flags that override those of the workload.
+        ``flags``: flags that override flags of the workload.
         """
         [workload] = (each for each in self.manifests if each["kind"] == kind and each["metadata"]["name"] == name)
         spec = workload["spec"]["template"]["spec"]
@@ -168,7 +168,7 @@ def apply_system(cluster: Cluster, directory: Path) -> System:
 
 
 def reachable(manifests: Sequence[Json], port: int) -> list[Json]:
-    """Return the objects with changes by which the API server calls the webhook at a port of this machine.
+    """Return the objects, changed so that the API server calls the webhook at this port of this machine.
 
     The API server connects to the external name of a Service of type ExternalName, and still expects the name of the
     Service in the certificate.
@@ -231,7 +231,7 @@ def is_pinned(cluster: Cluster, team: Team) -> bool:
 
 
 def await_true(holds: Callable[[], bool], otherwise: str) -> None:
-    """Poll ``holds`` until it returns True. Raises NotInstalled with the text ``otherwise`` if this takes too long."""
+    """Poll ``holds`` until it returns True. After a timeout, raises NotInstalled with ``otherwise`` as its message."""
     # No watch can replace the polls, because the API server does not report when it begins to call a webhook.
     deadline = time.monotonic() + START_SECONDS
     while not holds():

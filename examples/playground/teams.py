@@ -21,7 +21,7 @@ GRACE_SECONDS = 2
 """The grace period of each pod in seconds, for which the cards of a deleted pod stay charged."""
 
 WAIT_SECONDS = 90
-"""The seconds after which Kubernetes ends a Job, even if it got no pods. This limits the number of waiting Jobs."""
+"""The seconds after which Kubernetes ends a Job, even if the Job got no pods. So few Jobs wait for quota at a time."""
 
 KEEP_SECONDS = 20
 """Seconds for which an ended Job is kept."""
@@ -136,7 +136,7 @@ def quota_manifest() -> Json:
 
 
 def quota_text(team: Team) -> str:
-    """Return the limits of a team, for example `A100: 3, T4: 4`."""
+    """Return the quota of a team as text, for example `A100: 3, T4: 4`."""
     return ", ".join(f"{model}: {cards}" for model, cards in team.quota.items())
 
 
@@ -180,7 +180,7 @@ def job_manifest(job: RunJob) -> Json:
 
 
 def bare_pod(team: Team) -> Json:
-    """Return a pod with the limits of the team's Deployment, but without an owner."""
+    """Return a pod with the resource limits of the team's Deployment, but without an ownerReference."""
     metadata = {"namespace": team.namespace, "generateName": "trial-"}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _pod_spec(team.deployment.limits)}
 
