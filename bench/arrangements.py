@@ -78,7 +78,7 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """Create a ResourceQuota that is never used up. Write its status too, because no Kubernetes controller runs."""
+    """Create a ResourceQuota that is never used up. Also write its status, as Kubernetes' controller would do."""
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     metadata = {"name": "cores"}

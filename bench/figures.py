@@ -16,7 +16,7 @@ PROCESSES = ("kube-apiserver", "etcd", "webhook", "controller")
 
 
 class Case(NamedTuple):
-    """A case to measure: an arrangement, and the number of namespaces over which its pods are spread."""
+    """A case to measure: an arrangement (a way to admit pods), and the number of namespaces that its pods are in."""
 
     arrangement: str
     namespaces: int

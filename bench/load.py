@@ -125,7 +125,7 @@ class _Log:
 
     ``wanted``: the status of a successful answer.
     ``started``, ``deadline``, ``ended``: seconds of `time.perf_counter`.
-    ``times``: seconds until each answer with that status.
+    ``times``: seconds until each successful answer.
     ``refusals``: the answers with another status.
     ``deleted``: one item for each deleted object.
     """

@@ -1,7 +1,8 @@
 """Measures one arrangement (a way to admit pods): creates pods, waits for the work that they cause, and deletes them.
 
-The CPU of the API server, of etcd, and of the processes of the arrangement is measured. These are the webhooks with
-their workers, and the controller if the webhook is ours. This process creates the load, and is not measured.
+The CPU of the API server, of etcd, and of the arrangement's processes is measured. The arrangement's processes are the
+webhooks with their workers, and vcuda quota's controller if its webhook runs. This process, which creates the load, is
+not measured.
 
 After the load, the controller counts the new pods into the ledgers and publishes the usage. That work is part of the
 cost of the pods. So the measurement ends when the ledgers count every pod, but at least `SETTLE_SECONDS` after the

@@ -65,7 +65,7 @@ class Plane(NamedTuple):
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig for a ServiceAccount, because policies and request priorities depend on the account."""
+        """Return a kubeconfig for a ServiceAccount. Policies and request priorities depend on this account."""
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:

@@ -278,7 +278,7 @@ def after_end(plane: Plane, namespace: str, path: str, cores: int) -> float:
 
 
 def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterator[Row]:
-    """Yield the CPU milliseconds of the controller per deleted claim, and of both programs per changed slice."""
+    """Yield CPU milliseconds: of the controller per deleted claim, and of controller and webhook per changed slice."""
     if not sizes.events:
         return
     last = range(sizes.claims - sizes.events, sizes.claims)

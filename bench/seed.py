@@ -25,7 +25,7 @@ A_TRANSACTION = 100
 """The number of objects in one transaction of etcd, which accepts at most 128 operations."""
 
 SHARED = 1
-"""The number of one of those ResourceSlices whose cards several claims can share."""
+"""The number of the first ResourceSlice whose cards several claims can share."""
 
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}

@@ -25,7 +25,7 @@ MEMORY = {M40: "24Gi", A100: "40Gi"}
 
 
 def device(product: str, kind: str = "gpu", profile: str = "", name: str = "gpu-0", **fields: Any) -> Manifest:
-    """Return a device that is allocated as a whole: a card, or a MIG partition of a card."""
+    """Return a DRA device that is allocated as a whole: a card, or a MIG partition of a card."""
     texts = {"type": kind, "productName": product, **({"profile": profile} if profile else {})}
     attributes: Manifest = {key: {"string": text} for key, text in texts.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}

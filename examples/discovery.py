@@ -86,7 +86,7 @@ def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResour
 
 
 def found_on(manifest: Manifest, slices: Iterable[ResourceSlice] = (), known: GpuResources = BUILT_IN) -> Found:
-    """Return the model that the controller finds for this node."""
+    """Return the GPU model that the controller finds for this node, with its source."""
     read = msgspec.convert(manifest, Node)
     registers = read_registers(read.annotations, lambda *_: None)
     published = published_cards(map(read_slice, slices)).get(read.metadata.name, ())

@@ -21,7 +21,7 @@ GRACE_SECONDS = 2
 """The grace period of each pod in seconds, for which the cards of a deleted pod stay charged."""
 
 WAIT_SECONDS = 90
-"""The seconds after which Kubernetes ends a Job, even if the Job got no pods. So few Jobs wait for quota at a time."""
+"""The seconds after which Kubernetes ends a Job, even if the Job got no pods. This limits the Jobs that wait."""
 
 KEEP_SECONDS = 20
 """Seconds for which an ended Job is kept."""

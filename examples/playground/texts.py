@@ -74,7 +74,7 @@ def _jobs(team: Team) -> str:
 
 
 def verdict(running: int, rejected: int) -> str | None:
-    """Return a text if no pod was admitted, or if no pod was rejected. Return None if both happened.
+    """Return an error message if no pod was admitted, or if no pod was rejected. Return None if both happened.
 
     ``running``: the number of the teams' running pods.
     ``rejected``: the number of the teams' workloads with a rejected pod.
