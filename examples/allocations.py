@@ -49,7 +49,7 @@ def marks(
     """Return a pair: the annotations and the labels by which a vendor records an allocation of cards to a pod.
 
     ``at``: the time of the allocation, in Unix seconds.
-    ``phase``: a field of `AllocationPhase`; None for the phase ``placed``.
+    ``phase``: a field of `AllocationPhase`. None means that the pod is in the phase ``placed``.
     """
     annotations = {**_cards(scheme), **{key: unix(scheme, at) for key in scheme.predicate_times}}
     if node is not None:

@@ -40,7 +40,7 @@ class Figure(NamedTuple):
 
 
 def modules(package: str) -> list[Path]:
-    """Return the paths of all Python files in a top-level folder of the repository."""
+    """Return the paths of all Python files in one top-level folder of the repository, for example ``webhook``."""
     return sorted((ROOT / package).rglob("*.py"))
 
 

@@ -210,7 +210,7 @@ class PodStatus(K8sStruct, frozen=True, gc=False):
 
 
 class Pod(K8sObject, frozen=True, gc=False):
-    """A pod, or a pod template, which has neither uid nor status."""
+    """A pod or a pod template. A pod template has neither a uid nor a status."""
 
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None

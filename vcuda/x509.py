@@ -124,7 +124,9 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: b
 
 
 def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Create an ECDSA P-256 serving certificate. It expires no later than the CA. Raises ValueError."""
+    """Create an ECDSA P-256 serving certificate. It expires no later than the CA.
+
+    Raises ValueError if the CA cannot sign the certificate."""
     if not names:
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
     alternative = x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
@@ -132,8 +134,10 @@ def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = 
 
 
 def make_client(authority: Signed, name: str, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
-    """Create an ECDSA P-256 client certificate with the common name ``name``. It expires no later than the CA. Raises
-    ValueError."""
+    """Create an ECDSA P-256 client certificate with the common name ``name``. It expires no later than the CA.
+
+    Raises ValueError if the CA is not valid at ``now``, or ``life`` is not positive.
+    """
     return _make_leaf(name, authority, now, life, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 

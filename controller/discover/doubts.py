@@ -13,7 +13,7 @@ from vcuda.kube.informers import ObservedNode
 COMPONENT = "vcuda-controller"
 REASON = "GPUModelInDoubt"
 
-EVENT_SECONDS = 300.0  # Minimum seconds between two Events about one node and one kind of doubt.
+EVENT_SECONDS = 300.0  # Minimum seconds between two Events that report the same doubt about the GPU model of a node.
 RENEWAL_SECONDS = 3700.0
 """Seconds until an Event about an unchanged doubt is written again. By then the API server has deleted the old one."""
 

@@ -117,7 +117,7 @@ class CardCache:
             return tuple(self._bound.get(node, {}).values())
 
     def unopened(self) -> frozenset[str]:
-        """Return the nodes with cards whose journals (stored placements of pods) were neither read nor created yet."""
+        """Return the nodes with cards for which no journal (the stored placements of pods) was read or created yet."""
         with self._lock:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 

@@ -19,8 +19,9 @@ ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 PROBE = "_gpuquota-explain"
 """The invalid name of the pod in the probe (a first dry run of the pod). No object can be created under this name."""
 
-# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. If NAMESPACE has more than 50, the
-# invalid pod name `PROBE` could be cut off. HAMi-DRA would then create the claim of the probe.
+# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. The dry run has the invalid pod
+# name `PROBE`, so that the claim of this name cannot be created. If NAMESPACE has more than 50 characters, the name
+# would be cut off and become valid.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
@@ -100,7 +101,8 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The dry run was refused for another reason than the invalid name, so the pod itself would be refused too.
+            # The dry run used an invalid name on purpose. It was refused for another reason, so the pod itself would be
+            # refused too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)

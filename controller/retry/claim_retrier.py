@@ -100,7 +100,8 @@ class ClaimRetrier:
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
         now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
         checked.update(pod.uid for pod in now)
-        # Pods that need no retry count towards `MOST_AT_ONCE`, too. So forged Events cannot delay other namespaces.
+        # `MOST_AT_ONCE` bounds the pods that are read in one turn, also those that need no retry. So a tenant who
+        # forges Events cannot delay the retries in other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0

@@ -147,7 +147,7 @@ class Retrier:
     def __init__(
         self, kube: Kube, quota: QuotaInformer, nodes: NodeInformer, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        failure = "refused workloads could not be checked"
+        failure = "the controller could not check whether workloads were refused"
         self.reconciler = Reconciler("nudge", self._reconcile, failure=failure, clock=clock)
         self._kube = kube
         self._quota = quota

@@ -47,7 +47,7 @@ class Sighting(msgspec.Struct, frozen=True):
     """The moment at which this leader first saw a charge in a ledger.
 
     ``at``: this moment, in seconds.
-    ``watch``: the watch that began before the charge was made; None if the charge may be older than the watch.
+    ``watch``: the pod watch of this leader, if it began before the charge was made; otherwise None.
     """
 
     at: float
@@ -126,9 +126,9 @@ class ChargeAges:
         return Overdue.of(ends, now)
 
     def reservations(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the webhook replicas whose reservations have expired.
+        """Return the webhook replicas whose reservations (quota that a replica may use without a write) have expired.
 
-        Such a replica no longer writes the ledger. Each pod that it admitted is stored, or can no longer be stored.
+        Such a replica has ended. Each pod that it admitted is stored by now, or can no longer be stored.
         """
         known = self._renewed.pop(namespace, {})
         renewed: dict[str, tuple[int, float]] = {}

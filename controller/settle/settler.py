@@ -140,7 +140,7 @@ class Settler:
             active = self.queue.is_active(namespace) or self.unlimited.queue.is_active(namespace)
             if known and not active and self._differs(known):
                 self._metrics.drift.inc()
-                self._log.warning("the ledger differs from the stored pods and is settled again", namespace=namespace)
+                self._log.warning("the ledger differs from the stored pods and is recounted", namespace=namespace)
             self.queue.add(namespace)
 
     def _differs(self, known: NamedLedger) -> bool:

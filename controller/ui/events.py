@@ -110,7 +110,7 @@ class EventInformer(Generic[T]):
         )
 
     def newest(self) -> Sequence[T] | None:
-        """Return the kept entries, newest first; None until the Events have been listed once."""
+        """Return the entries in memory, the newest first; None until the Events have been listed once."""
         return self._newest.all() if self.reflector.synced.is_set() else None
 
     def _decode(self, raw: bytes) -> None:

@@ -63,8 +63,8 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 def hami_scheduler(cluster: Cluster) -> Component:
     """Return a kube-scheduler that has the name of HAMi's scheduler, and runs in place of it.
 
-    This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer only so many vGPUs
-    that all of them fit on its cards.
+    This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer at most
+    as many vGPUs as have enough cores and memory on its cards.
     """
     directory, [port] = cluster.plane.directory, free_ports(1)
     shares = {"ignoredResources": [name for name in HAMI.resources if name != HAMI.main_resource]}

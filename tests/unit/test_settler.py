@@ -37,7 +37,7 @@ ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
 @pytest.mark.parametrize("committed", [{"M40": TWO}, {}, {"P100": ONE}], ids=["too high", "too low", "another model"])
 def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica, committed: dict[str, Charge]) -> None:
     settling = Settling(api, replica, Ledger(committed, COUNTED), stored_pod(CARD))
-    assert settling.full_resync() == [("the ledger differs from the stored pods and is settled again", "team-a")]
+    assert settling.full_resync() == [("the ledger differs from the stored pods and is recounted", "team-a")]
     assert settling.counted("mended_total") == 1
     settling.run()
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}

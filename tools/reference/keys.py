@@ -248,7 +248,7 @@ def _section(scheme: Scheme) -> str:
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
-    """Yield each key, the kind of object that has it, and its use. A key that ends in ``-`` is a prefix."""
+    """Yield each annotation or label key, the kind of object that has this key, and its use. ``-`` ends a prefix."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later when it is stale{written}"
     named = (

@@ -97,7 +97,8 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Annotations of vendors are ASCII. Other characters, of up to four bytes in memory, are replaced to save memory.
+    # Annotations of vendors are ASCII. With one other character, Python stores up to four bytes for each character. So
+    # other characters are replaced.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 

@@ -79,7 +79,7 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return how devices of DeviceClass ``name`` are charged; None without a known driver or a ``gpu_units`` value."""
+    """Return how devices of DeviceClass ``name`` are charged; None if `gpu_units` and its driver do not say."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
     # The selectors of a DeviceClass determine the driver of its devices. If the class does not exist yet, the driver is

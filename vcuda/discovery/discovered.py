@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The position of the source in the order of strength; 0 is the strongest. An unknown source is the weakest."""
+        """The position of the model's source in the order of trust; 0 is the most trusted. An unknown one is last."""
         return sources.SOURCES.index(self.source) if self.source in sources.SOURCES else len(sources.SOURCES)
 
 

@@ -32,7 +32,7 @@ _CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
 class _Opener(NamedTuple):
     """An attempt of this process to open a ledger. The process first creates a mark (a record that a ledger existed).
 
-    ``version``: the resourceVersion of the closed ledger, read before the mark was created.
+    ``version``: the resourceVersion of the closed ledger (which admits no pods yet), read before the mark was created.
     ``opener``: a random text in the mark, by which this process recognises its own mark.
     """
 
@@ -74,7 +74,7 @@ class LedgerMarks:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return the seconds since this process first read the closed ledger that replaces a lost ledger."""
+        """Return the seconds since this process first read the closed ledger (it admits nothing) after a loss."""
         known, now = self._losses.get(namespace), self.clock()
         # Each new ledger has a random counter. If the counter has changed, the age of the ledger is measured from now.
         if known is None or known.counter != lost.counter:

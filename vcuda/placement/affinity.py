@@ -229,7 +229,7 @@ class NodeIndex:
         return index.by_value.keys() if index else set()
 
     def having(self, key: str, values: Iterable[str]) -> int:
-        """Return the set of nodes whose label has one of these values."""
+        """Return the set of nodes on which the label ``key`` has one of ``values``."""
         index = self._index(key)
         return sum(index.by_value.get(value, 0) for value in set(values)) if index else 0
 

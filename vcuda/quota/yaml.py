@@ -73,7 +73,7 @@ def _parse(text: str) -> Any:
         try:
             return _parse_yaml(text)
         except UnreadableError as as_yaml:
-            # Report the error that is later in the text. On the same line, the JSON error has the more exact column.
+            # Report the JSON or YAML error that is later in the text. On the same line, the JSON error is more exact.
             raise max(as_json, as_yaml, key=lambda error: error.line) from None
 
 
@@ -138,8 +138,8 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # A key or list item has at most two YAML nodes. So a document with `MAX_ENTRIES` entries is not rejected here.
-        # `_Walk` counts the entries exactly.
+        # A key or list item has at most two YAML nodes. So twice `MAX_ENTRIES` nodes are a first bound. `_Walk`
+        # counts the entries exactly later.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:

@@ -219,7 +219,8 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
     """Return the scheme of the vendor that may use resource ``name`` for the number of vGPUs; None if there is none."""
-    # The resource that counts a vendor's shares may have any name in the vendor's domain, even a name in ``gpu_units``.
+    # An administrator may give the resource of a vendor's vGPUs any name in the vendor's domain, even one in
+    # `gpu_units`.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]

@@ -86,8 +86,9 @@ MIG_CONTROL = ("NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES")
 
 # The other variables of NVIDIA's toolkit give no card. NVIDIA_DRIVER_CAPABILITIES chooses the driver's libraries. The
 # NVIDIA_REQUIRE_ variables and NVIDIA_DISABLE_REQUIRE are constraints on the driver's version. NVIDIA_IMEX_CHANNELS,
-# NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. On a node, an administrator can
-# replace NVIDIA_VISIBLE_DEVICES by `swarm-resource` in the toolkit's configuration. The API does not show that name.
+# NVIDIA_GDS, NVIDIA_MOFED, NVIDIA_GDRCOPY and NVIDIA_NVSWITCH give other device files. The setting
+# `swarm-resource` in the toolkit's configuration on a node can give NVIDIA_VISIBLE_DEVICES another name. The API server
+# does not know this name.
 GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 """The variables by which a container may get a device that it does not request."""
 

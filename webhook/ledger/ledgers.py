@@ -286,7 +286,7 @@ class RecentChoices:
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
         """Remove the oldest choice with this model and charge. The caller must then charge the pod of this choice."""
-        # A choice is found by its model and its charge, because a pod has no uid when /mutate chooses its model.
+        # The model that /mutate chose for a pod is recorded by model and charge, because the pod has no uid yet.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 

@@ -174,7 +174,8 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # More charges join the batch during this sleep. After a batch of one charge, no other charges are expected.
+        # More charges join the next batch during this sleep. If the last batch had one charge, there is no load, so no
+        # sleep.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 

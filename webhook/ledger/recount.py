@@ -103,8 +103,8 @@ class Recount:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # No watch of this replica shows why a pod is missing from the count. So the charge of the pod becomes a
-        # terminating charge, as after the start of a new leading controller.
+        # The new count of stored pods may lack a pod, and no watch of this replica shows why. The charge of this pod
+        # stays for as long as the pod may still run, as after the start of a new leading controller.
         counted = settle(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:

@@ -192,7 +192,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # The charge of this claim is recorded next. So the model choice of /mutate must no longer count as used quota.
+    # /mutate chose a model for this claim, and counts the choice as used quota for a while. The charge replaces it now.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)

@@ -234,7 +234,7 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait in turn until ``wakeup`` ends the loop. If a sweep could remove nothing, the wait is short."""
+        """Sweep and wait in turn until ``wakeup`` ends the loop. After a blocked sweep, wait briefly."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()

@@ -227,7 +227,7 @@ def _has_path(link: str) -> bool:
     except (PermissionError, FileNotFoundError):
         raise
     except OSError:
-        return True  # Only a path, not a pipe or socket, can be too long for readlink.
+        return True  # Only the path of a file can be too long for readlink. The link of a pipe or socket is short.
 
 
 def _find_mounted(mount: Mount) -> _Mounted:
