@@ -117,7 +117,7 @@ def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
         event = told(cluster, team, "OtherModelAllocated")
         card_name = device.rpartition("/")[2]
         card = f"card {card_name} of node a100-1, a H100, of model H100"
-        said = f"the pod or claim is charged to A100, but was given {card}; it is charged for"
+        said = f"the pod or claim is charged to A100, but was given {card}; the claim is charged for"
         assert said in event["message"]
         await_committed(installation, team, A100=100, H100=100)
         assert controller.metric("vcuda_audit_claims", namespace=team, finding="other-model") == 1

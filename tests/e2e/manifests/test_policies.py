@@ -120,7 +120,7 @@ def test_a_tenant_cannot_forge_change_or_remove_an_allocation(admin: Cluster, te
     for metadata in ALLOCATIONS:
         [(part, marks)] = metadata.items()
         refused = patch(tenant, pod_path(team), {"metadata": metadata})
-        assert (refused.status, "which cards a pod has" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+        assert (refused.status, "record its cards" in refused.message) == (HTTPStatus.FORBIDDEN, True)
         assert patch(admin, pod_path(team), {"metadata": metadata}).status == HTTPStatus.OK
         for change in (cleared(metadata), {part: dict.fromkeys(marks, "another")}):
             assert patch(tenant, pod_path(team), {"metadata": change}).status == HTTPStatus.FORBIDDEN
@@ -281,7 +281,7 @@ def test_an_account_may_write_ledgers_in_their_namespace_and_nothing_else(admin:
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, user))) as account:
         changed = account.rest.send("PUT", f"{path}/not-ours", {**other, "data": {"a": "1"}})
-        assert (changed.status, "this account writes" in changed.message) == (HTTPStatus.FORBIDDEN, True)
+        assert (changed.status, "this account may write no ConfigMaps" in changed.message) == (HTTPStatus.FORBIDDEN, True)
         made = {**other, "metadata": {"namespace": LEDGER_NAMESPACE, "name": "gpu-ledger-nobody"}}
         assert account.try_create(made, dryRun="All").status == HTTPStatus.CREATED
         if user == "vcuda-controller":
