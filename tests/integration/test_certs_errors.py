@@ -98,7 +98,7 @@ def test_a_clock_that_differs_from_the_api_servers_stops_everything(
     missing = Answer({"message": "not found"}, status=404, headers=date)
     script.answers += [missing, *[Answer({"items": []}, headers=date)] * 2, missing, NO_SLICES]
     [problem] = store.read(lambda: NOW + off).problems
-    assert "this machine's clock is" in problem.text
+    assert "this machine's clock shows" in problem.text
 
 
 def test_the_endpoints_are_those_of_all_pages_of_the_services_slices(script: Script, store: ClusterStore) -> None:
