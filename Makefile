@@ -50,7 +50,7 @@ e2e: $(VENV)/installed  ## Run the tests on a real control plane, which is built
 chaos: $(VENV)/installed  ## Kill and suspend every part under load and attacks, and count what is stored, for ten minutes; CREATES=100000 for longer
 	$(ASSETS) CHAOS_SECONDS=$(CHAOS_SECONDS) CHAOS_CREATES=$(CREATES) $(BIN)/pytest tests/e2e -m chaos -s
 
-operators: $(VENV)/installed  ## Run operators of other projects beside this system: KubeRay, training-operator, Karpenter; builds them once
+operators: $(VENV)/installed  ## Run operators of other projects beside this system: KubeRay, Karpenter; builds them once
 	operators=$$(tests/e2e/build-tools operators) && $(ASSETS) OPERATORS=$$operators $(BIN)/pytest tests/e2e/test_operators.py -m operators
 
 reread: $(VENV)/installed  ## Wait until the API server loads a new client certificate by itself (six minutes)

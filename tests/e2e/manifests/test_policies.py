@@ -281,7 +281,10 @@ def test_an_account_may_write_ledgers_in_their_namespace_and_nothing_else(admin:
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     with closing(Cluster(admin.control_plane, admin.service_account_token(SYSTEM_NAMESPACE, user))) as account:
         changed = account.rest.send("PUT", f"{path}/not-ours", {**other, "data": {"a": "1"}})
-        assert (changed.status, "this account may write no ConfigMaps" in changed.message) == (HTTPStatus.FORBIDDEN, True)
+        assert (changed.status, "this account may write no ConfigMaps" in changed.message) == (
+            HTTPStatus.FORBIDDEN,
+            True,
+        )
         made = {**other, "metadata": {"namespace": LEDGER_NAMESPACE, "name": "gpu-ledger-nobody"}}
         assert account.try_create(made, dryRun="All").status == HTTPStatus.CREATED
         if user == "vcuda-controller":
