@@ -195,7 +195,7 @@ def test_no_tenant_can_write_a_report_and_the_controller_restores_it(
         answers = [patched, tenant.rest.send("PUT", path, report_of(team, forged))]
         answers.append(tenant.rest.try_merge_patch(path, {"metadata": {"labels": None}}))
         assert [answer.status for answer in answers] == [HTTPStatus.FORBIDDEN] * 3
-        assert "is written by the controller of vcuda-quota" in patched.message
+        assert "is written by the controller of vcuda quota" in patched.message
         tenant.delete(path)
         assert await_published(cluster, team) == report
         tenant.create({**report_of(team, forged), "metadata": {"namespace": team, "name": "mine"}})
