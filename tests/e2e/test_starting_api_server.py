@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 JUST_STARTED = "The API server may have just started, so retry."
-STARTS = 5
+STARTS = 15
 """The maximum number of starts of the API server. At least one of them must lead to a 403 for a permitted call."""
 
 
