@@ -1,4 +1,4 @@
-"""The three webhooks in Python that the benchmarks run, each in a process of its own.
+"""The three webhooks in Python that the benchmarks run, each in a separate process.
 
 They are vcuda quota's webhook, a webhook on the same HTTP server that admits everything, and a webhook in Flask that
 only returns a constant patch.
@@ -136,7 +136,7 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 
 
 class Replica(WebhookServer):
-    """A replica of vcuda quota's webhook. It listens at an address of its own, and at a port that all replicas share.
+    """A replica of vcuda quota's webhook. It listens at its own address, and at a port that all replicas share.
 
     Like a Service, the kernel distributes new connections to the shared port over the replicas, but it uses less CPU.
     """

@@ -6,8 +6,8 @@ import socket
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import click
@@ -325,23 +325,13 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
         cli.fail(str(error), 1)
 
 
-@contextmanager
-def _listening_for(flag: str, address: Address) -> Iterator[None]:
-    """In this context a server starts to listen on ``address``. If that fails, report an invalid value of ``flag``."""
-    try:
-        yield
-    except OSError as error:
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        raise click.BadParameter(f"{host}:{address[1]}: {error.strerror or error}.", param_hint=flag) from error
-
-
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
     """Serve the usage page if ``address`` is given. Return a function whose context lets the page show data."""
     if address is None:
         return nullcontext
-    with _listening_for("--ui-address", address):
+    with cli.listening_for("--ui-address", address):
         server = page.serve(address)
     structlog.get_logger().info("serving the usage page", port=server.port)
     return lambda: showing(page, kube, labels, leader)
@@ -359,7 +349,7 @@ def _lead(
     ``contexts``: functions that return context managers, in which this replica works while it is the leader.
     """
     started = threading.Event()
-    with _listening_for("--status-address", address):
+    with cli.listening_for("--status-address", address):
         # A standby (`started` is not set) reports healthy and ready. Otherwise a rollout of the Deployment would wait
         # until the standby becomes the leader.
         server = httpd.serve_status(

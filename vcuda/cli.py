@@ -135,6 +135,16 @@ def parse_ip_address(text: str) -> tuple[str, int]:
     raise BadInput(f"{text!r} is not IP:PORT.")
 
 
+@contextlib.contextmanager
+def listening_for(flag: str, address: tuple[str, int]) -> Iterator[None]:
+    """In this context a server starts to listen on ``address``. If that fails, report an invalid value of ``flag``."""
+    try:
+        yield
+    except OSError as error:
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        raise click.BadParameter(f"{host}:{address[1]}: {error.strerror or error}.", param_hint=flag) from error
+
+
 def family_of(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 

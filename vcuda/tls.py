@@ -221,7 +221,7 @@ def leaf_files(leaf: Signed, holds: str) -> tuple[File, ...]:
 
 
 def signing_files(authority: Signed) -> tuple[File, ...]:
-    """Return the file of the CA's key. Whoever reads the key can sign certificates and so impersonate the webhook."""
+    """Return the file of the CA's key. A reader of the key can sign certificates, and so impersonate the webhook."""
     return (File(AUTHORITY_KEY, "private key of ca.crt", authority.key_pem(), _SECRET_MODE, None),)
 
 

@@ -49,7 +49,7 @@ class GpuNode:
     memory: int | None
     """The memory of one card in MiB."""
     source: str
-    """Where the model in the node's label comes from; without a label, what reports a model. Empty if nothing does."""
+    """The source of the model in the node's label; without a label, the source that reports one; or empty."""
     scheme: str
     """The names of the device plugins and DRA drivers that serve the node."""
     free: float | None

@@ -50,7 +50,7 @@ MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What this replica serves: the usage in ``feed`` if it is the leader and ready, otherwise the text ``reason``."""
+    """The answer of this replica: the usage in ``feed`` if it leads and is ready, otherwise the text ``reason``."""
 
     feed: Feed | None
     reason: str

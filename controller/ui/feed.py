@@ -172,7 +172,7 @@ class Feed:
 
 
 class Listener:
-    """The stream of server-sent events to one browser. The server must call ``close`` when the browser is gone."""
+    """The stream of server-sent events to one browser. The server must call ``close`` when the browser disconnects."""
 
     def __init__(self, feed: Feed, since: str, namespace: str) -> None:
         self._feed = feed

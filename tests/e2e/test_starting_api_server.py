@@ -21,12 +21,7 @@ from tools.control_plane import ControlPlane
 from vcuda.errors import Forbidden, Unavailable, VcudaError
 from vcuda.kube import AuthorizerGrace, Kube
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    # urllib3 leaves the socket to the garbage collector if the API server is killed during a TLS handshake.
-    pytest.mark.filterwarnings("ignore:.*unclosed <ssl.SSLSocket:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore:.*ssl.SSLSocket:pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.timeout(180)
 
 JUST_STARTED = "The API server may have just started, so retry."
 STARTS = 15

@@ -1,4 +1,4 @@
-"""`vcuda-certs` and the controller connect to an endpoint by TLS to read its serving certificate, whoever issued it."""
+"""`vcuda-certs` and the controller read the serving certificate of an endpoint by TLS, even from an unknown issuer."""
 
 import socket
 import ssl

@@ -99,7 +99,7 @@ def test_an_address_that_cannot_be_bound_is_bad_input(
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, "Traceback" in done.stderr) == (BAD_INPUT, False)
     assert last.startswith("Error: ")
-    assert flag in last
+    assert f"{flag}: " in last
     assert says in last
 
 

@@ -119,8 +119,8 @@ CASES = [
     Case("a blocked model", MUTATE, BLOCKED, BLOCKS, ("pinned", "")),
     Case("a blocked model", VALIDATE, BLOCKED, BLOCKS, ("over-quota-allowed", NEVER)),
     Case("no model", MUTATE, WANTS_A100, Refusal("not-allowed", FORBIDDEN, NO_MODEL), ("unpinned", "")),
-    Case("not held to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
-    Case("not held to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
+    Case("not pinned to a model", VALIDATE, FLOATING, NO_PIN, ("unpinned", NOT_HELD)),
+    Case("not restricted to the pools", VALIDATE, ELSEWHERE, NO_POOL, ("charged", NOT_IN_POOL)),
     # Cases in which a quota of any mode rejects the pod
     Case("no uid", VALIDATE, vcuda_pod(metadata={}, affinity=HELD), Refusal("bad-request", BAD_REQUEST, NO_UID)),
     Case("another kind", BOTH, SOME, Refusal("bad-request", BAD_REQUEST, NO_PODS), fields=DEPLOYMENT),

@@ -1,4 +1,4 @@
-"""A tenant with large objects may delay LISTs of its own namespaces, and of no other tenant's."""
+"""Tests that a tenant with large objects can delay only LISTs of its own namespaces."""
 
 import asyncio
 import threading

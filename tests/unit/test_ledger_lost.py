@@ -1,6 +1,6 @@
 """Tests of a lost ledger.
 
-Nothing is charged until every pod that was charged in the lost ledger is stored, or can never be stored.
+New charges wait until every pod that was charged in the lost ledger is stored, or can no longer be stored.
 """
 
 from collections.abc import Callable

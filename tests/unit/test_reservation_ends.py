@@ -48,7 +48,7 @@ def test_a_replica_that_stops_writes_its_charges_and_releases_the_rest(world: Re
 
 
 def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld) -> None:
-    """A replica that is told to stop still answers calls."""
+    """A replica that is stopping still answers calls."""
     world.close(A)
     world.ask(A, 20)
     world.go_on()

@@ -77,7 +77,8 @@ def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] |
     spec, known = published.spec, {} if alike is None else alike
     found = ((device.name, _offer(spec.driver, device)) for device in spec.devices or ())
     devices = {name: known.setdefault(offer, offer) for name, offer in found}
-    offers, pool = tuple(dict.fromkeys(devices.values())), spec.pool
+    offers = tuple(dict.fromkeys(devices.values()))
+    pool = spec.pool
     return PoolSlice(
         published.metadata.name,
         spec.driver,

@@ -62,7 +62,7 @@ class Found(msgspec.Struct, frozen=True):
     label: str | None
     """The value of the model label; None if the node has no such label."""
     record: Record | None
-    """What the controller recorded about the label; None if a person wrote the label, or if there is no label."""
+    """The controller's record of the label; None if a person wrote the label, or if there is no label."""
     wanted: Record | None
     """The model that the strongest source reports; None if no source reports a model."""
     seen: tuple[SourceCards, ...] = ()

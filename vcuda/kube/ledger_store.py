@@ -82,7 +82,7 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
 
 # An update with ``NOT_TRACKED`` as ``managedFields`` removes this field (Server-Side Apply, "Clearing managedFields").
-# Without the field, the API server does a quarter less work for a write. Nobody uses Server-Side Apply on a ledger.
+# Without the field, the API server does a quarter less work for a write. Ledgers are not written by Server-Side Apply.
 NOT_TRACKED: Sequence[Mapping[str, str]] = ({},)
 
 

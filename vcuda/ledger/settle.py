@@ -84,8 +84,9 @@ class ObservedPods(msgspec.Struct, frozen=True):
     def is_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger was counted from a newer observation than this, or with a newer quota ConfigMap."""
         pods_older = is_older(self.resource_version, ledger.pod_resource_version)
-        claims_older = self.claims and is_older(self.claims.resource_version, ledger.claim_resource_version)
-        return pods_older or bool(claims_older) or is_older(self.config_version, ledger.config_version)
+        claims = self.claims
+        claims_older = claims is not None and is_older(claims.resource_version, ledger.claim_resource_version)
+        return pods_older or claims_older or is_older(self.config_version, ledger.config_version)
 
     def usage(self, model: str, terminating: Charge) -> Usage:
         """Return the usage of one GPU model: the charges of the stored objects, and the charge ``terminating``."""
@@ -238,7 +239,8 @@ def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -
     version = ledger.claim_resource_version
     if not is_older(version, claims.since):
         return {}
-    stored, grace = [each for uid, each in ledger.pending.items() if uid in claims.seen], ledger.longest_claim_grace
+    stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
+    grace = ledger.longest_claim_grace
     lost = _lost(ledger, ledger.claimed, stored, claims.committed, claimed.left)
     return {f"{model}@claims@{version}": _unseen(model, charge, grace) for model, charge in lost}
 

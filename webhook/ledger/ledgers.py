@@ -105,7 +105,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     """The grace period of the pod in seconds; 0 if the period is so short that the ledger need not record it."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Return the decision about this charge by the given ledger of its namespace. Nothing is written."""
+        """Return the decision about this charge by the given ledger of its namespace. This writes no ledger."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED

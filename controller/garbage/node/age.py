@@ -38,7 +38,7 @@ class AgePolicy(Protocol):
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """What an age policy remembers about one directory from one sweep (pass over all directories) to the next.
+    """The record of an age policy about one directory, kept from one sweep (a pass over all) to the next.
 
     ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
     ``times``: the number of consecutive sweeps that found the directory.

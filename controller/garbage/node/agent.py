@@ -25,7 +25,7 @@ MAX_LOGGED = 1000
 
 
 class Action(names.Explained):
-    """What a sweep (a pass over all directories) does with a directory. The values are part of the output and log."""
+    """The action of a sweep (a pass over all directories) on a directory. The values are part of the output and log."""
 
     KEPT = "kept", ""
     MOVED = "moved", "the pod does not exist"
@@ -37,7 +37,7 @@ class Action(names.Explained):
 
 
 class DirectoryOutcome(msgspec.Struct, frozen=True):
-    """What a sweep (a pass over all directories) did with one directory, and why.
+    """The action of a sweep (a pass over all directories) on one directory, and its reason.
 
     ``path``: the path, relative to --root. Use `shown` to print it, because it may contain control characters and bytes
     that are not UTF-8 (from os.fsdecode).

@@ -15,7 +15,15 @@ from controller.garbage.node.pods import FixedPods, KubeletPods, PodSource, Rece
 from controller.garbage.node.sweep import NodeSweep
 from controller.httpd import serve_status
 from vcuda import errors, logs
-from vcuda.cli import FiniteRange, fail, kubeconfig_option, log_level_option, option, status_address_option
+from vcuda.cli import (
+    FiniteRange,
+    fail,
+    kubeconfig_option,
+    listening_for,
+    log_level_option,
+    option,
+    status_address_option,
+)
 from vcuda.kube import Kube, VersionCheck
 
 FAILED = 1
@@ -209,7 +217,7 @@ def _stay(settings: NodeSettings) -> int:
     registry = CollectorRegistry()
     log = structlog.get_logger()
     sweeping = agent.Agent(sweep.run, agent.SweepReporter(registry), wakeup, agent.SweepInterval(settings.period))
-    try:
+    with listening_for("--status-address", settings.status_address):
         server = serve_status(
             settings.status_address,
             registry,
@@ -218,9 +226,6 @@ def _stay(settings: NodeSettings) -> int:
             ),
             ready=lambda: None if watched.reflector.synced.is_set() else "the first list of pods is not complete",
         )
-    except OSError as error:
-        host, port = settings.status_address
-        raise errors.BadInput(f"cannot listen on --status-address {host}:{port}: {error.strerror or error}.") from error
     log.info("serving status", port=server.port)
     watched.reflector.start()
     sweeping.loop()

@@ -273,10 +273,9 @@ def check_unused(fd: int, mount: Mount, in_use: InUse, stopping: Callable[[], bo
             raise OutOfTime
         if _is_held(entry.name, parent, in_use):
             raise MustStay(KeepReason.OPEN, entry.name)
-        if entry.kind is FileKind.SOCKET:
-            is_near = identity_of(fd) in (identity_of(parent), identity_at("..", parent))
-            if not (entry.name == own_socket and is_near) and listens(parent, entry.name):
-                raise MustStay(KeepReason.LISTENING, entry.name)
+        is_own = entry.name == own_socket and identity_of(fd) in (identity_of(parent), identity_at("..", parent))
+        if entry.kind is FileKind.SOCKET and not is_own and listens(parent, entry.name):
+            raise MustStay(KeepReason.LISTENING, entry.name)
 
 
 def _is_held(name: str, parent: int, in_use: InUse) -> bool:

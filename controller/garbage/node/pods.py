@@ -137,7 +137,7 @@ class FixedPods:
 
 
 class WatchedPods:
-    """Watches the node's pods. `confirmed` lists them anew. ``on_gone``: called after each deletion of a pod."""
+    """Watches the node's pods. `confirmed` makes a new list. ``on_gone``: called after each deletion of a pod."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
