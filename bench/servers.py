@@ -197,7 +197,7 @@ def pinning(certificates: Path) -> Iterator[Server]:
 
 
 def _settings(certificates: Path) -> Settings:
-    return Settings("127.0.0.1:0", certificates, drain=0.0)
+    return Settings(("127.0.0.1", 0), certificates, drain=0.0)
 
 
 @contextmanager

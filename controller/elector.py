@@ -7,7 +7,6 @@ end that elector but not the leader's work, and two replicas could work as leade
 stop its work when the Lease is lost, and must write only by compare-and-swap.
 """
 
-import datetime
 import math
 import time
 from collections.abc import Callable
@@ -209,7 +208,7 @@ class Elector:
         return self._clock() - self._renewed_at <= self._timing.renew_deadline
 
     def _next_spec(self, lease: Lease | None) -> LeaseSpec:
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        now = k8s_types.micro_time_now()
         spec = LeaseSpec(self._identity, self._timing.lease_duration, now, now, 0)
         if lease is None:
             return spec

@@ -121,8 +121,14 @@ def parse_address(text: str) -> tuple[str, int]:
     host = host[1:-1] if bracketed else host
     good = (":" in host or not bracketed) and _can_be_host(host)
     if not (colon and good and port.isascii() and port.isdigit() and int(port) <= _LAST_PORT):
-        raise BadInput(f"{text!r} is not HOST:PORT.")
+        raise BadInput(f"must be HOST:PORT, for example 127.0.0.1:8080 or [fd00::7]:8080; got {text!r}.")
     return host, int(port)
+
+
+def format_address(address: tuple[str, int]) -> str:
+    """Return an address as HOST:PORT. An IPv6 host is in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def parse_ip_address(text: str) -> tuple[str, int]:
@@ -132,7 +138,7 @@ def parse_ip_address(text: str) -> tuple[str, int]:
         address = ipaddress.ip_address(host)
         if "%" not in host:
             return str(address), port
-    raise BadInput(f"{text!r} is not IP:PORT.")
+    raise BadInput(f"must be IP:PORT, for example 10.0.0.7:8080; got {text!r}.")
 
 
 @contextlib.contextmanager
@@ -141,8 +147,7 @@ def listening_for(flag: str, address: tuple[str, int]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
-        raise click.BadParameter(f"{host}:{address[1]}: {error.strerror or error}.", param_hint=flag) from error
+        raise click.BadParameter(f"{format_address(address)}: {error.strerror or error}.", param_hint=flag) from error
 
 
 def family_of(host: str) -> socket.AddressFamily:

@@ -5,6 +5,7 @@ never written back, because the other fields of the object would be lost. Change
 fields are those of Kubernetes, in snake case. ``None`` stands for an absent field or a null field, as in Go's types.
 """
 
+import datetime
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,16 @@ Check = Callable[[], None]
 
 def no_check() -> None:
     """A `Check` that never raises an exception, so that the computation is never stopped."""
+
+
+def time_now() -> str:
+    """Return the current time as text, as in a field of Kubernetes' type Time."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_time_now() -> str:
+    """Return the current time as text, as in a field of Kubernetes' type MicroTime."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

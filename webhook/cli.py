@@ -29,7 +29,6 @@ from webhook.server.server import Cluster, Failure, MakeService, Settings, Webho
 
 FAILED = 1
 _ANY_CHARACTER = dict.fromkeys(map(ord, WILDCARDS), "x")
-LAST_PORT = 65535
 T = TypeVar("T")
 
 _file = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
@@ -83,13 +82,6 @@ def _runtime_classes(_context: click.Context, _option: click.Parameter, text: st
     return patterns
 
 
-def _host_and_port(_context: click.Context, _option: click.Parameter, text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not (host and port.isdecimal() and int(port) <= LAST_PORT):
-        raise click.BadParameter(f"must be HOST:PORT, for example 127.0.0.1:8443; got {text!r}.")
-    return text
-
-
 @click.group(context_settings=cli.HELP)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
@@ -97,13 +89,7 @@ def main() -> None:
 
 
 @main.command(context_settings=_ENVIRONMENT)
-@cli.option(
-    "--bind",
-    default="0.0.0.0:8443",
-    metavar="HOST:PORT",
-    callback=_host_and_port,
-    help="Address to listen on; port 0 picks a free port.",
-)
+@cli.address_option("--bind", default="0.0.0.0:8443", help="Address to listen on; port 0 picks a free port.")
 @cli.option("--cert-dir", type=click.Path(file_okay=False, path_type=Path), help="Directory of tls.crt and tls.key.")
 @cli.option(
     "--client-ca",
@@ -149,7 +135,7 @@ def main() -> None:
 @cli.option("--nodes", type=_file, help="File of nodes, devices and stored objects (see `check`), for --standalone.")
 def serve(
     *,
-    bind: str,
+    bind: tuple[str, int],
     cert_dir: Path | None,
     client_ca: Path | None,
     client_name: str | None,

@@ -4,7 +4,6 @@ After a refusal, Kubernetes' controller waits up to 16 minutes before it retries
 of the owner makes the controller retry immediately. So this module sets an annotation that no other program reads.
 """
 
-import datetime
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -14,7 +13,7 @@ import structlog
 
 from controller.retry.refused import WITH_CONDITION, Owner, RefusedOwner, RefusedOwners, find_refused
 from controller.workqueue import Reconciler
-from vcuda import errors
+from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, NodeInformer, QuotaInformer
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.placement import placement
@@ -87,8 +86,8 @@ def record_free(
 
 def retry_patch(**metadata: str) -> bytes:
     """Return a patch that makes the Kubernetes controller of the patched object retry."""
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return msgspec.json.encode({"metadata": {**metadata, "annotations": {RETRY_ANNOTATION: now}}})
+    annotations = {RETRY_ANNOTATION: k8s_types.micro_time_now()}
+    return msgspec.json.encode({"metadata": {**metadata, "annotations": annotations}})
 
 
 def _least_memory(charge: Charge, limit: Limit) -> int:

@@ -4,7 +4,6 @@ Events, a metric and the usage page report these pods and claims. A pod is evict
 period has found the pod beyond the quota.
 """
 
-import datetime
 import enum
 import threading
 import time
@@ -19,6 +18,7 @@ from controller.pods import pod_path
 from controller.settle.grants import NOTICE_SECONDS
 from controller.violations.violations import Holder, PricedClaim, Violation, ViolationKind, find_violations
 from controller.workqueue import Reconciler
+from vcuda import k8s_types
 from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.names import API_VERSION
@@ -343,8 +343,7 @@ class ViolationWatcher:
         # Do not compare the messages of violations, because the numbers in them change with every pod of the namespace.
         if before and (before.violation.kind, before.violation.evictable) == (violation.kind, violation.evictable):
             return msgspec.structs.replace(before, violation=violation)
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return OngoingViolation(violation, self._clock(), now)
+        return OngoingViolation(violation, self._clock(), k8s_types.time_now())
 
     def _post_events(self, namespace: str, found: Iterable[Violation]) -> None:
         """Write an Event for each new violation. While a violation lasts, this process writes no second Event."""

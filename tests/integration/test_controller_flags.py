@@ -35,11 +35,11 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
     ("flags", "message"),
     [
         *(
-            (("--ui-address", text), f"Invalid value for --ui-address: {text!r} is not HOST:PORT.")
+            (("--ui-address", text), "Invalid value for --ui-address: must be HOST:PORT")
             for text in ("nonsense", "127.0.0.1", "127.0.0.1:", ":x")
         ),
         (("--ui-advertise", "10.1.2.3:8088"), "--ui-address is required with --ui-advertise."),
-        (("--ui-advertise", "me:8088"), "'me:8088' is not IP:PORT"),
+        (("--ui-advertise", "me:8088"), "must be IP:PORT, for example 10.0.0.7:8080; got 'me:8088'"),
         *(
             ((flag, text), f"Invalid value for {flag}: {text!r} must start with https:// or http://.")
             for flag in ("--ui-docs-url", "--ui-grafana-url")
@@ -48,8 +48,8 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         (EXTENDER, "--extender-cert-dir is required with --extender-address"),
         ((*EXTENDER, "--extender-cert-dir", "."), "--extender-client-ca is required with --extender-address"),
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
-        (("--extender-address", "here", "--extender-cert-dir", "."), "'here' is not HOST:PORT"),
-        *(((*ADVERTISE, text), f"{text!r} is not IP:PORT") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
+        (("--extender-address", "here", "--extender-cert-dir", "."), "must be HOST:PORT"),
+        *(((*ADVERTISE, text), f"got {text!r}") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
         # The controller forgets the age of a charge after a resync (a full pass). The charge must expire before that,
         # so a resync must take long enough.
         (
@@ -78,8 +78,8 @@ def test_bad_flags_are_reported_before_anything_starts(tmp_path: Path, flags: tu
             (command, "--status-address", address, says)
             for command in (RUN, NODE)
             for address, says in (
-                ("127.0.0.1:99999", "'127.0.0.1:99999' is not HOST:PORT."),
-                ("127.0.0.1:²", "'127.0.0.1:²' is not HOST:PORT."),
+                ("127.0.0.1:99999", "got '127.0.0.1:99999'."),
+                ("127.0.0.1:²", "got '127.0.0.1:²'."),
                 ("nowhere.invalid:8080", "nowhere.invalid:8080: "),
                 ("192.0.2.1:8080", "192.0.2.1:8080: Cannot assign requested address."),
             )

@@ -53,7 +53,7 @@ SOUND = "--standalone --quota good.yaml"
         (f"{SOUND} --cert-dir empty", "empty/tls.crt cannot be read: No such file or directory. To create "),
         (f"{SOUND} --cert-dir certs", "certs/tls.crt contains no PEM certificate"),
         (f"{SOUND} --nodes nodes.yaml", "document 1: the Pod p has no namespace"),
-        (f"{SOUND} --bind 8443", "must be HOST:PORT, for example 127.0.0.1:8443; got '8443'."),
+        (f"{SOUND} --bind 8443", "must be HOST:PORT, for example 127.0.0.1:8080 or [fd00::7]:8080; got '8443'."),
         (f"{SOUND} --bind a:99999", "must be HOST:PORT"),
         (f"{SOUND} --log-level loud", "'loud' is not one of"),
         ("--cert-dir certs --quota-configmap gpuquota", "is not NAMESPACE/NAME"),

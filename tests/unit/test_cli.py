@@ -36,7 +36,7 @@ HOSTS = ["[::1", "[]", "[here]", "[::g]", "a:b", "[[::1]]", "a..b", "a" * 64]
     "text", ["", "here", "8080", "::1", *(f"here:{port}" for port in PORTS), *(f"{host}:1" for host in HOSTS)]
 )
 def test_an_invalid_address_is_bad_input(text: str) -> None:
-    with pytest.raises(BadInput, match="is not HOST:PORT"):
+    with pytest.raises(BadInput, match="must be HOST:PORT"):
         parse_address(text)
 
 

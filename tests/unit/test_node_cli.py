@@ -34,7 +34,7 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "--host-pid requires hostPID: true",
             id="host PID without hostPID: true",
         ),
-        pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "is not HOST:PORT", id="no address"),
+        pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "must be HOST:PORT", id="no address"),
         pytest.param([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure", id="over 100 %"),
         pytest.param([*STAY, "--pod-uid", "u", "--period", "0"], "--period", id="no period"),
         pytest.param([*STAY, "--pod-uid", "u"], "No usable kubeconfig", id="no cluster"),

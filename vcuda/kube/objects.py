@@ -1,7 +1,6 @@
 """Writes Events, and reads EndpointSlices and the names of namespaces."""
 
 import contextlib
-import datetime
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeVar
 
@@ -45,7 +44,7 @@ class Event(msgspec.Struct, frozen=True):
 def post_event(kube: Kube, event: Event) -> None:
     """Write an Event, unless its name is taken. Raises ApiError for a refusal, and Unavailable for other failures."""
     home = event.subject.namespace or DEFAULT_NAMESPACE
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = k8s_types.time_now()
     manifest = {
         "apiVersion": "v1",
         "kind": "Event",

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import msgspec
 import structlog
 
-from vcuda import kube as k8s
+from vcuda import cli, kube as k8s
 from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
@@ -156,8 +156,8 @@ def _metrics(certificate: ServingCertificate) -> Metrics:
 class Settings(msgspec.Struct, frozen=True):
     """The settings of the server that do not depend on a cluster."""
 
-    bind: str
-    """The address to listen on, as HOST:PORT."""
+    bind: tuple[str, int]
+    """The host and the port to listen on."""
     certificate: Path
     """The directory of tls.crt and tls.key."""
     drain: float = 5.0
@@ -214,7 +214,7 @@ class WebhookServer(ServedApplication):
     def load_config(self) -> None:
         """Set gunicorn's options. gunicorn's own configuration files and environment variables are not read."""
         options: dict[str, Any] = {
-            "bind": self.settings.bind,
+            "bind": cli.format_address(self.settings.bind),
             "workers": 1,
             "worker_class": WebhookWorker,
             "asgi_loop": "uvloop",

@@ -79,9 +79,10 @@ class Permission:
 
 @dataclass(frozen=True)
 class AuditLog:
-    """The API server's audit log, of level Metadata, in ``file``."""
+    """The API server's audit log, of level Metadata, in ``file`` from byte ``start`` on."""
 
     file: Path
+    start: int
 
     def requests(self, user: str) -> set[Asked]:
         """Return every kind of request that RBAC permitted to ``user`` and that ``user`` sent. The requests may have
@@ -94,7 +95,7 @@ class AuditLog:
         return {asked_in(event) for event in events}
 
     def _events(self) -> Iterator[Json]:
-        for line in self.file.read_text().splitlines():
+        for line in self.file.read_bytes()[self.start :].splitlines():
             event = json.loads(line)
             if "objectRef" in event:
                 yield event

@@ -28,17 +28,26 @@ POLICY = {
 
 
 @pytest.fixture(scope="session")
-def audit_log(tmp_path_factory: pytest.TempPathFactory) -> AuditLog:
-    return AuditLog(tmp_path_factory.mktemp("audit") / "log")
+def audit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("audit") / "log"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def audit_log(audit_file: Path) -> AuditLog:
+    """The requests since the module's tests began.
+
+    Other modules use the same accounts, and some of them remove the accounts' roles while the programs run.
+    """
+    return AuditLog(audit_file, start=audit_file.stat().st_size if audit_file.exists() else 0)
 
 
 @pytest.fixture(scope="session")
-def plane(assets: Path | None, audit_log: AuditLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(assets: Path | None, audit_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     directory = tmp_path_factory.mktemp("manifests")
     policy = directory / "policy.json"
     policy.write_text(json.dumps(POLICY))
     flags = (
-        *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_log.file}", "--audit-log-mode=blocking"),
+        *(f"--audit-policy-file={policy}", f"--audit-log-path={audit_file}", "--audit-log-mode=blocking"),
         # This flag makes the API server call a Service by its DNS name, which can resolve to this machine.
         "--enable-aggregator-routing=false",
     )

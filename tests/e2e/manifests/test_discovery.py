@@ -157,4 +157,5 @@ def test_the_controller_made_no_request_without_the_right_to_it(
     controller: ControllerProcess, audit_log: AuditLog
 ) -> None:
     assert controller.process.poll() is None
+    assert audit_log.requests(CONTROLLER)
     assert audit_log.refused(CONTROLLER) == set()

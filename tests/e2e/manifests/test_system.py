@@ -177,4 +177,5 @@ def named_metrics() -> set[str]:
 @pytest.mark.usefixtures("quota", "agent")
 def test_no_part_made_a_request_without_the_right_to_it(system: System, audit_log: AuditLog) -> None:
     users = {user_of(each) for each in ours(system.objects)}
+    assert {user for user in users if not audit_log.requests(user)} == set()
     assert {user: audit_log.refused(user) for user in users} == {user: set() for user in users}
