@@ -23,21 +23,21 @@ NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN = "none", "resourcequota", "go-idle", "g
 CLAIMS_NONE, CLAIMS_OURS, OURS_1 = "claims-none", "claims-ours-1", "ours-1"
 TIGHT = ("tight-ours-1", "tight-ours-3")
 OURS: Mapping[str, int] = {OURS_1: 1, "ours-3": 3, "tight-ours-1": 1, "tight-ours-3": 3, CLAIMS_OURS: 1}
-"""The names of the arrangements with vcuda quota's webhook. The value is the number of replicas of the webhook."""
+"""For each arrangement with vcuda quota's webhook: the number of replicas of the webhook."""
 
 EVERY = (NONE, QUOTA, GO_IDLE, GO_PIN, FLASK_PIN, *OURS, CLAIMS_NONE)
 OF_CLAIMS = (CLAIMS_NONE, CLAIMS_OURS)
 IN_GO = (GO_IDLE, GO_PIN)
 
 LIMIT = {"quota": {"M40": 100_000, "P100": 100_000, "A100": 100_000}}
-"""A quota that no measurement uses up."""
+"""The quota of a namespace. It is so large that no measurement uses it up."""
 
 TIGHT_LIMIT = {"quota": {"M40": 6}}
-"""A quota that 60 pods of the benchmark use up."""
+"""The quota of a namespace, in cards. 60 pods of the benchmark use it up."""
 
 STORED_OF_TIGHT = 48
-"""The maximum number of stored pods under the quota `TIGHT_LIMIT`. This quota admits 60 pods, so a pod is rejected only
-if deleted pods still count."""
+"""The maximum number of stored pods in a namespace with the quota `TIGHT_LIMIT`, which admits 60 pods. So the webhook
+rejects a pod only if the charges of deleted pods are not released yet."""
 
 
 class Arranged(NamedTuple):
@@ -78,7 +78,7 @@ def prepare(plane: Plane, names: Sequence[str], most: int) -> None:
 
 
 def limit(plane: Plane, namespace: str) -> None:
-    """Create a ResourceQuota that is never used up. Also write its status, as Kubernetes' controller would do."""
+    """Create a ResourceQuota that is never used up. Also write its status, because no controller manager runs."""
     hard = {"requests.tencent.com/vcuda-core": "1000000000"}
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     metadata = {"name": "cores"}
@@ -124,7 +124,7 @@ def webhooks(plane: Plane, name: str, program: Path | None) -> list[AbstractCont
 
 
 def hooks(plane: Plane, name: str, running: Sequence[Server]) -> Webhooks:
-    """Return the webhooks that are registered for the arrangement (a way to admit pods)."""
+    """Return the webhooks to register for the arrangement. ``running``: the servers that the API server will call."""
     if not running:
         return {MUTATING: (), VALIDATING: ()}
     register = installed if name in OURS else simple

@@ -22,7 +22,7 @@ from vcuda.requests.resources import BUILT_IN
 
 NODES, CARDS, ROUNDS, REPEATS = 5_000, 8, 7, 2_000
 EVENTS_PER_SECOND = NODES * 2 / 30
-"""Node events per second. Every 30 s, HAMi's scheduler and HAMi's device plugin each annotate every node."""
+"""Watch events about nodes, per second. HAMi's scheduler and device plugin each annotate every node every 30 s."""
 LABELS = {f"feature.node.kubernetes.io/cpu-{number}": "true" for number in range(40)}
 
 

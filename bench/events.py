@@ -36,7 +36,7 @@ def reading(informer: PodInformer, line: bytes) -> Callable[[], object]:
 
 
 def lines() -> dict[str, bytes]:
-    """Return watch events about pods as lines of JSON. The key is the row name in the printed table."""
+    """Return watch events about pods as lines of JSON. The key is the text in the first column of the table."""
     gpu, plain = {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"}, {"cpu": "2", "memory": "4Gi"}
     return {
         "just created, requests a share": line("ADDED", running(gpu, bound=False)),
@@ -46,7 +46,7 @@ def lines() -> dict[str, bytes]:
 
 
 def line(kind: str, pod: Json) -> bytes:
-    """Return the line of JSON in which a watch reports an event of this kind about the pod."""
+    """Return a watch event about the pod as a line of JSON. ``kind``: the type of the event, such as ADDED."""
     return msgspec.json.encode({"type": kind, "object": pod})
 
 

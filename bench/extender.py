@@ -45,11 +45,11 @@ TARGET = "p99 under 20 ms"
 SHARE = {CORES: "25", MEMORY: "16"}
 WHOLE = {CORES: "100"}
 NOWHERE = {CORES: "800"}
-"""The limits of a pod that fits no node. It requests all cards of a node, but each node has pods on some cards."""
+"""The limits of a pod that fits no node: it requests eight whole cards, but other pods use some cards of each node."""
 
 
 class Named(msgspec.Struct, rename="pascal"):
-    """The field of a scheduler's filter request that this bench reads: the pod that the extender must place."""
+    """The scheduler's filter request, decoded without its other fields. ``pod``: the pod to place."""
 
     pod: Pod
 
@@ -105,9 +105,9 @@ def placed(manifest: Json, node: str, cache: CardCache) -> JournalEntry:
 
 @contextmanager
 def extending(plane: Plane, cache: CardCache) -> Iterator[Callable[[bytes], Taken]]:
-    """Run the scheduler extender, and yield a function that sends it a filter request and measures its answer's time.
+    """Run the scheduler extender. Yield a function that sends a filter request and returns the time to the answer.
 
-    All requests use one connection. After each request, the requested pod is added to the extender's cache.
+    All requests use one connection. After each answer, the pod is added to the extender's cache.
     """
     kube = Kube.connect(plane.cluster.kubeconfig)
     metrics = ExtenderMetrics(CollectorRegistry())

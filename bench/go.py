@@ -34,7 +34,7 @@ def build(directory: Path) -> Path:
 
 @contextmanager
 def serving(program: Path, certificates: Path, *, pins: bool) -> Iterator[Server]:
-    """Run the webhook in Go, which allows every request. If ``pins`` is true, it also patches every pod."""
+    """Run the webhook in Go, which allows every request. If ``pins`` is true, it patches every pod by `PIN`."""
     flags = ("-cert-dir", str(certificates), *(("-pin", PIN.decode()) if pins else ()))
     process = subprocess.Popen((str(program), *flags), stdout=subprocess.PIPE, text=True)
     assert process.stdout

@@ -23,7 +23,7 @@ PROBED, PROBE = "in-effect.quota.vcuda.io", "gpu-quota-probe"
 MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
 
 Webhooks = Mapping[str, Sequence[Json]]
-"""For each kind of webhook configuration (mutating, validating), the items of its field `webhooks`."""
+"""The items of the field `webhooks`, for each kind of webhook configuration (mutating and validating)."""
 
 
 def simple(url: str, ca: Path) -> Webhooks:
@@ -61,13 +61,13 @@ def _client_config(url: str, ca: Path) -> Json:
 
 
 def policies() -> list[Json]:
-    """Return vcuda quota's policies and their bindings. The last policy rejects a test request, the probe."""
+    """Return vcuda quota's policies and their bindings. When the last policy is in effect, it rejects the `PROBE`."""
     return sorted(manifests(*POLICIES), key=lambda each: each["metadata"]["name"] == PROBED)
 
 
 @contextmanager
 def policies_in_effect(cluster: Cluster, namespace: str) -> Iterator[None]:
-    """Keep vcuda quota's policies in effect during the ``with`` block. First wait until this namespace has them."""
+    """Create vcuda quota's policies, wait until they apply in this namespace, and delete them after the block."""
     stored = policies()
     for manifest in stored:
         cluster.create(manifest)

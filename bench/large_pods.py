@@ -1,10 +1,11 @@
 """Measures for how long the admission reviews of the largest pods block the webhook's event loop.
 
-While the webhook decides about a large pod, a review of a small pod arrives every millisecond. For each kind of large
-pod, the first table has the size of its review, the time until its answer, and the time until the answers to the small
-reviews. The column "CPU ms a MiB" is the cost of one large review alone. The last column is the maximum CPU time during
-a small review, which other programs on the machine do not affect. The second table has the CPU time of one review in
-the event loop, by its size. From these times `LARGE_REVIEW` was chosen: the size from which a thread decides a review.
+While the webhook decides about a large pod, small pods are reviewed, one every millisecond. For each kind of large pod,
+the first table has the size of its review, the time until its answer, and the time until the answers to the small
+reviews. The column "CPU ms a MiB" is the CPU time of one large review per MiB, without small reviews. The last column
+is the maximum CPU time during a small review, which other programs on the machine do not affect. The second table has
+the CPU time of one review by its size. It shows how large a review may be before a thread must decide it instead of the
+event loop (`LARGE_REVIEW`).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ SMALL = pod(container(CARD), metadata={"namespace": "team-a", "uid": "small"})
 
 
 class Measured(NamedTuple):
-    """The times, in seconds, of large reviews and of the small reviews that arrive meanwhile.
+    """The times, in seconds, of large reviews, and of small reviews until all large reviews are answered.
 
     ``large``: elapsed time until all large reviews were answered.
-    ``small``: elapsed time of each small review that was answered meanwhile.
-    ``cpu``: CPU time of the process during each of these small reviews.
+    ``small``: elapsed time of each small review.
+    ``cpu``: CPU time of the process during each small review.
     """
 
     large: float
@@ -61,7 +62,7 @@ def service() -> admission.Service:
 
 
 def large_pods() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield pods whose admission reviews have the maximum size. Each pod is large by a different field.
+    """Yield pods whose admission reviews have the maximum size. In each pod, a different field is large.
 
     The API server rejects more than 256 KiB of annotations, but only after it has called /mutate.
     """
@@ -108,21 +109,21 @@ def _with(part: str, field: str, value: object) -> dict[str, Any]:
 
 
 def review(manifest: dict[str, Any]) -> bytes:
-    """Return the body of a review that creates a pod."""
+    """Return an AdmissionReview of a pod that is created, as JSON."""
     kind = {"group": "", "version": "v1", "kind": "Pod"}
     request = {"uid": "r", "kind": kind, "namespace": "team-a", "operation": "CREATE", "object": manifest}
     return msgspec.json.encode({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
 
 
 async def measure(webhook: admission.Service, path: str, large: bytes, at_once: int) -> Measured:
-    """Answer ``at_once`` large reviews at the same time, and small reviews one after the other meanwhile."""
+    """Review ``at_once`` large pods at the same time. Until all are decided, also review small pods, one at a time."""
     small, took, cpu = review(SMALL), [], []
     started = time.perf_counter()
     work = [asyncio.create_task(webhook.answer(path, large, ReviewDeadline.after(10))) for _ in range(at_once)]
     done = asyncio.gather(*work)
     while not done.done():
         before, used = time.perf_counter(), time.process_time()
-        await asyncio.sleep(0.001)  # A blocked event loop makes this sleep longer.
+        await asyncio.sleep(0.001)  # This sleep is longer while the event loop is blocked.
         await webhook.answer("/mutate", small, ReviewDeadline.after(10))
         took.append(time.perf_counter() - before)
         cpu.append(time.process_time() - used)
@@ -144,7 +145,7 @@ def main() -> None:
     )
     rows: list[tuple[str, ...]] = [heads]
     webhook = service()
-    # Only the encoded reviews are kept in memory, because the webhook's server keeps no manifests either.
+    # The benchmark keeps only encoded reviews in memory. The webhook's server keeps no manifests either.
     bodies = {name: review(manifest) for name, manifest in large_pods()}
     gc.freeze()  # The webhook's server also calls `gc.freeze` when it starts.
     for name, body in bodies.items():

@@ -44,11 +44,11 @@ class Result(NamedTuple):
 
 
 class Life(NamedTuple):
-    """The way in which one connection creates and deletes its objects.
+    """The requests by which one connection creates and deletes its objects, and their limits.
 
     ``create``: the request that creates an object.
     ``delete``: returns the request that deletes the object with this name.
-    ``most``: the maximum number of stored objects. When it is exceeded, the oldest object is deleted.
+    ``most``: the maximum number of stored objects of this connection. When it is exceeded, the oldest is deleted.
     ``pause``: the seconds to wait after a create that failed.
     """
 
@@ -70,7 +70,7 @@ def post(url: str, body: bytes, headers: Mapping[str, str] | None = None, method
 def run(
     server: str, ca: Path, requests: Sequence[bytes], *, seconds: float, wanted: HTTPStatus = HTTPStatus.OK
 ) -> Result:
-    """Send each request again and again to the server at this URL, over its own connection in its own thread."""
+    """Repeat each request for ``seconds`` seconds, in its own thread and connection. ``server``: the server's URL."""
     with connected(server, ca, len(requests)) as connections:
         return run_over(connections, [[request] for request in requests], seconds=seconds, wanted=wanted)
 
@@ -95,7 +95,7 @@ def run_over(
 
 
 def run_ending(connections: Sequence[ssl.SSLSocket], lives: Sequence[Life], *, seconds: float) -> Result:
-    """Create and delete objects over all connections at the same time. ``lives``: the requests of each connection."""
+    """Create and delete objects over all connections at the same time. ``lives``: one item for each connection."""
     with _logged(HTTPStatus.CREATED, seconds) as log:
         _in_threads([partial(_live, *each, log) for each in zip(connections, lives, strict=True)])
     return _result(log)
@@ -125,9 +125,9 @@ class _Log:
 
     ``wanted``: the status of a successful answer.
     ``started``, ``deadline``, ``ended``: seconds of `time.perf_counter`.
-    ``times``: seconds until each successful answer.
+    ``times``: the latency of each successful answer in seconds.
     ``refusals``: the answers with another status.
-    ``deleted``: one item for each deleted object.
+    ``deleted``: the names of the deleted objects.
     """
 
     wanted: int

@@ -141,7 +141,7 @@ def shares(processes: Mapping[str, Sequence[int]]) -> float:
 
 
 def await_ledgers(plane: Plane, namespaces: Sequence[str], wanted: Callable[[list[Ledger]], bool]) -> None:
-    """Wait until ``wanted`` is true for the ledgers of these namespaces. A watch is used, because polls cost CPU."""
+    """Watch the ledgers of these namespaces until ``wanted`` is true. Polls would cost the API server more CPU."""
     path = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
     owners = f"quota.vcuda.io/ledger-of in ({','.join(namespaces)})"
     plane.cluster.await_collection(
@@ -159,7 +159,7 @@ def committed(ledger: Ledger) -> int:
 
 
 def settled(ledgers: Sequence[Ledger]) -> bool:
-    """Return True if no ledger has a charge of an admitted object that is not stored yet."""
+    """Return True if no ledger has a pending charge, which is for an admitted object that is not stored yet."""
     return not any(ledger.pending for ledger in ledgers)
 
 

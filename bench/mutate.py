@@ -31,7 +31,7 @@ NODES = "\n---\n".join(
 
 
 def review(limits: dict[str, str]) -> bytes:
-    """Return an AdmissionReview of a typical pod as the API server sends it: with defaults, variables and a volume."""
+    """Return a typical pod's AdmissionReview as the API server sends it: with defaults, environment and a volume."""
     container = {
         "name": "main",
         "image": "registry.example.com/team-a/train:1.2.3",

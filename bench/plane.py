@@ -65,7 +65,7 @@ class Plane(NamedTuple):
         return {component.name: [component.pid] for component in (plane.etcd, plane.apiserver)}
 
     def kubeconfig(self, account: str) -> Path:
-        """Return a kubeconfig for a ServiceAccount. Policies and request priorities depend on this account."""
+        """Return a kubeconfig for a ServiceAccount, because policies and request priorities depend on the account."""
         return self.cluster.kubeconfig_for_token(self.cluster.service_account_token(SYSTEM_NAMESPACE, account))
 
     def our_service(self) -> MakeService:
@@ -134,16 +134,16 @@ def write_quota(cluster: Cluster, quota: Mapping[str, Json]) -> None:
 
 
 def create_nodes(cluster: Cluster, models: Sequence[str], each: int) -> None:
-    """Create ``each`` nodes for each of the GPU models."""
+    """For every GPU model, create as many nodes as ``each``."""
     for model in models:
         for number in range(each):
             cluster.create_node(f"{model.lower()}-{number}", {MODEL: model, LABELS.pool: "public"})
 
 
 def running_controller(plane: Plane) -> ControllerProcess:
-    """Run `vcuda-controller run`. It soon becomes the leader, because every earlier controller released the Lease."""
-    # If the API server generates a pod name that is in use, the pod is charged but not stored. The controller releases
-    # this charge after --storable-seconds, and a caller that waits for an empty ledger also waits for this release.
+    """Run `vcuda-controller run`. Earlier controllers have released the Lease, so this one soon becomes the leader."""
+    # A pod whose generated name is in use is charged but not stored. The controller releases this charge after
+    # --storable-seconds. This time is short, because the benchmark waits until all charges are released.
     return ControllerProcess(
         *("--kubeconfig", plane.kubeconfig("vcuda-controller"), "--status-address", "127.0.0.1:0"),
         *("--system-namespace", SYSTEM_NAMESPACE, "--storable-seconds", "5"),

@@ -39,7 +39,7 @@ from vcuda.cli import FiniteRange, aligned
 T = TypeVar("T")
 
 OF_PODS = 10
-"""One of every so many stored pods requests a GPU."""
+"""Of each group of this number of stored pods, one pod requests a GPU."""
 
 CONNECTIONS, BURST_SECONDS = 16, 10.0
 SYNCED_SECONDS = 300.0
@@ -243,7 +243,7 @@ def counted(plane: Plane, namespace: str) -> int:
 
 
 def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SECONDS) -> None:
-    """Wait until the ledger of the namespace counts exactly ``cores`` cores. Raises TimeoutError."""
+    """Wait until the ledger of the namespace counts exactly ``cores`` cores. Raises TimeoutError after 300 s."""
     deadline = time.monotonic() + SYNCED_SECONDS
     while counted(plane, namespace) != cores:
         if time.monotonic() > deadline:
@@ -255,7 +255,7 @@ def await_count(plane: Plane, namespace: str, cores: int, poll: float = POLL_SEC
 
 
 def ends(plane: Plane, sizes: Sizes) -> Iterator[Row]:
-    """Yield the median seconds from the deletion of a pod, and of a claim, until the ledger releases its charge."""
+    """Yield two rows: the median time from a deletion to the release of the charge, for pods and for claims."""
     homes = sizes.names[1:][:ENDS]
     pods = {name: f"/api/v1/namespaces/{name}/pods/stored-{number * OF_PODS}" for number, name in enumerate(homes, 1)}
     claims = {name: f"{claims_path(name)}/claim-{number}" for number, name in enumerate(homes, 1)}
@@ -278,7 +278,7 @@ def after_end(plane: Plane, namespace: str, path: str, cores: int) -> float:
 
 
 def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterator[Row]:
-    """Yield CPU milliseconds: of the controller per deleted claim, and of controller and webhook per changed slice."""
+    """Yield rows: the controller's CPU per deleted claim, and the CPU of controller and webhook per changed slice."""
     if not sizes.events:
         return
     last = range(sizes.claims - sizes.events, sizes.claims)
@@ -292,7 +292,7 @@ def events(plane: Plane, sizes: Sizes, controller: int, webhook: int) -> Iterato
 
 
 def paced(work: Callable[[T], None], items: Sequence[T], *pids: int) -> list[float]:
-    """Call ``work`` for each item at even intervals. Return for each of the processes its CPU milliseconds per item."""
+    """Call ``work`` for each item at even intervals. Return each process's CPU milliseconds per item."""
     before = [cpu.seconds(pid) for pid in pids]
     started = time.monotonic()
     for number, item in enumerate(items, 1):
@@ -325,7 +325,7 @@ def burst(plane: Plane, namespace: str, url: str, seconds: float) -> tuple[int, 
 
 @contextmanager
 def largest_ledger(plane: Plane, namespace: str) -> Iterator[list[int]]:
-    """Yield a list. A thread appends to it the size in bytes of the namespace's ledger, 20 times a second."""
+    """Yield a list to which a thread appends the size of the namespace's ledger in bytes, 20 times a second."""
     sizes: list[int] = []
     stop = threading.Event()
 

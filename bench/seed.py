@@ -25,7 +25,7 @@ A_TRANSACTION = 100
 """The number of objects in one transaction of etcd, which accepts at most 128 operations."""
 
 SHARED = 1
-"""The number of the first ResourceSlice whose cards several claims can share."""
+"""The number of the first ResourceSlice with cards that claims can share. The number determines a slice's driver."""
 
 CARDS = 8
 SHARE = {"cores": "25", "memory": "1Gi"}
@@ -60,14 +60,14 @@ class Offered(NamedTuple):
 
 
 def node(number: int) -> tuple[str, Json]:
-    """Return a pair: the etcd key of the node that has the ResourceSlice with this number, and its manifest."""
+    """Return the etcd key and the manifest of a node. The ResourceSlice with this number belongs to the node."""
     labels = {MODEL: Offered.by(number).model, LABELS.pool: "public"}
     metadata = {"name": f"node-{number}", "labels": labels}
     return f"minions/node-{number}", {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
 
 
 def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
-    """Return a pair: the etcd key of the ResourceSlice with this number, and its manifest with eight cards."""
+    """Return the etcd key and the manifest of the ResourceSlice with this number. It has eight cards."""
     offered = Offered.by(number)
     if offered.driver == NVIDIA:
         cards = [card(each, offered.model, offered.kind) for each in range(CARDS)]
@@ -79,7 +79,7 @@ def resource_slice(number: int, generation: int = 1) -> tuple[str, Json]:
 
 
 def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
-    """Return a pair: the etcd key of an allocated claim, and its manifest. A selector pins the claim to a GPU model."""
+    """Return the etcd key and the manifest of an allocated claim. Its CEL expression limits it to one GPU model."""
     home = number % slices
     offered, name = Offered.by(home), f"claim-{number}"
     pin = write_pin(ClaimPin(offered.driver, (fold(offered.model), fold(PRODUCTS[offered.model]))))
@@ -103,7 +103,7 @@ def claim(number: int, namespace: str, slices: int) -> tuple[str, Json]:
 
 
 def write(plane: Plane, objects: Iterable[tuple[str, Json]]) -> None:
-    """Store these pairs of key and object in etcd. The keys lack the prefix ``/registry/``."""
+    """Store objects in etcd, given as pairs of key and manifest. Each key gets the prefix ``/registry/``."""
     _send(plane, ({"requestPut": {"key": _key(key), "value": _text(_stored(found))}} for key, found in objects))
 
 

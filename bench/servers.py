@@ -42,7 +42,7 @@ class Server(NamedTuple):
 
     ``url``: the URL of this replica alone.
     ``pid``: the process id of gunicorn's arbiter (main process). Its child, the worker, answers the requests.
-    ``called``: the URL that is registered in the API server, which several replicas share.
+    ``called``: the URL at which the API server calls the webhook. Several replicas may share it.
     """
 
     url: str
@@ -82,7 +82,7 @@ class PinningServer(BaseApplication):
         super().__init__()
 
     def load_config(self) -> None:
-        """Use 32 threads, and keep idle connections open for longer than the API server does."""
+        """Set gunicorn's options. Idle connections stay open for longer than the API server keeps them open."""
         options = {
             "bind": "127.0.0.1:0",
             "workers": 1,
@@ -138,7 +138,7 @@ def _allowing(review: dict[str, Any], **fields: str) -> dict[str, Any]:
 class Replica(WebhookServer):
     """A replica of vcuda quota's webhook. It listens at its own address, and at a port that all replicas share.
 
-    Like a Service, the kernel distributes new connections to the shared port over the replicas, but it uses less CPU.
+    The kernel distributes new connections to the shared port over the replicas, like a Service but with less CPU.
     """
 
     def __init__(self, port: int, *arguments: Any) -> None:
@@ -219,7 +219,7 @@ def _running(serve: Callable[[Queue[str]], None]) -> Iterator[Server]:
 
 
 def _quietly(serve: Callable[[Queue[str]], None], urls: Queue[str]) -> None:
-    """Run a webhook server. It writes its usual log, but to /dev/null."""
+    """Run a webhook server with its usual log, which is part of its CPU time. The log goes to /dev/null."""
     with Path("/dev/null").open("w") as nowhere:
         sys.stdout = nowhere
         configure_batched("info")

@@ -1,4 +1,4 @@
-"""Measures the CPU time in which the node agent searches 10,000 pod directories, of which 9,000 belong to live pods."""
+"""Measures the CPU time in which the node agent removes the directories of 1,000 deleted pods, among 10,000 in all."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
 def _chosen_names(
     dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
-    """Return the names of the Service and the names in --dns and --ip. Without any name, return DEVELOPMENT."""
+    """Return the names that the options request for the certificate. If they request none, return localhost's names."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace must be given together.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()
@@ -103,7 +103,7 @@ def _files_table(directory: Path, names: x509.Names, files: Sequence[tls.File]) 
 
 
 def _files_document(directory: Path, names: x509.Names, files: Sequence[tls.File]) -> str:
-    # In the JSON, the field `expires` is the time in RFC 3339 and UTC for a certificate, and null for a key.
+    # In the JSON output, `expires` is a UTC time in RFC 3339. It is null for a private key, which does not expire.
     document = {
         "directory": str(directory),
         "dns": names.dns,

@@ -130,7 +130,7 @@ def files(*, directory: Path, service: str, server: str | None, write: bool, **w
 
 
 def admission_configuration(directory: Path) -> str:
-    """Return an AdmissionConfiguration in which the webhook plugins use the kubeconfig in ``directory``."""
+    """Return an AdmissionConfiguration. With it, kube-apiserver calls webhooks by the kubeconfig in ``directory``."""
     configuration = {
         "apiVersion": _API,
         "kind": "WebhookAdmissionConfiguration",

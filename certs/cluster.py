@@ -1,4 +1,4 @@
-"""Reads the state of a certificate rotation from a cluster, dials the endpoints, and writes Secrets and caBundles."""
+"""Reads the certificates of a rotation from a cluster and the webhook's endpoints. Writes Secrets and caBundles."""
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,13 +29,13 @@ _LABELS = {parsing.MANAGED_BY: parsing.OURS}
 
 
 def dial_all(addresses: Iterable[tuple[str, bool]], server_name: str) -> tuple[state.DialledEndpoint, ...]:
-    """Dial endpoints in parallel, and return the results in order. ``addresses``: HOST:PORT and readiness of each."""
+    """Dial endpoints in parallel. ``addresses``: for each endpoint, its HOST:PORT and True if the endpoint is ready."""
     with ThreadPoolExecutor(DIALLED_AT_ONCE) as pool:
         return tuple(pool.map(lambda one: dial(one[0], server_name, ready=one[1]), addresses))
 
 
 def dial(address: str, server_name: str, *, ready: bool = True) -> state.DialledEndpoint:
-    """Dial HOST:PORT by TLS for the name ``server_name``. Return the served certificate, or the reason of a failure."""
+    """Return the certificate that HOST:PORT presents for ``server_name`` in a TLS handshake, or why this failed."""
     try:
         return state.DialledEndpoint(address, ready, tls.served_leaf(address, server_name))
     except errors.Unavailable as error:
@@ -125,12 +125,12 @@ class ClusterStore:
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
     ) -> tuple[tuple[state.Configuration, ...], tuple[str, ...], tuple[state.Problem, ...]]:
-        """Return the webhook configurations to manage, messages about other configurations, and problems.
+        """Return the webhook configurations of this rotation, messages about webhooks that it ignores, and problems.
 
-        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs manages the Secret. A problem is
-        reported if one tool manages the serving Secret, and another tool manages the caBundles.
+        ``tool``: the other tool that manages the serving Secret; empty if vcuda-certs manages the Secret. If one
+        tool manages the serving Secret, and another tool manages the caBundles, this is a problem.
         """
-        # A configuration without the label of vcuda-certs is read too, because a new CA could break its calls.
+        # Configurations without the label are read too. If their webhooks call the Service, a new CA could break calls.
         ours: list[state.Configuration] = []
         left: list[str] = []
         mixed: list[state.Problem] = []
@@ -149,8 +149,8 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Return the configuration with the webhooks that its annotation declares, and with their difference from the
-        # registered webhooks.
+        # Return the configuration with its field `declared`: the webhooks that its annotation declares, and how the
+        # registered webhooks differ from them.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -172,8 +172,8 @@ class ClusterStore:
     def _defaulted(
         self, configuration: state.Configuration, declared: state.Declared
     ) -> Sequence[registration.Webhook]:
-        # Return the declared webhooks with all default values. The API server adds these values to its answer to a dry
-        # run.
+        # Return the declared webhooks with the API server's default values, from a dry run. Without these values, they
+        # would seem to differ from the registered webhooks.
         path, patch = _path_of(configuration), _patch_of(configuration, declared.webhooks)
         try:
             answer = self._patch(path, patch, JSON_PATCH, {"dryRun": "All"})
@@ -211,7 +211,7 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret if ``version`` is empty; otherwise change it. A value None in ``data`` removes this key."""
+        """Create the Secret if ``version`` is empty; otherwise change it. A key with value None is removed."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
         form = {"kind": "Secret", "type": secret_type}
         self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
@@ -275,7 +275,7 @@ class ClientStore(ClusterStore):
         authorities = self._read("secrets", self.refs.authority_secret)
         date = self.kube.get_heard("/version", timeout=REQUEST_TIMEOUT_SECONDS).date
         found = parsing.read_serving(serving) if serving else state.Serving()
-        # This program cannot see which certificates API servers present. So it assumes the one in the Secret.
+        # This program cannot see the API servers' certificates. Assume that they present the certificate in the Secret.
         pair = f"secret/{self.refs.serving_secret}"
         return state.State(
             authorities=parsing.read_authorities(authorities) if authorities else state.Authorities(),

@@ -42,7 +42,7 @@ def parsed(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def parse_span(text: str) -> timedelta:
-    """Return the duration in a text such as 90d, 12h, 5m or 30s. Raises ValueError, also for more than LONGEST."""
+    """Return the duration in a text such as 90d, 12h, 5m or 30s. Raises ValueError if malformed or over LONGEST."""
     span = _span(text)
     if span > LONGEST:
         raise ValueError(f"must be at most {format_span(LONGEST)}; got {text!r}")
@@ -50,7 +50,7 @@ def parse_span(text: str) -> timedelta:
 
 
 def parse_life(text: str) -> timedelta:
-    """Return a certificate's validity period from text. Raises ValueError if not from SHORTEST_LIFE to LONGEST."""
+    """Return the validity period in a text such as 90d. Raises ValueError if not from SHORTEST_LIFE to LONGEST."""
     life = _span(text)
     if not SHORTEST_LIFE <= life <= LONGEST:
         raise ValueError(f"must be from 1m to 36500d; got {text!r}")
@@ -194,7 +194,7 @@ cluster_options = all_of((*_SERVICE, *_ISSUED))
 
 
 registration_options = all_of((*_SERVICE, *_RUN))
-"""Adds options to a command: those of a run that only registers webhooks."""
+"""Adds the options of `vcuda-certs register` to a command."""
 
 
 def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
@@ -207,13 +207,12 @@ def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
 
 
 def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
-    """Return the store for the cluster and the objects that the options name. ``retried``: see `connect`.
+    """Return the store that reads and writes the objects that the options name. ``retried``: see `connect`.
 
     Raises click.UsageError if options are wrong, or BadInput if the kubeconfig is wrong.
     """
     if where["ca_secret"] == where["serving_secret"]:
-        # The webhook mounts the serving Secret. If this Secret also had the CA, the webhook could read the key of the
-        # CA.
+        # The webhook mounts the serving Secret. If this Secret contained the CA too, the webhook could read its key.
         raise click.UsageError(
             "--ca-secret and --serving-secret must be different, because the webhook mounts only --serving-secret."
         )
@@ -221,7 +220,7 @@ def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.Clus
 
 
 def registering_store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
-    """Return the store for a run that only registers webhooks. Raises BadInput for a bad kubeconfig."""
+    """Return a store without a CA Secret, for `vcuda-certs register`. Raises BadInput for a bad kubeconfig."""
     return _store(where, "", registers_only=True, retried=retried)
 
 

@@ -28,7 +28,7 @@ TRUSTED = "quota.vcuda.io/ca-trusted-since"
 SERVED = "quota.vcuda.io/ca-served-since"
 TLS_TYPE = "kubernetes.io/tls"
 CLIENT_CA_KEY = "ca.crt"
-"""The key of the ConfigMap for the client CAs in PEM, which the webhook reads by its flag --client-ca."""
+"""The ConfigMap for the webhook's flag --client-ca has the CAs of client certificates, in PEM, under this key."""
 
 # If an object has an annotation with one of these prefixes, another tool manages the object. vcuda-certs must not write
 # such an object. For example, cert-manager's cainjector would overwrite the caBundles in it.
@@ -37,7 +37,7 @@ _OTHERS = {"cert-manager.io/": "cert-manager", "service.beta.openshift.io/": "Op
 
 @dataclass(frozen=True, slots=True)
 class ObjectRefs:
-    """Names of the webhook's Service and Secrets. ``addresses``: HOST:PORT of a webhook that is registered by URL."""
+    """Names of the webhook's Service and Secrets. ``addresses``: HOST:PORT of webhooks registered with a URL."""
 
     namespace: str
     service: str
@@ -51,7 +51,7 @@ class UnusablePair(ValueError):
 
 
 def read_certificates(text: bytes) -> tuple[state.Certificates, bool]:
-    """Return the distinct certificates in a PEM text, and whether the text contains only certificates."""
+    """Return the distinct certificates in a PEM text, and True if it contains only readable certificates."""
     # An unreadable PEM block is skipped, as in the API server, which skips such a block of a caBundle (Go's
     # AppendCertsFromPEM).
     found: dict[x509.Certificate, None] = {}
@@ -84,7 +84,7 @@ def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
 
 
 def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return a CA certificate with its key. Raises UnusablePair. Other text in ``certificate`` is ignored."""
+    """Return the first certificate, which must be a CA's, with its key. Raises UnusablePair. Other text is ignored."""
     pair = _read_pair(certificate, key, name)
     if not is_authority(pair.certificate):
         raise UnusablePair(f"{name}.crt is not the certificate of a CA")
@@ -172,8 +172,8 @@ def read_authorities(secret: Json) -> state.Authorities:
     current, fault = _authority(data, "ca")
     next_ca, another = _authority(data, "next")
     listed, whole = read_certificates(data.get("retired.crt", b""))
-    # A CA whose key is missing counts as a retired CA, because endpoints may still serve leaves (certificates) of this
-    # CA. The current CA and the next CA have keys, so they are not retired.
+    # If the current or next CA lacks a usable key, this CA counts as retired, because it cannot sign, but endpoints may
+    # still serve leaves (certificates) that it signed.
     orphans = [one for name in ("ca", "next") for one in read_certificates(data.get(f"{name}.crt", b""))[0]]
     signing = {one.certificate for one in (current, next_ca) if one}
     retired = dict.fromkeys(one for one in (*listed, *orphans) if one not in signing and is_authority(one))
@@ -202,7 +202,7 @@ def read_serving(secret: Json) -> state.Serving:
 
 
 def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.Configuration, tuple[str, ...]]:
-    """Return the configuration with the webhooks that call our Service, and a message for each other webhook."""
+    """Return the configuration with only the webhooks that call our Service, and messages about the others."""
     metadata = _part(item, "metadata")
     hooks, left = [], []
     for index, webhook in enumerate(item.get("webhooks") or ()):
@@ -216,7 +216,7 @@ def read_configuration(item: Json, kind: str, refs: ObjectRefs) -> tuple[state.C
 
 
 def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state.Configuration:
-    """Return the ConfigMap of client CAs in the form of a webhook configuration. ``config_map``: None if missing."""
+    """Return the ConfigMap of client CAs as a Configuration with one caBundle. ``config_map``: None if missing."""
     there = config_map or {}
     text = str(_part(there, "data").get(CLIENT_CA_KEY) or "")
     bundle, whole = read_certificates(text.encode())
@@ -229,7 +229,7 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
-    """Return the time and CA fingerprint in ``seen`` as the value of an annotation; None if ``seen`` is None."""
+    """Return ``seen`` (a time and a CA's fingerprint) as the value of an annotation; None if ``seen`` is None."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 

@@ -10,7 +10,7 @@ from vcuda.x509 import Signed, common_name
 
 
 def outdated(certificate: x509.Certificate, now: datetime, policy: RotationPolicy, name: str = "the leaf") -> str:
-    """Return why the certificate must be replaced; empty if it may stay. ``name``: the certificate, in the message."""
+    """Return why the certificate must be replaced; empty if it may stay. ``name``: its name in the reason."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if not states.is_valid(certificate, now):
         return f"{name} is valid only from {shown(start)} to {shown(end)}"
@@ -39,16 +39,16 @@ def broken(state: states.State, now: datetime, policy: RotationPolicy) -> str:
 
 
 def published(state: states.State, authority: Signed | None) -> bool:
-    """Return True if every caBundle that vcuda-certs may write has the CA ``authority``; False if that is None."""
+    """Return True if every caBundle that vcuda-certs may write has the CA ``authority``; False if there is no CA."""
     unlocked = (one for one in state.configurations if not one.read_only)
     hooks = (hook for configuration in unlocked for hook in configuration.hooks)
     return authority is not None and all(authority.certificate in hook.bundle for hook in hooks)
 
 
 def would_break(state: states.State, authority: Signed | None, now: datetime) -> bool:
-    """Return True if a leaf (certificate) of CA ``authority`` would break calls by a read-only configuration."""
-    # A webhook call works now if its caBundle trusts a leaf that is served now or soon. Such a call would break if the
-    # caBundle does not contain `authority`. If an endpoint cannot be dialled, assume that the call works now.
+    """Return True if calls that work now would fail when the webhook serves a certificate of CA ``authority``."""
+    # Check only the caBundles that vcuda-certs must not write, and that do not contain `authority`. Calls work now if
+    # such a caBundle trusts a certificate that is served now or soon. If a dial failed, assume that they work now.
     if authority is None:
         return False
     leaf = state.serving.leaf
@@ -62,12 +62,12 @@ def would_break(state: states.State, authority: Signed | None, now: datetime) ->
 
 
 def served_everywhere(state: states.State, now: datetime) -> bool:
-    """Return True if endpoints are ready, and all ready or answering ones serve a certificate of the current CA."""
+    """Return True if an endpoint is ready, and all ready or answering endpoints serve leaves of the current CA."""
     return bool(state.ready()) and not others(state, now)
 
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
-    """Return the endpoints that serve no certificate of the current CA. Skip unready endpoints that did not answer."""
+    """Return the endpoints without a certificate of the current CA. Leave out unready endpoints that did not answer."""
     current = state.authorities.current
     bundle = (current.certificate,) if current else ()
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
@@ -75,7 +75,7 @@ def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
 
 
 def may_work(state: states.State, now: datetime) -> bool:
-    """Return True if calls may succeed: a caBundle trusts a ready endpoint's certificate, or a dial has failed."""
+    """Return True if calls may succeed: a caBundle trusts a ready endpoint's certificate, or its dial failed."""
     return any(
         endpoint.leaf is None or states.trusts(hook.bundle, endpoint.leaf, now)
         for endpoint in state.ready()
@@ -152,9 +152,9 @@ def _authority(state: states.State, now: datetime, policy: RotationPolicy) -> De
 
 
 def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (b) of a rotation: add every CA whose leaves may be served to every writable caBundle. Step (e): remove a
-    # retired CA when no endpoint has served its leaves for the retention time. During that time, no caBundle gets a
-    # retired CA again. Otherwise two runs, of which only one has waited long enough, would undo each other's changes.
+    # Step (b) of a rotation: add to every writable caBundle each CA whose leaves may be served. Step (e): remove a
+    # retired CA when no endpoint has served its leaves for the retention time. During that time, no retired CA is
+    # added. Otherwise, of two runs, the run that has waited less long would undo the removal by the other run.
     retired = frozenset((*state.authorities.retired, *states.unknown_cas(state)))
     needed = _unserved(state, now, policy) is not None
     unwanted = retired if not needed and _retained(state, now, policy, seen) is None else frozenset()
@@ -221,8 +221,7 @@ def _end_of_registration(state: states.State) -> steps.End:
 
 
 def _takeover(state: states.State, now: datetime, policy: RotationPolicy, seen: SeenFor) -> Decision | None:
-    # Step (c) of a rotation: make the next CA the current CA. While this step waits, a leaf that needs renewal is
-    # renewed.
+    # Step (c) of a rotation: make the next CA the current CA. While this step waits, renew a leaf that is due.
     decision = _promotion(state, now, policy, seen)
     if isinstance(decision, steps.Wait | steps.StepRefused):
         return _ageing_leaf(state, now, policy, seen) or decision
@@ -303,8 +302,8 @@ def _retirement(state: states.State, now: datetime, policy: RotationPolicy, seen
 
 
 def _unserved(state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # A retired CA may be removed only if every endpoint serves a leaf of the current CA, and the CA Secret records
-    # the time since when. Return the decision that is needed first; None if both conditions are true.
+    # A retired CA may be removed only if every endpoint serves a leaf of the current CA, and the CA Secret records the
+    # time at which this began. Return the decision that is needed first; None if both conditions are true.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or current is None or not states.signed_by(leaf.certificate, current.certificate):
         return steps.Wait("the serving Secret has no leaf of the current CA yet")
@@ -327,7 +326,7 @@ def _presented_until(state: states.State, now: datetime, policy: RotationPolicy,
     # Return the time until which an API server may present a client certificate of a retired CA; None if no API server
     # can. This program cannot see the certificate that an API server presents. So a retired CA stays until it expires,
     # or until the user states by --installed that all API servers present the new certificate. `noted`: the CA Secret
-    # records that one of these two conditions is true. The record may not include a CA that only the ConfigMap
+    # records that this is true for the retired CAs in it. The record does not apply to a CA that only the ConfigMap
     # contains.
     if policy.installed:
         return None
@@ -342,7 +341,7 @@ def _retained(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lag(lagging: list[str], state: states.State, now: datetime, policy: RotationPolicy) -> Decision | None:
-    # Wait until the endpoints serve the new certificate. After PROPAGATION, report the endpoints that do not.
+    # Wait until the endpoints serve the new certificate. After 10 minutes (PROPAGATION), report those that do not.
     if not lagging or state.serving.leaf is None:
         return None
     made = states.issued(state.serving.leaf.certificate)
@@ -353,7 +352,7 @@ def _lag(lagging: list[str], state: states.State, now: datetime, policy: Rotatio
 
 
 def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: timedelta) -> steps.Wait | None:
-    # If a caBundle may have changed a moment ago, wait until the API servers have certainly read the new caBundle.
+    # If a caBundle may have changed a moment ago, wait until the API servers have surely read its new value.
     left = policy.settle(policy.overlap) - seen
     return (
         steps.Wait(f"the {policy.readers} are given a moment to read the caBundles", now + left)
@@ -363,7 +362,7 @@ def _settling(state: states.State, now: datetime, policy: RotationPolicy, seen: 
 
 
 def _lasting(due: datetime, left: timedelta, now: datetime, reason: str) -> steps.Wait | None:
-    # Wait until `due`, but at least for `left`, the time for which this run must still observe a condition.
+    # Wait until `due`, but at least for `left`: for this time, the run must still observe the condition of a step.
     until = max(due, now + left)
     return steps.Wait(reason, until) if until > now else None
 
@@ -382,7 +381,7 @@ def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.En
 def idle(state: states.State, now: datetime, policy: RotationPolicy) -> tuple[states.Problem, ...]:
     """Return the problems that make every call of the webhook fail although the certificates are correct.
 
-    While the leaf (serving certificate) is new, return none: a webhook that waited for its first leaf may be starting.
+    For 10 minutes after a leaf (serving certificate) was issued, return none: pods that waited for it may be starting.
     """
     leaf = state.serving.leaf
     if leaf and now - states.issued(leaf.certificate) < steps.PROPAGATION:

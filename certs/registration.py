@@ -1,7 +1,7 @@
 """Parses the webhooks that a configuration's annotation declares, and compares them with the registered webhooks.
 
-The manifests contain configurations without webhooks, so an image that never starts blocks no pod. A run of vcuda-certs
-registers the declared webhooks after a replica has answered. If the annotation changes, a run registers them again.
+The manifests contain webhook configurations without webhooks, so that a webhook whose image never starts blocks no pod.
+A run of vcuda-certs registers the declared webhooks after a replica has answered, and again if the annotation changes.
 """
 
 import base64
@@ -72,8 +72,7 @@ def _webhooks(text: object) -> list[Webhook]:
     # Users may have edited the annotation. So the fields that this module uses are checked here. The API server checks
     # all other fields when the webhooks are registered.
     try:
-        # A webhook is sent as JSON. json.dumps() raises TypeError for values that YAML has and JSON lacks, such as
-        # dates.
+        # Webhooks are sent as JSON. json.dumps() raises TypeError for a value that JSON lacks, such as a YAML date.
         found = json.loads(json.dumps(yaml.safe_load(str(text))))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise UnusableDeclaration(f"the value is not YAML: {str(error).splitlines()[0]}") from error

@@ -157,8 +157,8 @@ def _fault(hook: observed.Hook, leaf: x509.Certificate | None, now: datetime) ->
 
 
 def _late(state: observed.State, now: datetime, policy: steps.RotationPolicy) -> str:
-    # Return a fault that an hourly rotation would have prevented; empty if there is none. The leaf is unusable, or less
-    # than a quarter of a certificate's life is left. A rotation renews a certificate when a third is left.
+    # Return a fault that an hourly rotation would have prevented; empty if there is none: the leaf is unusable, or less
+    # than a quarter of a certificate's life is left, although a rotation renews certificates when a third is left.
     leaf, current = state.serving.leaf, state.authorities.current
     if leaf is None or broken(state, now, policy):
         return broken(state, now, policy)

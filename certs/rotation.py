@@ -1,4 +1,4 @@
-"""Runs a certificate rotation: reads the state and takes the next step of the plan, again until no step is due."""
+"""Runs a certificate rotation: repeatedly reads the state and takes the next step, until no step is due."""
 
 import time
 from collections.abc import Callable
@@ -17,13 +17,13 @@ POLL_SECONDS = 2.0
 # undoing the steps.
 MAX_STEPS = 100
 
-# A run of the rotation fails after this many consecutive Conflict or Unavailable errors. All its retries take longer
-# than a starting API server needs to load its RBAC roles (see AuthorizerGrace).
+# A run of the rotation fails after this many consecutive Conflict or Unavailable errors. Together, the retries take
+# longer than an API server needs after its start to load its RBAC roles (see AuthorizerGrace).
 MAX_ATTEMPTS = 12
 
 
 class RotationStore(Protocol):
-    """Reads and writes the state of a rotation, either in a cluster, or in a copy of the state for a dry run."""
+    """Reads and writes the objects of a rotation: in a cluster, or, for a dry run, in a copy in memory."""
 
     def read(self, now: Callable[[], datetime]) -> State: ...
 
@@ -53,7 +53,7 @@ class SystemClock:
 
 
 class DryRunStore:
-    """The store and the clock of a dry run: a copy of the state, and a clock that jumps ahead instead of a wait."""
+    """The store and the clock of a dry run. A write changes a copy of the state. A wait advances only the clock."""
 
     def __init__(self, state: State, now: datetime) -> None:
         self._state = state
@@ -74,12 +74,12 @@ class DryRunStore:
         return self._elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Advance the clock. Then every endpoint in the copied state serves the certificate of the serving Secret."""
+        """Advance the clock, and let every endpoint in the copy serve the certificate of the serving Secret."""
         self._elapsed += seconds
         self._now += timedelta(seconds=seconds)
         leaf = self._state.serving.leaf
-        # In a cluster, kubelet updates the mounted Secret, and some time later the endpoints serve the new certificate.
-        # A wait makes no endpoint ready.
+        # In a cluster, endpoints serve a new certificate some time after kubelet has updated the mounted Secret. The
+        # readiness of the endpoints is not simulated.
         if leaf is not None:
             followed = (replace(one, leaf=leaf.certificate, fault="") for one in self._state.endpoints)
             self._state = replace(self._state, endpoints=tuple(followed))
@@ -87,19 +87,19 @@ class DryRunStore:
 
 @dataclass(slots=True)
 class Observations:
-    """How long one run has observed each condition, and which configurations the run was forbidden to write.
+    """The conditions for steps that one run has observed, and the configurations that it was forbidden to write.
 
     ``forbidden``: maps the name of each such webhook configuration to the problem to report.
     """
 
-    # Maps each condition to the monotonic time since which every read of this run has found the condition true. The CA
-    # Secret also records such times of all runs, by the wall clock. The plan takes a step when enough time has passed
-    # by both clocks.
+    # Maps each condition that is true, such as "every caBundle has the next CA", to a monotonic time: since then, every
+    # read of this run has found it true. The CA Secret records such times for all runs, by the wall clock. The plan
+    # takes a step when enough time has passed by both clocks.
     _since: dict[str, float] = field(default_factory=dict)
     forbidden: dict[str, Problem] = field(default_factory=dict)
 
     def with_read_only(self, state: State) -> State:
-        """Return ``state``, in which the configurations that this run was forbidden to write are read-only."""
+        """Return a copy of ``state``. It marks as read-only the configurations that this run was forbidden to write."""
         found = ((one, self.forbidden.get(str(one))) for one in state.configurations)
         return replace(state, configurations=tuple(replace(one, read_only=why) if why else one for one, why in found))
 
@@ -196,8 +196,7 @@ class Rotation:
 
 
 def _ended(decision: steps.End, state: State) -> steps.End:
-    # Each configuration that vcuda-certs must not write is a problem at the end of the run, because a person must solve
-    # it.
+    # At the end of the run, each configuration that vcuda-certs must not write is a problem for a person to solve.
     if not state.read_only():
         return decision
     others = decision.problems if isinstance(decision, steps.StepRefused) else ()
@@ -205,5 +204,5 @@ def _ended(decision: steps.End, state: State) -> steps.End:
 
 
 def explained(error: VcudaError) -> str:
-    """Return the message of the error. If the API server rejected a request, the message begins with the request."""
+    """Return the error's message. If the API server rejected a request, name the request before the message."""
     return f"{error.request}: {error}" if isinstance(error, ApiError) and error.request else str(error)

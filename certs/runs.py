@@ -28,7 +28,6 @@ class StepLog:
     steps: list[dict[str, str]] = field(default_factory=list)
 
     def __call__(self, decision: Step | Wait) -> None:
-        """Record one step or wait of the run, and print it."""
         entry = {"step": type(decision).__name__, **_described(decision)}
         self.steps.append(entry)
         self.say(" ".join(entry.values()))

@@ -18,7 +18,7 @@ UNREADABLE_EXTENSIONS = (x509.ExtensionNotFound, x509.DuplicateExtension, x509.U
 
 @dataclass(frozen=True, slots=True)
 class SeenSince:
-    """The time since which a condition is true for one CA. ``fingerprint``: the CA certificate's SHA-256 in hex."""
+    """A record of the time since which a condition is true for one CA. ``fingerprint``: the CA's SHA-256 in hex."""
 
     fingerprint: str
     since: datetime
@@ -83,7 +83,7 @@ class Declared:
     """The webhooks that a configuration declares in its annotation.
 
     ``webhooks``: the declared webhooks as JSON objects, with the caBundles of the registered webhooks.
-    ``hooks``: the same webhooks, parsed.
+    ``hooks``: the webhooks in ``webhooks``, parsed.
     ``difference``: how the registered webhooks differ from the declared ones; empty if they are equal.
     """
 
@@ -94,13 +94,13 @@ class Declared:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A webhook configuration. In a rotation of client certificates, the ConfigMap of the client CAs instead.
+    """A webhook configuration; in a rotation of client certificates, the ConfigMap with the CAs of these certificates.
 
     ``kind``: MutatingWebhookConfiguration, ValidatingWebhookConfiguration or ConfigMap.
     ``version``: the resourceVersion.
     ``hooks``: the registered webhooks that call our Service.
-    ``read_only``: why vcuda-certs must not write this configuration; None if it may write. The plan makes sure that
-    calls by a read-only configuration do not break.
+    ``read_only``: why vcuda-certs must not write this configuration; None if it may write. No step of the
+    plan makes calls by a read-only configuration fail.
     ``declared``: the webhooks that vcuda-certs must register; None if vcuda-certs must register none.
     """
 
@@ -182,7 +182,7 @@ def known(state: State) -> Certificates:
 
 
 def unknown_cas(state: State) -> Certificates:
-    """Return the CAs in caBundles that have our name but are not in the CA Secret, which may be an old copy."""
+    """Return the CAs with our name that are in caBundles but not in the CA Secret, which may be an old copy."""
     # An unknown CA is removed like a retired CA. It is never added to a caBundle, because anyone can make a CA with our
     # name.
     found = dict.fromkeys(one for hook in state.hooks() for one in hook.bundle if is_ours(one))
@@ -194,12 +194,11 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def issued(certificate: x509.Certificate) -> datetime:
-    """Return the time at which vcuda-certs issued a certificate: BACKDATE after the certificate's notBefore."""
+    """Return when vcuda-certs issued a certificate. The certificate's notBefore is earlier by BACKDATE."""
     return certificate.not_valid_before_utc + BACKDATE
 
 
 def is_valid(certificate: x509.Certificate, now: datetime) -> bool:
-    """Return True if ``now`` is in the validity period of the certificate."""
     return certificate.not_valid_before_utc <= now < certificate.not_valid_after_utc
 
 
@@ -211,7 +210,7 @@ def in_look_ahead(certificate: x509.Certificate, now: datetime) -> bool:
 
 
 def signed_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Return True if ``authority`` signed ``leaf``. Validity periods and names are not checked."""
+    """Return True if ``authority`` signed ``leaf`` and is named as its issuer. Validity periods are not checked."""
     try:
         leaf.verify_directly_issued_by(authority)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError):

@@ -65,11 +65,11 @@ class RotationPolicy:
 
     @property
     def readers(self) -> str:
-        """How messages call the programs that read the CAs: API servers or webhooks."""
+        """The word in messages for the programs that read the CAs: API servers or webhooks."""
         return "webhooks" if self.client else "API servers"
 
     def settle(self, span: timedelta) -> timedelta:
-        """Return how long this run must observe a condition that several runs together must observe for ``span``."""
+        """Return how long this run itself must observe a condition. ``span``: how long it must be true in total."""
         return min(CLIENT_SETTLE if self.client else SETTLE, span)
 
 
@@ -159,7 +159,7 @@ class Done:
     """No step is due now."""
 
     until: datetime | None
-    """The time of the next step; None if vcuda-certs has issued no certificate here."""
+    """The time of the next step; None if vcuda-certs has no certificate to renew."""
     reason: str = ""
     """The reason why no step is due. It is set if ``until`` is None."""
 
@@ -215,7 +215,7 @@ Write = WriteAuthorities | WriteServing | WriteBundles | WriteWebhooks
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
-    """Return the write for ``step``. If the step issues a certificate, its key is generated."""
+    """Return the write that performs ``step``. If the step issues a certificate, make it here, with a new key."""
     match step:
         case SetBundles():
             target = _target(step, state)
@@ -235,7 +235,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
 
 
 def after(state: observed.State, write: Write) -> observed.State:
-    """Return ``state`` after ``write``. The resourceVersions and the endpoints stay unchanged."""
+    """Return ``state`` as it is after ``write``, for a dry run. resourceVersions and endpoints stay unchanged."""
     match write:
         case WriteAuthorities():
             return replace(state, authorities=write.after)

@@ -1,8 +1,8 @@
 """Tracks devices that a ResourceClaim has lost although a container may still use them.
 
-Kubernetes releases the devices of a claim when the last pod that used the claim is deleted from the API. After a forced
-deletion, the pod's containers may continue to run for its grace period. Until then, the charge of the claim stays in
-the ledger as a terminating charge. Both the watch of pods and the watch of claims are needed, and either may be late.
+A claim loses its devices when the last pod that used the claim is deleted from the API. After a forced deletion, the
+pod's containers may continue to run for the pod's grace period. Until its end, the ledger keeps the charge of the claim
+as a terminating charge. This module combines the watch of pods and the watch of claims. Either watch may be late.
 """
 
 import threading
@@ -16,8 +16,8 @@ from vcuda.allocations.stored_pods import StoredPod
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
 
 AWAIT_PODS_SECONDS = 5.0
-"""After a claim has lost its devices, the controller waits for this many seconds until the pod watch shows the cause.
-Only then it settles (recounts) the ledger. A pod that the watch still shows after this time is assumed to run."""
+"""After a claim has lost its devices, the controller does not settle (recount) the ledger until the pod watch shows
+which pods were deleted. It waits at most this many seconds. A pod that the watch still shows then counts as running."""
 
 MOST_FORMER_USERS = 512
 """If more pods than this are remembered as users of one claim's devices, pods that have ended are forgotten."""
@@ -41,12 +41,12 @@ class LostAllocation(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The ledger key of the terminating charge. It has the version, because a claim may lose devices repeatedly."""
+        """The terminating charge's key in the ledger. It has the version, because a claim may lose devices twice."""
         return f"{self.claim.uid}@{self.version}"
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """For how long devices that a claim has lost may stay in use.
+    """States how long pods may still use devices that a claim has lost.
 
     ``seconds``: how many seconds after the loss the devices may still be in use.
     ``sure``: True if the pod watch is not behind the claim watch, and shows why the claim has lost the devices.
@@ -83,7 +83,7 @@ class ClaimHolds:
         listed: bool,
         charge: Callable[[StoredClaim], ClaimCharge | None],
     ) -> None:
-        """Record an event of the claim watch.
+        """Record that the claim watch reported a change of a claim from ``old`` to ``new``.
 
         ``version``: the resourceVersion of the watch at this event.
         ``listed``: True if the event comes from a LIST. The watch may then have missed earlier events.
@@ -106,7 +106,7 @@ class ClaimHolds:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 
     def unseen_users(self, namespace: str) -> Iterable[str]:
-        """For each claim that a LIST showed without devices, return a placeholder uid for its unknown pods."""
+        """For each claim that a LIST showed without devices, return an invented uid in place of its unknown users."""
         with self._lock:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
@@ -167,7 +167,7 @@ class ClaimHolds:
             return list(self._lost.get(namespace, {}).values())
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
-        """Record when a LIST shows the claim without devices. Return when an earlier LIST did so; None if none did."""
+        """Record when a LIST shows the claim without devices. Return the previous such time, or None."""
         with self._lock:
             bare = self._listed_bare.setdefault(claim.namespace, {})
             at = bare.get(claim.uid)
@@ -229,7 +229,7 @@ def hold_by_pod(
     is_newer = not is_older(lives.version, lost.version)
     pod = lives.stored.get(uid)
     if pod is None:
-        # The pod watch is up to date and has never shown this pod. So the pod was deleted before the watch began.
+        # The watch has never shown this pod. If the watch is not behind, the pod was deleted before the watch began.
         return Hold(max(grace, UNSEEN_SECONDS), is_newer)
     if not pod.live or _is_charged_for(pod, lost.claim):
         return Hold(0)

@@ -110,7 +110,7 @@ class ClaimInformer:
         return self._holds.is_behind(namespace, self.claims(namespace)) or self._holds.awaits_pods(namespace)
 
     def _charge(self, claim: StoredClaim, price: ClaimPrice) -> ClaimCharge:
-        """Return the charge of a claim, which is at least its last charge if no ResourceSlice lists its devices now."""
+        """Return a claim's charge. If no ResourceSlice lists its devices now, return at least its last charge."""
         found = price(claim)
         with self._lock:
             if not found.certain:

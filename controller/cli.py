@@ -328,7 +328,7 @@ def run_uninstall(*, kubeconfig: Path | None, ledger_namespace: str, timeout: in
 def _serve_page(
     address: Address | None, page: UsagePage, kube: Kube, labels: NodeLabels, leader: manager.Leader
 ) -> Callable[[], AbstractContextManager[None]]:
-    """Serve the usage page if ``address`` is given. Return a function whose context lets the page show data."""
+    """Serve the usage page if ``address`` is given. It shows data in the context that the returned function makes."""
     if address is None:
         return nullcontext
     with cli.listening_for("--ui-address", address):
@@ -346,7 +346,7 @@ def _lead(
 ) -> int:
     """Wait for the Lease, act as the leader while this replica holds it, and return the exit status.
 
-    ``contexts``: functions that return context managers, in which this replica works while it is the leader.
+    ``contexts``: functions that create context managers. These are active while this replica is the leader.
     """
     started = threading.Event()
     with cli.listening_for("--status-address", address):

@@ -2,8 +2,8 @@
 
 The limits keep a client from occupying threads or memory, and from delaying the end of the process:
 
-* A connection needs a thread only while a request is read and answered. A silent connection needs a descriptor, and is
-  closed after `REQUEST_SECONDS`. If threads or descriptors run out, the next connection is answered 503 and closed.
+* A connection needs a thread only while a request is read and answered. A silent connection needs only a descriptor. It
+  is closed after `REQUEST_SECONDS`. If threads or descriptors run out, the next connection is answered 503 and closed.
 * A client must send its whole request within `REQUEST_SECONDS`, and must read each part of the answer within the same
   time. cheroot's own timeout would start again with every byte.
 * Threads end with the process, and `stop` closes all connections.
@@ -33,28 +33,28 @@ from vcuda.cli import family_of
 REQUEST_SECONDS = 10.0  # A client has this many seconds to send a whole request, and to read each part of the answer.
 MAX_HEAD_BYTES = 16 * 2**10
 
-# The maximum number of open connections, more than a client opens by accident. When it is reached, kubelet's probes are
-# refused too, so kubelet restarts the container.
+# The maximum number of open connections. No client opens so many by accident. At this number, kubelet's probes are
+# refused, too, so kubelet restarts the container.
 MAX_CONNECTIONS = 256
 SERVER_NAME = "vcuda-controller"
 
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 Tls = Callable[[], ssl.SSLContext]
-"""A function that returns the TLS context for a new connection. A renewed certificate then needs no restart."""
+"""A function that returns the TLS context for each new connection, so that a new certificate needs no restart."""
 
 Check = Callable[[], str | None]
-"""A check of health or readiness. It returns None if the process is healthy or ready, otherwise the reason why not."""
+"""A function that checks health or readiness. It returns None if all is well, otherwise a message with the reason."""
 
 
 class Server(wsgi.Server):
     """Serves one WSGI application.
 
-    ``threads``: the number of threads. At most the same number of requests waits for a thread.
-    ``tls``: serve over TLS with this context. It must require client certificates if ``client_name`` is given.
+    ``threads``: the number of threads, and the maximum number of requests that wait for a thread.
+    ``tls``: returns the TLS context, which must require client certificates if ``client_name`` is set; None for HTTP.
     ``idle_seconds``: how long a connection is kept for the next request; 0 for one request per connection.
-    ``max_body``: the most bytes of a request body.
-    ``client_name``: answer 403 to clients whose certificate does not have this common name.
+    ``max_body``: the maximum size of a request body in bytes.
+    ``client_name``: if set, clients whose certificate does not have this common name are answered 403.
 
     Raises OSError if the server cannot listen on the address.
     """
@@ -207,7 +207,7 @@ class _Connection(server.HTTPConnection):
 
 
 class _TimedSocket:
-    """A socket. Reading a whole request, and writing each part of the answer, may take at most ``seconds``."""
+    """A socket with a time limit of ``seconds`` to read a whole request, and to write each part of the answer."""
 
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self.unwrapped = sock
@@ -215,7 +215,7 @@ class _TimedSocket:
         self._due = 0.0
 
     def begin(self) -> None:
-        """Start to count the time limit of a new request."""
+        """Start the time limit for reading a new request."""
         self._due = time.monotonic() + self._seconds
 
     def peer_names(self) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ class _TlsAdapter(cheroot.ssl.Adapter):
         return sock
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
-        # Do no TLS handshake yet, because this thread is the only one that accepts connections.
+        # Do no TLS handshake yet: a slow client would block this thread, which alone accepts connections.
         return self._tls().wrap_socket(sock, server_side=True, do_handshake_on_connect=False), self.get_environ()
 
     def get_environ(self) -> dict[str, str]:

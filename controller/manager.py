@@ -30,7 +30,7 @@ STOP_TIMEOUT_SECONDS = 5.0  # When the leader stops, its loops get this many sec
 
 
 class Leader:
-    """The leader's watches and loops. ``on_fault``: called if a loop ends with an exception."""
+    """The leader's watches and loops. ``on_fault``: called if a loop fails, or if the extender cannot start."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Leader:
 
     @property
     def synced(self) -> bool:
-        """True if every watch has received its first LIST (a consistent read) since this process became the leader."""
+        """True if each watch of a served API has received a consistent LIST since this process became the leader."""
         return self.dra.settled and all(reflector.synced.is_set() for reflector in self._always().values())
 
     @property
@@ -184,7 +184,7 @@ class Leader:
         self._spawn("main", self._main)
 
     def stop(self) -> None:
-        """End the watches and the loops. Each loop has `STOP_TIMEOUT_SECONDS` to finish its current reconciliation."""
+        """End the watches and the loops. All loops together get `STOP_TIMEOUT_SECONDS` to finish current writes."""
         self._stopping.set()
         # The extender must not place pods by outdated data, so it is stopped before the watches.
         if self.extender:
@@ -248,7 +248,7 @@ class Leader:
 
     def _models_changed(self) -> None:
         # A new DeviceClass may turn an extended resource into a GPU resource. So the pods must be listed again, because
-        # pods without GPU resources are not kept.
+        # this process does not keep pods without GPU resources.
         self.settler.pods.list_again()
         self.settler.add_all()
 
@@ -259,14 +259,14 @@ class Leader:
         self.model_labels.add_all()
 
     def _others(self) -> Iterable[str]:
-        """Return the namespaces that have a quota (also by the entry ``"*"`` for all), or a published usage report."""
+        """Return the namespaces with a quota (possibly from the entry ``"*"`` for all) or a published usage report."""
         quota = self.quota.current()
         names = (key.name for key in self.namespaces.reflector.snapshot())
         return self.publisher.published_in() | {name for name in names if quota and quota.for_namespace(name)}
 
     def _namespace_changed(self, namespace: str) -> None:
-        # A new namespace needs a usage report, and the report of a deleted namespace is dropped. A changed label of a
-        # namespace may change its report.
+        # A new namespace needs a usage report. The report of a deleted namespace is dropped. If a label of a namespace
+        # has changed, the report may change.
         self.settler.queue.add(namespace)
         self.publisher.reconciler.queue.add(namespace)
 

@@ -39,7 +39,7 @@ class SettleMetrics:
 
 
 class GarbageMetrics:
-    """Metrics about the removal of stale GPU allocations, which are annotations of pods and nodes."""
+    """Metrics about the removal of stale GPU allocations, which are annotations and labels of pods and nodes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.removed = Counter(
@@ -51,7 +51,7 @@ class GarbageMetrics:
 
 
 class EvictionMetrics:
-    """Metrics about evictions of pods beyond their quota."""
+    """Metrics about evictions of pods that the quota of their namespace would not admit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.evictions = Counter(
@@ -63,12 +63,12 @@ class EvictionMetrics:
 
 
 class ViolationsCollector(Collector):
-    """Collects the numbers of pods and claims beyond their quota, which ``counts`` returns by kind and namespace."""
+    """Collects how many pods and claims their quota would not admit. ``counts``: by kind, namespace and finding."""
 
     def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
         self._counts = counts
 
-    # The numbers are computed at each scrape, so that no number of a deleted namespace remains.
+    # The numbers are computed at each scrape, so that the numbers of deleted namespaces disappear.
     def collect(self) -> Iterable[Metric]:
         labels = ["namespace", "finding"]
         pods = GaugeMetricFamily("vcuda_audit_pods", "Pods that their quota would not admit.", labels=labels)
@@ -125,7 +125,7 @@ class UsageCollector(Collector):
         for namespace, use in self._reports().items():
             for name, value in _namespace_figures(use).items():
                 by_namespace[name].add_metric([namespace], value)
-            # The reservations in `ages` may have ended meanwhile, so the usage report must have a reservation too.
+            # A reservation may have ended since `ages` was read, so its age counts only if the report has one, too.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
             for model in use.models:

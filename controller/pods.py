@@ -1,7 +1,7 @@
 """Watches the pods that use GPUs and returns their charges, from which the controller settles (recounts) the ledgers.
 
-Two kinds of pod are kept. Pods that request GPUs are charged. Pods that use ResourceClaims are not charged. The module
-`controller.claims` needs these pods to determine how long the devices of a claim may stay in use.
+Two kinds of pod are kept. Pods that request GPUs are charged. Pods that only use ResourceClaims are not charged. Module
+`controller.claims` needs the second kind to determine how long the devices of a claim may stay in use.
 """
 
 import math
@@ -31,7 +31,7 @@ from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
-"""Seconds for which a deleted pod's uid is kept. The uid shows that a pod with a pending charge has been stored."""
+"""Seconds for which a deleted pod's uid is kept. It shows that a pod with a pending charge was stored and deleted."""
 
 KeptPod = StoredPod | ClaimUser
 
@@ -89,12 +89,11 @@ class PodInformer:
     """The watch of all pods that use GPUs. Other pods are decoded and dropped.
 
     ``on_change``: called with the namespace of each ended or deleted pod. After a LIST, called with every namespace.
-    ``on_growth``: called with the namespace of each pod that is new or whose charge has changed.
+    ``on_growth``: called with the namespace of each pod that is new, or whose charge, node or grace period has changed.
     ``max_terminating``: the maximum number of seconds for which a deleted pod is assumed to run.
     ``resources``: returns the GPU resources that pods can request. The caller must call `list_again` after a change.
 
-    A bound pod has *vanished* if it was deleted before its containers had ended. Its containers may run for its grace
-    period.
+    A bound pod has *vanished* if it was deleted before its containers had ended. They may run for its grace period.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class PodInformer:
         self._followers.append(on_change)
 
     def list_again(self) -> None:
-        """List all pods again if a change of the GPU resources has changed the charges of pods."""
+        """List all pods again if the GPU resources have changed in a way that can change the charges of pods."""
         # A new LIST is needed, because this process keeps neither the resource requests of pods nor pods without GPUs.
         if not self.counts_as_now:
             self.reflector.list_again()
@@ -162,8 +161,8 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
-        # `live` includes deleted pods that may run, because the ledger stores the longest grace period of all users of
-        # claims. This period matters if claims are deleted while no controller watches.
+        # The ledger stores the longest grace period of all pods that use claims, in case claims are deleted while no
+        # controller watches. So `live` includes deleted pods whose containers may still run.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(
@@ -182,12 +181,11 @@ class PodInformer:
     def lives(self, namespace: str) -> PodLives:
         with self._lock:
             bound = dict(self._bound.get(namespace, {}))
-        # The resourceVersion and the pods are read in one step, so that they agree. With a newer version, a pod that is
-        # created in between would never be charged. With an older version, another leader could release the pod's
-        # charge.
+        # The resourceVersion and the pods are read in one step, so that they agree. If the version were newer, a pod
+        # created in between would never be charged. If it were older, another leader could release the pod's charge.
         version, pods = self.reflector.versioned(namespace)
         stored = {pod.uid: pod for pod in pods}
-        # `gone` and `vanished` are read after the pods, so that no deletion that was handled in between is missing.
+        # Read `gone` and `vanished` after the pods. Otherwise, a deletion that is handled in between would be missing.
         with self._lock:
             gone = self._gone.within(namespace)
             vanished = self._vanished_now(namespace)
@@ -258,7 +256,7 @@ class PodInformer:
 
     def _on_listed(self) -> None:
         self._counted_by = self._decoding
-        # After a LIST, every ledger is settled (recounted), because earlier deletions of pods may have caused no event.
+        # After a LIST, settle every ledger, because the deletion of a pod before the LIST may have caused no event.
         for namespace in self.namespaces():
             self._on_change(namespace)
 
@@ -302,6 +300,6 @@ class PodInformer:
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:
-    # Most events of a pod change none of these fields, which the ledger and the search for pods over quota use.
+    # The ledger and the search for pods over quota use these fields. Most events of a pod change none of them.
     lasting = pod.live, pod.node, pod.terminating, pod.grace_seconds
     return (*lasting, pod.charge, pod.model, pod.extended_claim) if isinstance(pod, StoredPod) else lasting

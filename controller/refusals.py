@@ -14,13 +14,13 @@ from typing import NamedTuple
 from vcuda.quota.terms import MALFORMED, OVER_QUOTA
 
 REASON, CLAIM_REASON = "FailedCreate", "FailedResourceClaimCreation"
-"""The reasons of the Events about pods and about ResourceClaims."""
+"""The reasons of Events that report a failed creation: of a pod, and of a ResourceClaim."""
 
 ALLOWED_SKEW = datetime.timedelta(minutes=1)
-"""How far the time in an Event may be in the future, because the clock of the Event's writer may be ahead."""
+"""The time in an Event may be this far in the future, because the clock of the Event's writer may be ahead."""
 
 MAX_MESSAGE_LENGTH = 1024
-"""The most characters of a message that are kept: the limit of the API server for events.k8s.io."""
+"""Messages are cut to this number of characters, which is the API server's limit for Events of events.k8s.io."""
 
 MAX_SEARCHED_LENGTH = 16 * 1024
 """The most characters of a message that are searched for a refusal. core/v1 Events may have messages of any length."""
@@ -28,7 +28,7 @@ MAX_SEARCHED_LENGTH = 16 * 1024
 MAX_NAME_LENGTH = 253
 """The most characters of an object's name or kind that are kept. Events may have names and kinds of any length."""
 
-# A refusal is recognized by the name of the webhook, or by the first words of its reason if the webhook was renamed.
+# A refusal is recognized by the name of the webhook. If the webhook was renamed, the reason's first words identify it.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
     rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
@@ -41,7 +41,7 @@ class SeenEvent(NamedTuple):
     """An Event, and the object that the Event is about.
 
     ``namespace``: the namespace of the Event.
-    ``kind``, ``name``, ``object_namespace``: of the object.
+    ``kind``, ``name``, ``object_namespace``: the kind, name and namespace of that object.
     ``times``: how often the Event has occurred.
     """
 
@@ -76,8 +76,8 @@ def read_refusal(event: SeenEvent, at: str) -> RefusedWorkload | None:
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
-    """Return one refusal for each workload, with its newest reason and total count. ``refusals``: newest first."""
-    # A workload may have several Events: an Event counts only equal messages, and numbers in the messages change.
+    """Return one refusal for each workload: the newest reason and the sum of the counts. ``refusals``: newest first."""
+    # A workload has one Event for each different message, and the numbers in the messages of refusals change.
     latest: dict[tuple[str, str, str], RefusedWorkload] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
@@ -91,7 +91,7 @@ def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
     """Return the time when an Event occurred last (RFC 3339).
 
     ``created``: the creation time of the Event, which the API server has set.
-    ``written``: the time in the Event, which a tenant can choose. It counts only if it is between creation and now.
+    ``written``: the time in the Event, which a tenant can choose. A time before the creation or after now is ignored.
     """
     first, last = moment(created), moment(written)
     return written if first and last and first <= last <= now + ALLOWED_SKEW else created

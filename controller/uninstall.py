@@ -123,5 +123,5 @@ class Uninstall:
         try:
             self.kube.patch(path, patch, MERGE_PATCH)
         except errors.NotFound:
-            return  # The object was deleted meanwhile.
+            return  # Another client has deleted the object.
         self.report(f"{path} patched")

@@ -38,8 +38,8 @@ class WorkQueue:
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
-        # `_unserved`: for each key whose reconciliation has begun but not succeeded, the time since when the key has
-        # been due. `_retried`: the keys whose current reconciliation has queued a retry.
+        # `_unserved`: the keys whose reconciliation has begun but not succeeded, each with the time when it became due.
+        # `_retried`: the keys whose current reconciliation has queued a retry.
         self._unserved: dict[str, float] = {}
         self._retried: set[str] = set()
         self._changed = threading.Condition()
@@ -76,7 +76,7 @@ class WorkQueue:
             return key in self._due_at or recent
 
     def served(self, key: str) -> None:
-        """Record the end of a key's reconciliation. If it has queued a retry, the key still counts as overdue."""
+        """Record that a key's reconciliation has ended. If it has called `retry`, the key still counts as overdue."""
         with self._changed:
             if key not in self._retried:
                 self._unserved.pop(key, None)
@@ -104,7 +104,7 @@ class WorkQueue:
                 if key is not None and self._due_at[key] <= now:
                     self._unserved.setdefault(key, self._due_at.pop(key))
                     heapq.heappop(self._heap)
-                    if self._min_interval:  # `_last_turn` is needed only for a minimum interval.
+                    if self._min_interval:  # Without a minimum interval, `_last_turn` would only use memory.
                         self._last_turn[key] = now
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)

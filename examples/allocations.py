@@ -26,7 +26,7 @@ def share_of(scheme: Scheme) -> dict[str, int]:
 
 
 def _cards(scheme: Scheme) -> dict[str, str]:
-    """Return only those annotations of an allocation that name its cards, not its node, times or phase."""
+    """Return the annotations that name an allocation's cards, without those for its node, times and phase."""
     judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase and scheme.phase.key}
     return {
         f"{key}0" if key.endswith("-") else key: "3" if key.endswith("-") else "GPU-1,NVIDIA,1000,30:;"
@@ -49,7 +49,7 @@ def marks(
     """Return a pair: the annotations and the labels by which a vendor records an allocation of cards to a pod.
 
     ``at``: the time of the allocation, in Unix seconds.
-    ``phase``: a field of `AllocationPhase`. None means that the pod is in the phase ``placed``.
+    ``phase``: the name of a field of `AllocationPhase`, by default ``placed``.
     """
     annotations = {**_cards(scheme), **{key: unix(scheme, at) for key in scheme.predicate_times}}
     if node is not None:

@@ -88,7 +88,7 @@ def claim_policy(
     nodes: Nodes = NODES,
     rows: Mapping[str, tuple[str, ...]] = {},
 ) -> ClaimPolicy:
-    """Return the data by which the webhook decides about ResourceClaims: devices, DeviceClasses, nodes and quota."""
+    """Return all that the webhook needs to decide about ResourceClaims: devices, DeviceClasses, nodes and quota."""
     facts = {name: read_class(each) for name, each in classes.items()}
     models = CardModels({model: ProductRow(products) for model, products in rows.items()})
     known = msgspec.structs.replace(resources, models=models) if rows else resources
@@ -137,7 +137,7 @@ def template(*requests: Manifest) -> Manifest:
 
 
 def view(manifest: Manifest) -> ClaimDigest:
-    """Return the digest of a claim's spec: only those fields on which the charge depends."""
+    """Return a claim's digest: the part of its spec on which the charge depends."""
     return digest_of(msgspec.convert(manifest["spec"], ClaimSpec))
 
 

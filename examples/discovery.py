@@ -34,7 +34,7 @@ def node(
 ) -> Manifest:
     """Return a node with all labels, annotations and allocatable resources of these ``parts``.
 
-    Each part has the fields that one device plugin or one other program writes.
+    Each part has the fields that one program writes, for example a device plugin.
     """
     found: dict[str, dict[str, str]] = {"labels": dict(labels or {}), "annotations": {}, "allocatable": {}}
     for part in parts:
@@ -71,7 +71,7 @@ def features(product: str, count: str = "1", memory: str = "15360", offered: str
 
 
 def labelled(model: str, *, by: str = "") -> Manifest:
-    """Return node fields with a GPU model label. ``by``: the controller's source; empty if a user wrote the label."""
+    """Return a node's GPU model label. ``by``: where the controller found the model; empty if a user set the label."""
     return {"labels": {MODEL: model}, "annotations": {DISCOVERED: f"{model} from {by}"} if by else {}}
 
 
@@ -81,7 +81,7 @@ def rows(text: str) -> CardModels:
 
 
 def known_by(text: str = "", schemes: tuple[Scheme, ...] = SCHEMES) -> GpuResources:
-    """Return the built-in GPU resources with the GPU models of ``text``, a value of the quota key ``gpu_models``."""
+    """Return the built-in GPU resources. ``text``: GPU models, in the format of gpu_models in the quota ConfigMap."""
     return msgspec.structs.replace(BUILT_IN, models=rows(text), schemes=schemes)
 
 

@@ -50,7 +50,7 @@ class Sample:
     findings: Sequence[Finding] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
-        """Replace the usage of these namespaces. Like the controller, this replaces the whole mapping ``uses``."""
+        """Replace the usage of these namespaces. Like the controller, create a new mapping ``uses``."""
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
     def source(self) -> Source:
@@ -126,10 +126,7 @@ def company() -> Sample:
 
 
 def crowd(namespaces: int = 500, models: int = 8) -> Sample:
-    """Return the usage of so many namespaces that the page is full. Each namespace uses every GPU model.
-
-    Each call returns equal data.
-    """
+    """Return data with hundreds of namespaces, which all use every GPU model. Each call returns equal data."""
     figures = random.Random(6)  # noqa: S311  # random figures, not secrets
     names = [f"MODEL-{number}" for number in range(models)]
     sample = Sample()

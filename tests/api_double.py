@@ -1,6 +1,4 @@
-"""A double of the API server for single objects. Every write must name the newest resourceVersion, and a test scripts
-which calls fail.
-"""
+"""A double of the API server. It rejects writes with an old resourceVersion, and a test decides which calls fail."""
 
 import copy
 import json
@@ -20,24 +18,23 @@ from vcuda.kube.client import Heard
 from vcuda.kube.pages import Page
 
 Effect = Callable[[], bytes]
-"""The effect of a call on the API server: it returns the answer, or raises the error of its rejection."""
+"""Performs a call on the API server. It returns the answer, or raises the error of a rejected call."""
 
 Delivery = Callable[[str, float, Effect], bytes]
-"""Carries a call to the API server and back. The arguments are the method, the timeout in seconds, and the effect."""
+"""Decides whether a call and its answer arrive. The arguments: the method, the timeout in seconds, and the effect."""
 
 
 def delivered(_method: str, _timeout: float, effect: Effect) -> bytes:
-    """Deliver a call and its answer."""
     return effect()
 
 
 def lost_request(_method: str, _timeout: float, _effect: Effect) -> bytes:
-    """Lose a call before it reaches the API server."""
+    """Lose a call before it reaches the API server. The caller gets a timeout."""
     raise Unavailable("timed out")
 
 
 def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
-    """Lose the answer to a call that reached the API server."""
+    """Lose the answer after the API server performed the call. The caller gets a timeout."""
     effect()
     raise Unavailable("timed out")
 
@@ -74,7 +71,7 @@ class Api(Protocol):
 
     @property
     def kube(self) -> Kube:
-        """The handle that the code under test takes."""
+        """This double with the type of our API client, which the code under test expects."""
 
     @property
     def objects(self) -> Mapping[str, Mapping[str, Any]]:
@@ -88,7 +85,7 @@ class Api(Protocol):
 
 
 class Handle:
-    """A double of our API client. A test decides when its LIST results are taken."""
+    """A double of our API client without watches. So informers see changes only when a test makes them LIST again."""
 
     @property
     def kube(self) -> Kube:
@@ -97,14 +94,14 @@ class Handle:
     def stream(
         self, path: str, params: Mapping[str, object] | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Never:
-        """Reject streamed lists, and fail every watch."""
+        """Fail every watch, and reject lists by watch (``sendInitialEvents``)."""
         if "sendInitialEvents" in (params or {}):
             raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
         raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
 
 class ApiDouble(Handle):
-    """The objects by path. Every namespace exists.
+    """Stores objects by path. Every namespace exists, even if no test created it.
 
     ``calls`` has the method of every call. A test may replace ``deliver`` to make calls fail.
     """
@@ -125,7 +122,6 @@ class ApiDouble(Handle):
         self.calls.clear()
 
     def store(self, path: str, manifest: Mapping[str, Any]) -> bytes:
-        """Create or overwrite an object without any check, and return it as stored."""
         self._version += 1
         stored = copy.deepcopy({**manifest})
         stored["metadata"] = {**stored.get("metadata", {}), "resourceVersion": str(self._version)}
@@ -137,7 +133,7 @@ class ApiDouble(Handle):
         del self.objects[path]
 
     def backup(self) -> Callable[[], None]:
-        """Return a function that restores all objects and resourceVersions of now, as a restored etcd does."""
+        """Return a function that later restores the present objects and resourceVersion, like a backup of etcd."""
         objects, version = copy.deepcopy(self.objects), self._version
 
         def restore() -> None:
@@ -178,9 +174,7 @@ class ApiDouble(Handle):
         *,
         on_done: Callable[[], object] = lambda: None,
     ) -> bytes:
-        """Replace an object. ``on_done`` is called when the object is replaced, possibly long before the answer
-        arrives.
-        """
+        """Replace an object. ``on_done`` is called at that moment, even if the answer is lost or late."""
         manifest = json.loads(body)
 
         def effect() -> bytes:
@@ -194,9 +188,7 @@ class ApiDouble(Handle):
         return self._call("PUT", timeout, effect)
 
     def patch(self, path: str, body: bytes, content_type: str, _params: object = None, *, timeout: float = 10) -> bytes:
-        """Apply a merge patch (RFC 7396) or a JSON Patch (RFC 6902). If the patch names a version, it must be the
-        newest.
-        """
+        """Apply a merge patch (RFC 7396) or JSON Patch (RFC 6902). Raises Conflict if it has an old resourceVersion."""
         patch = json.loads(body)
         patched = _patched if content_type == JSON_PATCH else _merged
 
@@ -230,7 +222,7 @@ class ApiDouble(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, _limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield the objects of a collection as one page. Labels and a name select among them."""
+        """Yield one page: the objects in a collection that match labelSelector and the name in fieldSelector."""
         selector = str((params or {}).get("labelSelector", ""))
         field, _, value = str((params or {}).get("fieldSelector", "")).partition("=")
         name = value if field == "metadata.name" else ""
@@ -294,13 +286,13 @@ def _selects(selector: str, stored: dict[str, Any]) -> bool:
 
 
 def _collections_of(path: str) -> tuple[str, str]:
-    """Return the object's collection in its namespace, and the same collection across all namespaces."""
+    """Return two paths: of the object's collection in its namespace, and of the collection in all namespaces."""
     collection = path.rpartition("/")[0]
     return collection, re.sub("/namespaces/[^/]+/", "/", collection)
 
 
 class Script:
-    """Uses the given deliveries one after the other for calls of the given methods. All other calls are delivered."""
+    """A delivery that uses the given deliveries in turn, for calls of the given methods. It delivers other calls."""
 
     def __init__(self, *deliveries: Delivery, methods: tuple[str, ...] = ("PUT", "POST")) -> None:
         self._left = list(deliveries)
@@ -313,7 +305,7 @@ class Script:
 
 
 class Late:
-    """Loses a call that reaches the API server only when ``land`` is called, long after the sender gave up."""
+    """A delivery that delays calls. The sender gets a timeout, and the API server gets the call only in `land`."""
 
     def __init__(self) -> None:
         self._effects: list[Effect] = []
@@ -323,7 +315,7 @@ class Late:
         raise Unavailable("timed out")
 
     def land(self) -> None:
-        """Deliver the kept calls. Errors that the API server now answers are dropped."""
+        """Deliver the delayed calls. Errors are ignored, because the senders no longer wait for an answer."""
         effects, self._effects = self._effects, []
         for effect in effects:
             try:

@@ -1,6 +1,4 @@
-"""Calls /mutate and /validate for one pod, with a policy and a ledger. NODES has every kind of node that the pod could
-run on.
-"""
+"""Calls the code of /mutate and /validate for a pod, with ledgers in memory. `EVERY_NODE` has every kind of node."""
 
 import asyncio
 import copy
@@ -30,13 +28,13 @@ def creation(
     choices: RecentChoices | None = None,
     **fields: Any,
 ) -> Creation:
-    """Return the review of a new pod, five seconds before its deadline. ``fields`` replace those of the request."""
+    """Return a review of a new pod, five seconds before its deadline. ``fields``: fields of the review's request."""
     deadline = ReviewDeadline(DEADLINE, lambda: 0.0)
     return Creation(review(manifest, **fields), policy, ledgers, choices or RecentChoices(), deadline)
 
 
 class Webhook:
-    """/mutate and /validate for pods of namespace team-a."""
+    """Decides about pods of namespace team-a, as the webhook does at /mutate and /validate."""
 
     def __init__(self, policy: PolicySnapshot) -> None:
         self.policy = policy
@@ -44,20 +42,19 @@ class Webhook:
         self._choices = RecentChoices()
 
     def mutate(self, pod: Manifest) -> AdmissionResponse:
-        """Answer for a pod that is created."""
         return asyncio.run(pod_review.mutate(Creation(review(pod), self.policy, self.ledgers, self._choices)))
 
     def validate(self, pod: Manifest) -> AdmissionResponse:
-        """Answer for a pod that is about to be stored."""
+        """Return the answer for the pod with a uid, which the API server adds before it calls /validate."""
         stored = review({**pod, "metadata": {**pod["metadata"], "uid": "u-1"}})
         return asyncio.run(pod_review.validate(Creation(stored, self.policy, self.ledgers, self._choices)))
 
 
 def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:
-    """Return the answer of /validate for a pod that is pinned to M40, of which its quota has 8 cards.
+    """Pin the pod to M40, and return the answer of /validate. The quota is 8 cards of M40.
 
-    ``allow``: the permissions of the quota. ``units``: key gpu_units of the quota ConfigMap. ``policy``: other fields
-    of the policy.
+    ``allow``: the permissions of the quota. ``units``: the value of gpu_units in the quota ConfigMap.
+    ``policy``: other fields of the `PolicySnapshot`.
     """
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
     known = parse_config({"gpu_quota": "{}", "gpu_units": units or "{}"}).resources
@@ -66,7 +63,7 @@ def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **p
 
 
 def patched(pod: Manifest, patch: object) -> Manifest:
-    """Return the pod with a JSON Patch applied; the pod itself stays as it is."""
+    """Return a copy of the pod to which the JSON Patch is applied."""
     result: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(patch))
     return result
 
@@ -78,4 +75,4 @@ EVERY_NODE = [
     )
     for name in (*NODE_NAMES[:2], UNKNOWN_NODE)
 ]
-"""Nodes of every model and pool, also of models without a quota, with the other labels that pods select by."""
+"""Pairs of a node's name and labels: nodes of all models and pools, including those without a quota."""

@@ -21,7 +21,7 @@ document.addEventListener("securitypolicyviolation", (event) => window.violation
 """
 
 READABLE = 4.5
-"""Minimum contrast between text of this size and its background (WCAG 2, success criterion 1.4.3)."""
+"""Minimum contrast between normal text and its background (WCAG 2, success criterion 1.4.3)."""
 
 DISCERNIBLE = 3.0
 """Minimum contrast of visible parts that are not text (WCAG 2.1, success criterion 1.4.11)."""
@@ -68,7 +68,7 @@ CONTRASTS = (
 }
 """
 )
-"""Returns, by text, the contrast between each visible text and its background, including text that styles add."""
+"""JavaScript that returns the contrast of each visible text to its background, also of text that CSS adds."""
 
 BORDER = (
     f"(element) => {{{OF_COLORS}"
@@ -78,7 +78,7 @@ BORDER = (
 }
 """
 )
-"""Returns the contrast between a field's border and its content."""
+"""JavaScript that returns the contrast between a field's border and the field's own background."""
 
 
 @contextmanager
@@ -110,7 +110,7 @@ class Tab:
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def open(self, url: str) -> Page:
-        """Open the address, and wait until the page is live."""
+        """Open the address, and wait until the usage page shows the state "live"."""
         self.page.goto(url)
         self.page.wait_for_selector("#state[data-state=live]")
         return self.page
@@ -124,9 +124,7 @@ class Tab:
 
 @contextmanager
 def tab(browser: Browser, size: tuple[int, int] = WIDE, **context: Any) -> Iterator[Tab]:
-    """Yield a tab, and fail the test if an error occurs in it. ``context`` has Playwright options such as
-    color_scheme.
-    """
+    """Yield a tab, and fail the test if an error occurs in it. ``context``: Playwright's options for the context."""
     opened = Tab(browser, size, **context)
     try:
         yield opened

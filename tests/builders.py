@@ -24,9 +24,7 @@ ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
 def container(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
-    """Return a container with these limits. ``fields`` are named as in YAML; they add to or replace the other
-    fields.
-    """
+    """Return a container with these limits. ``fields``, by YAML names, are added or replace default fields."""
     resources = {"resources": {"limits": dict(limits)}} if limits is not None else {}
     return {"name": "main", "image": "cuda", **resources, **fields}
 
@@ -45,9 +43,7 @@ def pod(
     affinity: Mapping[str, Any] | None = None,
     **spec: Any,
 ) -> Manifest:
-    """Return a pod. ``spec`` has further fields of its spec, named as in YAML. Arguments that are not given are left
-    out.
-    """
+    """Return a pod. ``spec``: further fields of its spec by their YAML names. Omitted arguments add no field."""
     given = {"annotations": annotations, "labels": labels}
     about = {"name": "train-0", **{key: dict(value) for key, value in given.items() if value is not None}}
     inits = {"initContainers": list(init)} if init else {}
@@ -71,12 +67,12 @@ def stored_pod(limits: Mapping[str, Any], uid: str = "pod-uid", **fields: Any) -
 
 
 def pod_of_cores(cores: int, **fields: Any) -> Manifest:
-    """Return a stored pod that requests so many cores. A share of a card also requests 1 MiB."""
+    """Return a stored pod that requests this number of cores, and 1 MiB of memory."""
     return stored_pod({"nvidia.com/vcuda-core": cores, "nvidia.com/vcuda-memory": 1}, **fields)
 
 
 def requirement(key: str, operator: str, *values: str) -> Manifest:
-    """Return one line of matchExpressions or matchFields."""
+    """Return one requirement, an item of matchExpressions or matchFields."""
     return {"key": key, "operator": operator, **({"values": list(values)} if values else {})}
 
 
@@ -103,12 +99,12 @@ def view(manifest: Mapping[str, Any]) -> Pod:
 
 
 def nodes(**by_name: Mapping[str, str]) -> Nodes:
-    """Return the nodes of a cluster, given the labels of each."""
+    """Return nodes. The arguments are the labels of each node by the name of the node."""
     return Nodes.of(by_name, LABELS)
 
 
 def review(manifest: object, namespace: str = "team-a", **fields: Any) -> AdmissionRequest:
-    """Return the request of a review for the creation of this pod. ``fields`` replace the other fields."""
+    """Return an admission request that creates this pod. ``fields`` replace fields of the request."""
     given: dict[str, Any] = {
         "uid": "review-1",
         "kind": POD_KIND,
@@ -121,12 +117,12 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
 
 
 def policy_for(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:
-    """Return the policy of a cluster in which one namespace has a quota."""
+    """Return the data by which the webhook decides, for a cluster in which only one namespace has a quota."""
     return PolicySnapshot(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))
 
 
 def quota_faults(text: str) -> tuple[Fault, ...]:
-    """Return the faults of a quota document. A valid document has none. Any other exception fails the test."""
+    """Return the faults of a quota document; empty if the document is valid."""
     try:
         parse_quota(text)
     except QuotaFault as refusal:

@@ -1,8 +1,7 @@
-"""Computes the charge of a pod from its plain manifest, as the documentation of Kubernetes and of the vendors defines
-it.
+"""Computes the charge of a pod from its manifest, as the documentation of Kubernetes and of the vendors defines it.
 
-This is an independent oracle: it shares nothing with the code under test, and prefers simple code. Sources: the READMEs
-of tkestack/gpu-manager, Project-HAMi/HAMi and coldzerofear/vgpu-manager, and
+Tests compare the charges of the webhook with these results. So this module shares no code with the webhook. Sources:
+the READMEs of tkestack/gpu-manager, Project-HAMi/HAMi and coldzerofear/vgpu-manager, and
 https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
 """
 
@@ -11,7 +10,7 @@ from fractions import Fraction
 from typing import Any
 
 Amounts = tuple[int, int, int]
-"""Cores, MiB of memory, and hundredths of a card's whole memory."""
+"""A charge: cores (a card has 100), MiB of memory, and the memory that is known only in hundredths of a card's."""
 
 NOTHING: Amounts = (0, 0, 0)
 SUFFIXES: Mapping[str, int | Fraction] = {
@@ -24,27 +23,27 @@ SUFFIXES: Mapping[str, int | Fraction] = {
 }
 
 OWN = {"tencent.com": 256, "nvidia.com": 1}
-"""The domains of vcuda-core and vcuda-memory, by which a container requests its share, with MiB in a unit of memory."""
+"""The domains of the resources vcuda-core and vcuda-memory, each with the MiB in one unit of its vcuda-memory."""
 COUNTED = {"gpu": ("gpucores", "gpumem", "gpumem-percentage"), "vgpu-number": ("vgpu-cores", "vgpu-memory", "")}
-"""The resource for a number of vGPUs, and the resources for the share of each."""
+"""For each resource that counts vGPUs: the resources for cores, memory and memory percentage of one vGPU."""
 UNITS: Mapping[str, Amounts] = {
     "nvidia.com/mig-3g.20gb": (42, 20480, 0),
     "nvidia.com/mig-7g.80gb": (100, 81920, 0),
     "deviceclass.resource.kubernetes.io/gpu.nvidia.com": (100, 0, 100),
     "nvidia.com/hostdev": NOTHING,
 }
-"""The value of each built-in unit (NVIDIA's MIG guide: seven slices, and the memory of the profile)."""
+"""The charge for one unit of each resource. NVIDIA's MIG guide: sevenths of a card, and the memory of the profile."""
 VENDOR_RESOURCES = (
     *(f"{domain}/{name}" for domain in OWN for name in ("vcuda-core", "vcuda-memory")),
     *(f"nvidia.com/{name}" for count, shares in COUNTED.items() for name in (count, *shares) if name),
 )
-"""The resources of vendors whose charges this module computes."""
+"""The vendors' resources that this module charges, in addition to `UNITS`."""
 UNKNOWN = ("amd.com/gpu", "nvidia.com/gpu.shared", "deviceclass.resource.kubernetes.io/other.example.com")
-"""Resources that may be GPUs, and for which no value is configured."""
+"""Resources that may be GPUs, but whose charge is not configured. The webhook must reject pods with them."""
 
 
 def asked_by(pod: Mapping[str, Any], device: int = 100) -> Amounts:
-    """Return the charge of a running pod. ``device`` is the value of one ``nvidia.com/gpu`` in hundredths of a card."""
+    """Return the charge of a pod. ``device``: the charge for one plain ``nvidia.com/gpu``, in hundredths of a card."""
     ways = [*OWN, *COUNTED, *UNITS]
     return plus(*(_effective(pod["spec"], way, device) for way in ways))
 
@@ -86,7 +85,7 @@ def _container(container: Mapping[str, Any], way: str, device: int) -> Amounts:
 
 
 def gives_more(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod gets more of a GPU than `asked_by` charges."""
+    """Return True if a pod may use more of a GPU than `asked_by` charges. The webhook must reject such a pod."""
     spec = pod["spec"]
     containers = [*(spec.get("containers") or []), *(spec.get("initContainers") or [])]
     if spec.get("resourceClaims") or (spec.get("runtimeClassName") == "nvidia" and asked_by(pod) == NOTHING):
@@ -105,7 +104,7 @@ def gives_more(pod: Mapping[str, Any]) -> bool:
 
 
 def whole(quantity: str | float) -> int:
-    """Return a quantity as an integer. Only whole numbers that are not negative may be admitted."""
+    """Return a quantity as an integer. Raises AssertionError if it is no whole number, or negative."""
     text = str(quantity)
     suffix = text.lstrip("+-.0123456789e")
     number = Fraction(text.removesuffix(suffix)) * SUFFIXES[suffix]
@@ -115,11 +114,11 @@ def whole(quantity: str | float) -> int:
 
 
 def plus(*amounts: Amounts) -> Amounts:
-    """Return the sum of each part."""
+    """Add up the charges, separately for each of the three numbers."""
     cores, memory, card_memory = (sum(part) for part in zip(NOTHING, *amounts, strict=True))
     return cores, memory, card_memory
 
 
 def most(one: Amounts, other: Amounts) -> Amounts:
-    """Return the larger amount of each part."""
+    """Return the larger of the two charges, separately for each of the three numbers."""
     return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])

@@ -1,4 +1,4 @@
-"""Runs the loop that removes stale allocations against an API server double, with a stored pod and node."""
+"""Runs the controller's loop that removes stale GPU allocations and locks, with a double of the API server."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,11 +22,11 @@ NODES = "/api/v1/nodes"
 EVENTS = "/api/v1/namespaces/{}/events/"
 LOCK = "hami.io/mutex.lock"
 END = "end"
-"""A key that is due last. When it is reached, all due keys were served."""
+"""A key that `Cleaner.serve` adds to the loop's queue. The queue returns this key after all others that are due."""
 
 
 class Cleaner:
-    """The loop with an API server double and stopped clocks. Watches see changes when the test calls `watch`."""
+    """The loop, with a clock that the test sets (``now``). Its informers see changes when the test calls `watch`."""
 
     def __init__(self, api: ApiDouble, remove: Remove | None = None) -> None:
         self.api = api
@@ -48,7 +48,7 @@ class Cleaner:
             reflector.relist()
 
     def serve(self) -> list[dict[str, Any]]:
-        """Serve all keys that are due, and return the logged lines."""
+        """Process all keys that are due in the loop's queue, and return the logged lines."""
         served = [END]
         with structlog.testing.capture_logs() as logs:
             while served:
@@ -68,14 +68,14 @@ class Cleaner:
 
 
 def store(cleaner: Cleaner, **fields: Any) -> None:
-    """Store the pod, allocated at the start, and its node. Deliver both to the watches."""
+    """Store a pod whose cards were allocated at `START`, and its node. The informers see both."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE}})
     cleaner.api.store(POD, allocated_pod(GPU_MANAGER, START, **fields))
     cleaner.watch()
 
 
 def lock(cleaner: Cleaner, value: str) -> None:
-    """Store a node with a lock, and deliver it to the watch."""
+    """Store the node with HAMi's lock annotation. The informer sees it."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE, "uid": "uid-n", "annotations": {LOCK: value}}})
     cleaner.watch()
 

@@ -1,7 +1,7 @@
-"""Reads the decisions recorded from gpu-admission (master of 2020-11-26) on 24 random clusters, in ``tests/data``.
+"""Reads recorded decisions of gpu-admission (master of 2020-11-26) about pods in 24 random clusters.
 
-Each step of a scenario has the pods stored before, the pod to be placed, the nodes that passed, and the annotations
-that were written. The nodes of a scenario do not change.
+Each cluster is a scenario, whose nodes do not change. Each step of a scenario has the pods stored before, the pod to
+be placed, the nodes that passed gpu-admission's filter, and the annotations that gpu-admission wrote.
 """
 
 import json
@@ -21,7 +21,7 @@ FILE = Path(__file__).parent / "data" / "gpu-admission-decisions.json"
 
 
 class Step(NamedTuple):
-    """One decision. ``place`` is the scenario and the step, for example ``1003/7``. ``written`` has no time."""
+    """One decision. ``place``: scenario and step, such as ``1003/7``. ``written``: the annotations without the time."""
 
     place: str
     nodes: tuple[Manifest, ...]
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     written: Mapping[str, str]
 
     def known(self) -> NodeCards:
-        """Return the nodes with the cards that the stored pods leave free."""
+        """Return the cards of each node, reduced by what the stored pods use of them."""
         known = {node["metadata"]["name"]: read_cards(node["status"]["capacity"]) for node in self.nodes}
         for holding in filter(None, map(read_pod_cards, self.stored)):
             cards = known[holding.node]
@@ -53,6 +53,6 @@ def steps() -> Iterator[Step]:
 
 
 def least_free(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return gpu-admission's choice: the node with the least free resources on which the pod fits."""
+    """Choose like gpu-admission: the fullest node on which the pod fits, even if a whole card becomes shared."""
     with mock.patch.object(Assignment, "breaks", 0):
         return bin_pack(request, names, nodes)

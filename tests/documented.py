@@ -1,4 +1,4 @@
-"""The blocks of the pages about neighbours, as a reader copies them."""
+"""Reads code blocks from the documentation, so that tests can check what a reader copies from there."""
 
 import re
 from pathlib import Path
@@ -13,18 +13,18 @@ ABOUT_NEIGHBOURS = (DOCS / "neighbours.md", DOCS / "workloads.md")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The texts of the page's blocks of this language, in order."""
+    """Return the texts of the page's code blocks in this language, in order."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
 def documented_objects() -> list[Json]:
-    """Every object in the YAML blocks of these pages. Raises yaml.YAMLError for a block that is none."""
+    """Return every object in the YAML blocks of `ABOUT_NEIGHBOURS`. Raises yaml.YAMLError if a block is not YAML."""
     texts = [text for page in ABOUT_NEIGHBOURS for text in blocks(page, "yaml")]
     return [found for text in texts for found in yaml.safe_load_all(text)]
 
 
 def documented(kind: str) -> Json:
-    """The one object of this kind."""
+    """Return the only documented object of this kind."""
     [found] = [each for each in documented_objects() if each["kind"] == kind]
     return found

@@ -1,4 +1,4 @@
-"""Runs an allocator with an API server double: nodes, pods as the watch delivers them, and the stored objects."""
+"""Runs the allocator of the scheduler extender, which chooses cards for pods, with a test double of the API server."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,26 +29,26 @@ CARD_BLOCKS = 64
 
 
 def limits(cores: int) -> Mapping[str, int]:
-    """Return a request for so many cores, and for the same fraction of a card's memory."""
+    """Return resource limits of so many cores (a card has 100), and of the same fraction of a card's memory."""
     return {CORES: cores, MEMORY: cores * CARD_BLOCKS // 100}
 
 
 def gpu_node(name: str, cards: int) -> Node:
-    """Return a node with so many cards, as the watch keeps it."""
     return Node(ObjectMeta(name=name), NodeStatus({CORES: str(cards * 100), MEMORY: str(cards * CARD_BLOCKS)}))
 
 
 def seen(stored: Mapping[str, Any]) -> StoredPod:
-    """Return a stored pod as the watch keeps it."""
+    """Return a stored pod in the form in which the extender's watch keeps pods."""
     found = read_stored(msgspec.convert(stored, Pod), LABELS)
     assert found is not None
     return found
 
 
 class Leader:
-    """A process that leads, or believes that it does. It learns of other processes only through the API server.
+    """The extender in a controller process that leads, or that wrongly believes so. Several processes share only the
+    API server.
 
-    ``seconds`` is its clock, which a test sets. All its nodes have model M40.
+    ``seconds``: the time of its clock, which a test sets. All its nodes have model M40.
     """
 
     def __init__(self, api: ApiDouble, cards: Mapping[str, int] | None = None) -> None:
@@ -69,25 +69,25 @@ class Leader:
             self.cache.node_changed(None, gpu_node(name, count))
 
     def leads(self) -> Self:
-        """List the pods, read the journals, and create missing journals."""
+        """List the pods, read the journals, and create missing journals, as a new leader does."""
         self.lists()
         self.allocator.load()
         self.allocator.tidy()
         return self
 
     def lists(self) -> None:
-        """Deliver all pods to the watch as they are stored."""
+        """Deliver the stored state of all pods to the watch."""
         for path in self.api.objects:
             if "/pods/" in path:
                 self.sees(path.rpartition("/")[2])
 
     def sees(self, name: str, before: Mapping[str, Any] | None = None) -> None:
-        """Deliver one pod to the watch as it is stored, or its deletion."""
+        """Deliver the stored state of one pod to the watch, or the pod's deletion if it is not stored."""
         now = seen(self.api.objects[pod_path(name)]) if pod_path(name) in self.api.objects else None
         self.cache.pod_changed(seen(before) if before else None, now)
 
     def place(self, name: str, node: str = "n1", cores: int = 60) -> None:
-        """Place a pod on a node, and deliver it to the watch. If the pod is not stored, create it first."""
+        """Let the extender place a pod on this node, and deliver the pod to the watch. Create a missing pod first."""
         if pod_path(name) not in self.api.objects:
             store_pod(self.api, name, cores)
         answer = self.filter(as_stored(self.api, name), [node])
@@ -107,12 +107,10 @@ class Leader:
 
 
 def forbidden(*_: object) -> bytes:
-    """Answer a call with 403."""
     raise ApiError(403, "it is forbidden: 100% sure")
 
 
 def pod_path(name: str) -> str:
-    """Return the path of a pod."""
     return f"/api/v1/namespaces/team-a/pods/{name}"
 
 
@@ -122,20 +120,19 @@ def on_card(*cards: int, node: str = "n1") -> Mapping[str, str]:
 
 
 def store_pod(api: ApiDouble, name: str, cores: int, **fields: Any) -> Manifest:
-    """Store a pod, and return it with its version, as the scheduler has it."""
+    """Store a pod, and return it with its resourceVersion, as the scheduler sends it to the extender."""
     manifest = vcuda_pod(limits(cores), metadata={"name": name, "namespace": "team-a", "uid": f"uid-{name}"}, **fields)
     api.store(pod_path(name), manifest)
     return as_stored(api, name)
 
 
 def as_stored(api: ApiDouble, name: str) -> Manifest:
-    """Return the pod as it is stored now."""
     found: Manifest = json.loads(json.dumps(api.objects[pod_path(name)]))
     return found
 
 
 def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
-    """Return the shares in the journals, by node and pod."""
+    """Return the shares of cards that the journals record, by node and pod."""
     stored = (each for path, each in api.objects.items() if "/configmaps/gpu-placements." in path)
     found = (json.loads(each["data"]["placements"]) for each in stored)
     return {
@@ -148,5 +145,5 @@ def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
 
 
 def shares(api: ApiDouble, name: str) -> list[Share]:
-    """Return the shares of a pod in all journals."""
+    """Return the shares of cards that the journals of all nodes record for a pod."""
     return [share for node in journaled(api).values() for share in node.get(name, ())]

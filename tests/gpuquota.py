@@ -1,4 +1,4 @@
-"""Runs the kubectl plugin as people do, against a double of a cluster."""
+"""Runs commands of the kubectl plugin with a test double of the cluster."""
 
 import json
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from vcuda.quota.terms import USAGE_LABELS
 
 
 class Cluster(ApiDouble):
-    """A cluster with published reports. It admits everything unless ``refusal`` is set.
+    """A test double of a cluster with published usage reports. It admits every dry run unless ``refusal`` is set.
 
-    ``asked`` are the dry runs of real names. ``probes`` are the dry runs under an invalid name: the answer of
-    ``webhook`` to them comes before the API server checks the name.
+    ``asked``: the dry runs with the real name of an object. ``probes``: the dry runs with an invalid name.
+    ``webhook``: the webhook's refusal of probes. The API server checks a name only after the webhooks have answered.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,6 @@ class Cluster(ApiDouble):
         self.home = "team-a"
 
     def namespace(self) -> str:
-        """Return the namespace of the context."""
         return self.home
 
     def publish(self, namespace: str, *models: Mapping[str, Any], mode: str = "enforce", text: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Runs the helm that renders the chart. Without helm the tests are skipped with a hint."""
+"""Runs helm with the chart. Tests that need helm are skipped, with a hint, if it is not installed."""
 
 import functools
 import os
@@ -14,9 +14,9 @@ from tests.rendered import MANIFESTS
 CHART = MANIFESTS / "chart"
 WHAT_TO_DO = "run tests/e2e/build-tools, and put the directory that it prints on PATH"
 NEWEST = "1.37.2"
-"""The version of Kubernetes for which templates are rendered. A helm from `go install` has an older default."""
+"""The Kubernetes version for which templates are rendered. Helm built by `go install` has an older default."""
 APIS = ("cert-manager.io/v1", "monitoring.coreos.com/v1")
-"""The APIs of other projects that the chart needs if its values enable their components."""
+"""The APIs of other projects that helm must assume to be installed, because components of the chart use them."""
 
 
 @functools.cache
@@ -29,7 +29,6 @@ def program(name: str = "helm") -> str:
 
 
 def helm(*arguments: str | Path, name: str = "helm", home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run helm with these arguments."""
     own = {} if home is None else {"HOME": str(home)}
     command = (program(name), *map(str, arguments))
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **own})

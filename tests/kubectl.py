@@ -1,4 +1,4 @@
-"""Finds a kubectl that can render the manifests. Without one the tests are skipped with a hint."""
+"""Finds a kubectl that can render the manifests. If there is none, tests are skipped, and say what to install."""
 
 import functools
 import os
@@ -22,7 +22,7 @@ class NoKubectl(Exception):
 
 
 def find_kubectl(assets: str | None, path: str | None) -> str:
-    """Return the kubectl in ``assets`` (KUBEBUILDER_ASSETS), otherwise the one on ``path`` (PATH).
+    """Return the path of a kubectl from ``assets`` (KUBEBUILDER_ASSETS), otherwise from ``path`` (PATH).
 
     Raises NoKubectl if there is none, or if it is too old to render the manifests.
     """
@@ -47,7 +47,7 @@ def version_of(program: str) -> str:
 
 @functools.cache
 def _found() -> str | NoKubectl:
-    """Return the result of one search, which is cached because every test of the manifests needs it."""
+    """Return the path of kubectl, or the error. The result is cached, because every test of the manifests needs it."""
     try:
         return find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
     except NoKubectl as error:
@@ -55,9 +55,7 @@ def _found() -> str | NoKubectl:
 
 
 def kubectl() -> str:
-    """Return the kubectl of KUBEBUILDER_ASSETS or PATH. Without one the tests are skipped, except for one test that
-    fails.
-    """
+    """Return the path of kubectl. If there is none, skip the test. Only test_kubectl.py then fails."""
     found = _found()
     if isinstance(found, NoKubectl):
         pytest.skip(str(found), allow_module_level=True)

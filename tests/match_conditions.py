@@ -1,4 +1,4 @@
-"""Example pods for which the matchConditions of the base call the webhook, and pods for which they do not."""
+"""Example pods for the matchConditions in manifests/base: the API server calls the webhook for some of them only."""
 
 from pathlib import Path
 
@@ -77,7 +77,7 @@ ASKING: dict[str, Manifest] = {
     "a core limit": pod(PLAIN, annotations={"tencent.com/vcuda-core-limit": "50"}),
     "an annotation in capitals": pod(PLAIN, annotations={"ALIYUN_COM_GPU_MEM_IDX": "0"}),
 }
-"""Pods that request a GPU, or to which another webhook might add one. There is one for each part of the rule."""
+"""Pods that request a GPU, or to which another webhook might add one. So the webhook must be called for them."""
 
 
 def declared(configuration: Manifest) -> list[Manifest]:

@@ -1,8 +1,8 @@
 """Computes from plain manifests on which nodes a pod may run, as Kubernetes documents it.
 
-This is an independent oracle: it shares nothing with the code under test, and prefers simple code. Sources:
-https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and the API reference of NodeSelectorTerm and
-NodeSelectorRequirement.
+Tests compare the results with those of the code under test. So this module shares nothing with that code, and prefers
+simple code. Sources: https://kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/ and the API reference of
+NodeSelectorTerm and NodeSelectorRequirement.
 """
 
 from collections.abc import Mapping

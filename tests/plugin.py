@@ -1,4 +1,4 @@
-"""`kubectl gpuquota` as the single file of a release, and a Python that has no other packages."""
+"""Builds the single file of the plugin `kubectl gpuquota`, and a program python3 that has no other packages."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ DATE = 1_700_000_000
 
 
 def write_plugin(target: Path, workplace: Path) -> Path:
-    """Write the file of the last commit into ``target``. Return its path."""
+    """Write the plugin's file, built from the last commit, into ``target``. Return its path."""
     if not (release.ROOT / ".git").exists():
         pytest.skip("no git repository: a release is made from a commit")
     release.source_of("HEAD", workplace)
@@ -20,7 +20,7 @@ def write_plugin(target: Path, workplace: Path) -> Path:
 
 
 def write_python(directory: Path) -> Path:
-    """Write a program ``python3`` without the packages of this machine. Return its path."""
+    """Write a program ``python3`` that cannot import the packages of this machine. Return its path."""
     python = directory / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     python.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Runs our programs as processes. Tests start them, wait for their log lines, send HTTP requests, and stop them."""
+"""Runs the programs of vcuda quota as processes. Tests start them, wait for log lines, send requests, and stop them."""
 
 import http.client
 import json
@@ -24,7 +24,7 @@ from tests.integration.reviews import Json, patched, review_of, with_uid
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PATIENCE = 60.0
-"""Seconds after which waiting fails."""
+"""The maximum seconds for which a test waits for something."""
 
 JSON_TYPE = {"Content-Type": "application/json"}
 Body = bytes | str | Iterable[bytes] | None
@@ -35,10 +35,10 @@ Fields = dict[str, Any]
 
 
 def eventually(holds: Callable[[], T], told: Callable[[], object] = str, timeout: float = PATIENCE) -> T:
-    """Return the result of ``holds`` as soon as it is true. Raises TimeoutError with the text of ``told``.
+    """Call ``holds`` repeatedly. Return its result as soon as it is true. Raises TimeoutError with the text of
+    ``told``.
 
-    Use it for changes without an event: a metric, a file, or the state of an API server. ``holds`` is called
-    repeatedly.
+    Use it for changes that no event announces: a metric, a file, or the state of an API server.
     """
     deadline = time.monotonic() + timeout
     while not (found := holds()):
@@ -56,13 +56,13 @@ class Reply(NamedTuple):
     body: bytes
 
     def decoded(self) -> Fields:
-        """Return the body, which must be a JSON object with its content type."""
+        """Return the body, which must be a JSON object. The Content-Type must be application/json."""
         assert self.headers["Content-Type"] == "application/json", self
         answer: Fields = json.loads(self.body)
         return answer
 
     def samples(self, name: str, labels: Mapping[str, str]) -> list[float]:
-        """Return the values of the metrics of this name in the body that have these labels."""
+        """Return the values of the metric of this name that have these labels, from a body in Prometheus format."""
         families = text_string_to_metric_families(self.body.decode())
         samples = [sample for family in families for sample in family.samples]
         return [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
@@ -93,7 +93,7 @@ class Lines:
             return list(self._lines)
 
     def first(self, wanted: Callable[[str], bool]) -> str | None:
-        """Return the first line that is wanted as soon as it arrives, or None if the stream ended without it."""
+        """Return the first wanted line as soon as it arrives, or None if the stream ended without such a line."""
 
         def found() -> str | None:
             return next(filter(wanted, self._lines), None)
@@ -108,9 +108,7 @@ class Lines:
 
 
 class OwnProcess:
-    """A running program of ours, in its own process group. ``env`` adds to an environment that has none of our
-    settings.
-    """
+    """A running program of vcuda quota. Its environment is ``env`` and the test's variables, except VCUDA_*."""
 
     def __init__(self, command: Sequence[str | Path], env: Mapping[str, str]) -> None:
         others = {name: value for name, value in os.environ.items() if not name.startswith("VCUDA_")}
@@ -135,13 +133,13 @@ class OwnProcess:
             raise
 
     def await_start(self) -> None:
-        """Return when the program is ready. If anything fails before, the process is killed."""
+        """Return when the program is ready. If this method raises, the program is killed."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
-        """End the program. It must exit with 0 after SIGTERM, unless the test has ended it or has failed."""
+        """End the program. After SIGTERM it must exit with 0, unless the test has ended it before or has failed."""
         try:
             if kind is None and not self._awaited:
                 assert self.terminate() == 0, self.output()
@@ -149,7 +147,7 @@ class OwnProcess:
             self.kill()
 
     def await_log(self, event: str, wanted: Callable[[Fields], bool] = lambda _: True) -> Fields:
-        """Return the first structured line of ``event`` that is wanted, as soon as it arrives."""
+        """Return the first structured log line of ``event`` that is wanted, as soon as it arrives."""
 
         def fits(line: str) -> bool:
             return line.startswith("{") and (fields := json.loads(line))["event"] == event and wanted(fields)
@@ -161,7 +159,7 @@ class OwnProcess:
         return found
 
     def logs(self, event: str | None = None) -> list[Fields]:
-        """Return the structured lines so far, or those of one event. They are complete after the process has ended."""
+        """Return the structured lines so far, or those of one event. They are complete when the program has ended."""
         lines = (json.loads(line) for line in self._out.so_far() if not event or event in line)
         return [line for line in lines if event is None or line["event"] == event]
 
@@ -169,7 +167,7 @@ class OwnProcess:
         return "".join([*self._out.so_far(), *self._err.so_far()])
 
     def wait(self) -> int:
-        """Return the exit status after the process has ended and all its output has arrived."""
+        """Return the exit status after the program has ended and all its output has arrived."""
         self._awaited = True
         status = self.process.wait(PATIENCE)
         self._out.join()
@@ -177,14 +175,11 @@ class OwnProcess:
         return status
 
     def terminate(self) -> int:
-        """Send SIGTERM. Return the exit status after the end."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> int:
-        """Send SIGKILL to the whole group, like a crash. Return the exit status, which may be that of an
-        earlier end.
-        """
+        """Send SIGKILL to the program and its workers, if it still runs. Return the exit status."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         return self.wait()
@@ -213,7 +208,7 @@ class Server(OwnProcess):
         return sum(self.samples(name, **labels))
 
     def await_metric(self, name: str, least: float, **labels: str) -> None:
-        """Return when a metric has reached this value."""
+        """Return when the sum of the metric's values is at least ``least``."""
         eventually(lambda: self.metric(name, **labels) >= least, lambda: f"{name} {labels}\n{self.output()}")
 
     def await_ready(self) -> None:
@@ -221,7 +216,7 @@ class Server(OwnProcess):
 
 
 class StatusProcess(Server):
-    """A running `vcuda-controller` of any command. It serves its status at ``port`` of 127.0.0.1."""
+    """A running `vcuda-controller` with any of its commands. It serves its metrics at ``port`` of 127.0.0.1."""
 
     def __init__(
         self, command: str, *flags: str | Path, program: Sequence[str | Path] = (SCRIPTS / "vcuda-controller",)
@@ -254,7 +249,7 @@ class NodeProcess(StatusProcess):
         super().__init__("node", *flags)
 
     def await_sweeps(self, count: int, result: str = "complete") -> None:
-        """Return after so many further sweeps with this result."""
+        """Return after ``count`` more sweeps (runs over all directories) with this result."""
         so_far = self.metric("vcuda_vm_sweeps_total", result=result)
         self.await_metric("vcuda_vm_sweeps_total", so_far + count, result=result)
 
@@ -264,7 +259,7 @@ class NodeProcess(StatusProcess):
 
 
 class WebhookProcess(Server):
-    """A running server. ``ca`` is the file of the CA that signs its certificate, by default the CA of this test run."""
+    """A running webhook. ``ca``: the CA file for its certificate; None if the webhook makes its own certificate."""
 
     def __init__(
         self,
@@ -287,7 +282,7 @@ class WebhookProcess(Server):
         return http.client.HTTPSConnection(host, context=self.tls, timeout=PATIENCE)
 
     def review(self, path: str, subject: object, **fields: object) -> Json:
-        """Return the response to a review of the creation of ``subject``. The form of the response is checked."""
+        """Send a review of the creation of ``subject``. Check the form of the answer, and return its response."""
         asked = review_of(subject, **fields)
         reply = self.send("POST", path, json.dumps(asked))
         assert reply.status == HTTPStatus.OK, reply
@@ -311,9 +306,7 @@ class WebhookProcess(Server):
 
 
 def memory(pid: int, field: str = "VmHWM", file: str = "status") -> int:
-    """Return a memory figure of a process in MiB, read from a file in /proc/PID. VmHWM is the peak, VmRSS is the
-    current memory.
-    """
+    """Return a memory figure of a process in MiB from a file in /proc/PID. VmHWM: peak. VmRSS: current memory."""
     found = re.search(rf"^{field}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE)
     if not found:
         raise ProcessLookupError(pid)
@@ -321,9 +314,9 @@ def memory(pid: int, field: str = "VmHWM", file: str = "status") -> int:
 
 
 def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:
-    """Run `serve` with these flags on a free port of 127.0.0.1 during the ``with`` statement.
+    """Run `vcuda-webhook serve` with these flags on a free port of 127.0.0.1 during the ``with`` statement.
 
-    ``env`` adds to its environment. By default the server stops at once, without the delay for endpoints.
+    ``env`` adds to its environment. By default --drain-seconds is 0, so the webhook stops at once.
     """
     return WebhookProcess(flags, ca, env or {})
 

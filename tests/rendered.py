@@ -35,7 +35,7 @@ def rendered_text(directory: Path) -> str:
 
 
 def rendered(directory: Path) -> list[Json]:
-    """Return every object in the order of creation. The caller may change them."""
+    """Return every object in the order of creation. The objects are new, so the caller may change them."""
     return [found for found in yaml.safe_load_all(rendered_text(directory)) if found]
 
 
@@ -68,7 +68,7 @@ def label(found: Json) -> str:
 
 
 def webhooks(objects: Sequence[Json]) -> dict[str, Json]:
-    """Return every webhook that a configuration declares, by name."""
+    """Return every webhook of the webhook configurations, by the webhook's name."""
     configurations = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
     return {hook["name"]: hook for each in configurations for hook in declared(each)}
 
@@ -81,12 +81,12 @@ def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
 
 
 def ours(objects: Sequence[Json]) -> list[Json]:
-    """Return the objects that create pods of our image, with any tag."""
+    """Return the objects that create pods of the image vcuda-quota, with any tag."""
     return [found for found, _ in pod_specs(objects) if container(found)["image"].partition(":")[0] == IMAGE]
 
 
 def images(objects: Sequence[Json]) -> dict[str, str]:
-    """Return the image of every workload by KIND/NAME, except the scheduler, which has Kubernetes' image."""
+    """Return the image of every workload by KIND/NAME, except the scheduler, whose image is from Kubernetes."""
     found = {label(workload): container(workload)["image"] for workload, _ in pod_specs(objects)}
     return {name: image for name, image in found.items() if name != "Deployment/vcuda-scheduler"}
 

@@ -1,4 +1,4 @@
-"""A state machine: replicas that admit from reservations, two leaders, and all their calls, as steps in any order."""
+"""A state machine for Hypothesis: replicas admit from reservations, and leaders settle, in any order of steps."""
 
 from collections.abc import Callable
 
@@ -15,9 +15,7 @@ limits = st.builds(Limit, st.integers(5, 90).map(lambda n: n * 100), st.none())
 
 
 class ReservationMachine(RuleBasedStateMachine):
-    """Each rule is a step of one process, or the outcome of one call. The world checks the invariants after
-    each step.
-    """
+    """Each rule is a step of a process, or the outcome of a call. `ReservationWorld` then checks the invariants."""
 
     def __init__(self, make_world: Callable[[], ReservationWorld] = ReservationWorld) -> None:
         super().__init__()

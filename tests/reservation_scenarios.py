@@ -1,6 +1,6 @@
-"""Situations of replicas that admit from reservations, each up to the moment at which it could go wrong.
+"""Scenarios of replicas that admit from reservations. Each ends at the moment when a bug would admit too much.
 
-In each one replica A has a reservation, and a bug would let B use the same room.
+In most of them, replica A has a reservation, and a bug would let replica B use the same quota.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,9 +16,7 @@ A, B = 0, 1
 
 
 def others_take_all_that_is_left(world: ReservationWorld) -> None:
-    """Other replicas must not use the room that one replica reserved, and this replica must not admit more than
-    that.
-    """
+    """Replica B must not use the quota that A reserved, and A must not admit more than this quota."""
     world.reserve(A)
     world.ask(B, 60)
     world.go_on()
@@ -27,14 +25,14 @@ def others_take_all_that_is_left(world: ReservationWorld) -> None:
 
 
 def settled_and_filled(world: ReservationWorld) -> None:
-    """A leader settles, and another replica is asked for more than the room."""
+    """A leader settles. Then replica B gets requests for 60 cards, which is more than the free quota."""
     world.settle()
     world.ask(B, 60)
     world.through()
 
 
 def late_grant(world: ReservationWorld, seconds: float) -> None:
-    """A paused replica admits as late as it can, and cannot write those charges."""
+    """Replica A admits pods ``seconds`` after it made its reservation, and then cannot write their charges."""
     world.reserve(A)
     world.pause(A)
     began = world.time.now
@@ -45,14 +43,14 @@ def late_grant(world: ReservationWorld, seconds: float) -> None:
 
 
 def others_try_again_and_again(world: ReservationWorld) -> None:
-    """Time passes until every pod admitted before is stored, or never will be. A leader settles each time."""
+    """Time passes until no earlier pod can still be stored. Each time, a leader settles, and B requests all quota."""
     for seconds in (3, 58, 5, 7.5, 0.7, 0.4, 0.4, 0.4, 0.4, 0.4, 5, 5, 5):
         world.pass_by(seconds)
         settled_and_filled(world)
 
 
 def reaped_when_what_it_granted_last_is_no_longer_stored(world: ReservationWorld) -> None:
-    """The lease ends before the deadline of its last pods, and the clocks differ."""
+    """A's lease ends before the deadline of the last pods that A admitted, and the clocks differ."""
     late_grant(world, 10)
     world.crash(A)
     others_try_again_and_again(world)
@@ -82,7 +80,7 @@ def granted_past_its_time(world: ReservationWorld) -> None:
 
 
 def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
-    """The answer arrives eight seconds after the write, and another replica creates the objects."""
+    """A gets the answer to its write eight seconds late, and the clocks of two API server replicas differ."""
     world.behind = 2
     world.reserve(A)
     written(world)
@@ -105,7 +103,7 @@ def its_time_counts_from_before_the_write(world: ReservationWorld) -> None:
 
 
 def written(world: ReservationWorld, size: str = "card") -> None:
-    """Have the replica write once more. No other client has written since."""
+    """Have replica A write the ledger again. A is then the last client that wrote."""
     for _ in range(2):
         world.ask(A, 1, size=size)
         world.flush(A)
@@ -113,7 +111,7 @@ def written(world: ReservationWorld, size: str = "card") -> None:
 
 
 def clocks_that_stood_still(world: ReservationWorld) -> None:
-    """The machine was suspended for longer than the lease, and its own clocks do not show it."""
+    """A's machine is suspended for longer than the lease. A's own clocks do not show this."""
     world.reserve(A)
     world.suspend(A, 40)
     world.ask(A, 3)
@@ -130,7 +128,7 @@ def the_next_reservation_is_larger_and_that_write_is_lost(world: ReservationWorl
 
 
 def the_next_reservation_is_smaller(world: ReservationWorld) -> None:
-    """The write must contain the charges that were admitted while it was under way."""
+    """While the write of a smaller reservation is in progress, replica A may admit only what fits both reservations."""
     world.reserve(A, 20)
     written(world)
     [put] = world.idle(A)
@@ -151,7 +149,9 @@ def created_while_a_write_is_under_way(world: ReservationWorld) -> None:
 
 
 def a_write_of_unknown_outcome_lands_late(world: ReservationWorld) -> None:
-    """The replica reserves less than before. If it used the content that it read meanwhile, it would admit too much."""
+    """A writes a smaller reservation and gets no answer. It then reads the ledger before the write lands. If A relied
+    on the content that it read, it would admit too much.
+    """
     world.reserve(A, 80, size="twentieth")
     written(world, "twentieth")
     world.pause(A)
@@ -183,7 +183,7 @@ def what_was_granted_is_in_the_next_write(world: ReservationWorld) -> None:
 
 
 def others_write_first(world: ReservationWorld) -> None:
-    """The replica's write lost to another write, although the ledger before that write looks the same."""
+    """A's write is rejected because B wrote first. B's write did not change A's reservation in the ledger."""
     world.reserve(A)
     written(world)
     world.ask(A, 2)
@@ -219,7 +219,7 @@ def the_limit_is_lowered(world: ReservationWorld) -> None:
 
 
 def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWorld) -> None:
-    """The replica still holds a reservation that was sized by the larger limit."""
+    """Replica A still has a reservation from before the limit was lowered."""
     world.reserve(A, 5)
     world.set_limits({**LIMITS, "M40": Limit(500)})
     for _ in range(4):
@@ -231,7 +231,7 @@ def the_limit_is_lowered_while_another_replica_writes_first(world: ReservationWo
 
 
 def a_burst_just_below_the_limit(world: ReservationWorld) -> None:
-    """At its current rate the replica would reserve more than the room."""
+    """By its recent demand, replica A would reserve more than the free quota."""
     world.reserve(A, 96, size="half")
     world.ask(A, 30, size="half")
     world.through()
@@ -253,9 +253,7 @@ def little_room_beside_what_others_reserve(world: ReservationWorld) -> None:
 
 
 def its_reservation_was_reaped(world: ReservationWorld) -> None:
-    """The new count contains the charges that the replica admitted. They must not count twice when the replica
-    continues.
-    """
+    """The leader counts the stored pods that A admitted. When A continues, their charges must not count twice."""
     late_grant(world, 9)
     world.store_some()
     for _ in range(2):
@@ -271,7 +269,7 @@ def its_reservation_was_reaped(world: ReservationWorld) -> None:
 
 
 def reaped_by_a_count_of_that_moment(world: ReservationWorld) -> None:
-    """The leader's watch began when the reservation was made."""
+    """The leader's watches have delivered nothing since A made its reservation."""
     late_grant(world, 9)
     world.store_some()
     world.crash(A)
@@ -288,7 +286,7 @@ def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) ->
 
 
 def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
-    """The demand is larger than the rest of the room, and the other replicas create pods meanwhile."""
+    """A pod at B needs more than the quota that is free beside A's reservation, while A continues to admit pods."""
     world.reserve(A, 100, size="twentieth")
     world.ask(B, free_cores(world) // 100)
     world.go_on()
@@ -328,7 +326,7 @@ def stored_where_the_leader_has_not_seen_it(world: ReservationWorld) -> None:
 
 
 def play(scenario: Scenario, world: ReservationWorld) -> None:
-    """Play a scenario. Then let every call succeed for a while: the charges must equal those of the stored objects."""
+    """Run a scenario. Then let all calls succeed for a while. The charges must then be those of the stored objects."""
     with world:
         scenario(world)
         world.come_to_rest()

@@ -1,7 +1,6 @@
-"""Runs the real code of replicas that admit from reservations and of leaders that settle, with an API server between
-them.
+"""Runs the real code of replicas that admit from reservations, and of leaders that settle, with one API server.
 
-The world also knows the truth: which pods and claims are stored, and which may still be stored.
+`ReservationWorld` also records which pods and claims are stored, and which may still be stored, to check the ledger.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ from webhook.metrics import LedgerMetrics
 
 QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 CALL_SECONDS = 8.0
-"""The time for which the API server waits for an answer to /validate."""
+"""The seconds for which the API server waits for an answer to /validate."""
 
 
 class ReplicaProcess:
@@ -50,7 +49,7 @@ class ReplicaProcess:
         self.loop = SteppedLoop(self.clock.now)
         self.paused = False
         self.ahead = 0.0
-        """The seconds by which the clock for grants is ahead."""
+        """Seconds by which the process's clock for dated quota grants is ahead."""
         self._registry = CollectorRegistry()
         # The wire makes all calls of the process, from any of the process's threads.
         names = [each.name for each in fields(ClusterLedgers) if each.type is Executor]
@@ -80,7 +79,7 @@ class ReplicaProcess:
 
 
 class Leader:
-    """A controller that believes it leads. It knows what was stored at its last `look`."""
+    """A controller that believes it leads. It knows the objects that were stored at its last `look`."""
 
     def __init__(self, world: "ReservationWorld", rate: float) -> None:
         self._wire = world.wire
@@ -103,7 +102,7 @@ class Leader:
         self.look()
 
     def look(self) -> None:
-        """Deliver everything that is stored now to every watch."""
+        """Deliver the state of all stored objects to every watch."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
@@ -118,7 +117,7 @@ class Leader:
 
 
 class ReservationWorld:
-    """Three replicas and two leaders with one API server. The rates of their clocks differ by one percent.
+    """Three replicas and two leaders with one API server. Their clocks run up to one percent fast or slow.
 
     If ``claims`` is false, pods are created instead of claims.
     """
@@ -138,7 +137,8 @@ class ReservationWorld:
         self.behind = 0.0
         self._edits: list[Mapping[str, Limit]] = []
         self.grants: tuple[Grant, ...] = ()
-        # The present limits are in force since this time, and the stored objects must fit these limits.
+        # The stored objects must fit the limits that are in force at this time. The limits change with dated quota
+        # grants.
         self.limits_since = self.time.now
         self._version = ""
         self._store = self.store(DriftingClock(self.time))
@@ -180,7 +180,7 @@ class ReservationWorld:
     def ask(
         self, replica: int, number: int = 1, model: str = "M40", size: str = "card", *, claim: bool = False
     ) -> None:
-        """Create so many objects at the same time."""
+        """Request the creation of ``number`` objects at the same time."""
         for _ in range(number):
             uid = f"uid-{len(self.subjects)}"
             edit = len(self._edits) - 1
@@ -188,9 +188,7 @@ class ReservationWorld:
             self.ask_again(uid, replica)
 
     def ask_again(self, uid: str, replica: int) -> None:
-        """Have the API server call the webhook for this object. It repeats calls, and stores the object after the first
-        yes.
-        """
+        """Have the API server call a replica for an object, maybe again. One admission is enough to store it."""
         subject, process = self.subjects[uid], self.replicas[replica]
         quota = NamespaceQuota(self._edits[-1], grants=self.grants).at(self.time.now + process.ahead)
         deadline = process.clock.now() + CALL_SECONDS
@@ -216,21 +214,21 @@ class ReservationWorld:
             self.subjects[uid] = self.subjects[uid]._replace(before=len(self._edits) - 1)
 
     def reserve(self, replica: int, number: int = 12, model: str = "M40", size: str = "card") -> None:
-        """Create so many objects that the replica reserves a tenth of the free room. All are stored and settled."""
+        """Create so many objects that the replica makes a reservation. All objects are stored, and a leader settles."""
         self.ask(replica, number, model, size)
         self.go_on()
         self.store_some()
         self.settle()
 
     def flush(self, replica: int) -> list[OpenCall]:
-        """Have a replica flush now. Return the calls that it has under way."""
+        """Have a replica flush now. Return its API calls that have no answer yet."""
         process = self.replicas[replica]
         process.flush()
         self._run()
         return self.wire.of(process)
 
     def close(self, replica: int) -> None:
-        """Stop a replica gracefully. It keeps running until it crashes."""
+        """Stop a replica gracefully. Its process runs until `crash`."""
         self.replicas[replica].close()
         self._run()
 
@@ -241,22 +239,20 @@ class ReservationWorld:
         return self.writes(replica)
 
     def writes(self, replica: int) -> list[OpenCall]:
-        """Answer the reads of a replica that has not written for a while. Return its writes that follow."""
+        """Answer the API reads of a replica. Return the writes that it sends then."""
         process = self.replicas[replica]
         while reads := [call for call in self.wire.of(process) if call.method == "GET"]:
             self.answer(reads[0])
         return self.wire.of(process)
 
     def go_on(self, *senders: object) -> None:
-        """Answer every call while replicas wait for each other, and let that time pass."""
+        """Three times, answer every call, and let a short time pass. So replicas that wait for others can continue."""
         for _ in range(3):
             self.through(*senders)
             self.pass_by(0.03)
 
     def set_limits(self, limits: Mapping[str, Limit]) -> None:
-        """Edit the quota. All processes see the edit at once. A decision that has begun uses the quota before
-        the edit.
-        """
+        """Edit the quota. All processes see the edit at once, except that a decision in progress uses the old quota."""
         self._edits.append({**limits})
         document = json.dumps({TEAM: {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}})
         metadata = {"name": "gpuquota", "namespace": "kube-system"}
@@ -310,11 +306,11 @@ class ReservationWorld:
         self._run()
 
     def pass_unheard(self, seconds: float) -> None:
-        """Let time pass while a process is paused within a step. The process does not notice."""
+        """Let time pass while a step of a process sleeps. No other process runs in this time."""
         self.time.now += seconds
 
     def suspend(self, replica: int, seconds: float) -> None:
-        """Suspend the machine of a replica, with its clocks."""
+        """Suspend the machine of a replica. Its clocks do not advance in this time."""
         self.replicas[replica].paused = True
         self.pass_by(seconds)
         self.replicas[replica].clock.stood_still += seconds
@@ -333,7 +329,7 @@ class ReservationWorld:
         return sum(replica.granted for replica in self.replicas)
 
     def crash(self, replica: int, *, lands: bool = False) -> None:
-        """Crash a replica within a step, and start another in its place."""
+        """Crash a replica, even during an API call, and start a new process in its place."""
         gone = self.replicas[replica]
         gone.loop.end()
         for call in self.wire.of(gone):
@@ -351,7 +347,7 @@ class ReservationWorld:
         self.check()
 
     def lose(self) -> None:
-        """Delete the ledger by hand, bypassing the finalizer and the policy that protect it."""
+        """Delete the ledger by hand, as a user who bypasses the finalizer and the policy that protect it."""
         if LEDGER in self.api.objects:
             self.api.remove(LEDGER)
 
@@ -370,7 +366,8 @@ class ReservationWorld:
         newest = len(self._edits) - 1
         for model, limit in NamespaceQuota(self._edits[-1], grants=self.grants).at(self.limits_since).limits.items():
             of_model = [each for each in held if each.model == model]
-            # An object is left out if an older quota decided it and if it was admitted after the edit of the quota.
+            # An object may exceed the limit if an older quota decided it and it was admitted after the edit. So leave
+            # it out.
             counted = [each for each in of_model if each.edit == newest or each.before < newest]
             if any(each.edit == newest for each in counted) and not fits(limit, Charge(), _sum(counted)):
                 return f"{_sum(counted)} of {model} are stored or may be, and the limit is {limit}"
@@ -380,12 +377,12 @@ class ReservationWorld:
         return ""
 
     def _used(self, model: str) -> Charge | None:
-        """Return the usage that the ledger reports, or None if there is no open ledger."""
+        """Return the usage that the ledger reports, or None if the ledger is missing or closed after a loss."""
         ledger = self.ledger() if LEDGER in self.api.objects else None
         return ledger.usage(model).used if ledger and not ledger.lost else None
 
     def come_to_rest(self) -> None:
-        """Let everything succeed until no process waits. Then the charges must equal those of the stored objects."""
+        """Let every call succeed until no process waits. The charges must then equal those of the stored objects."""
         for replica in range(len(self.replicas)):
             self.resume(replica)
         self.wire.land()

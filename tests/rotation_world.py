@@ -1,6 +1,4 @@
-"""Simulates a cluster for certificate rotations: two Secrets, caBundles, pods that follow the Secret late, and
-a clock.
-"""
+"""Simulates a cluster for certificate rotations: Secrets, caBundles, a clock, and pods that follow a Secret late."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,22 +17,23 @@ START = datetime(2026, 11, 21, 8, tzinfo=UTC)
 NAMES = service_names("vcuda-webhook", "vcuda-quota")
 POLICY = steps.RotationPolicy(NAMES)
 NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
-"""A policy that replaces every certificate of a healthy world."""
+"""A policy by which every certificate that `healthy` made is replaced."""
 LONG = timedelta(days=1000)
 SEEN_LONG = steps.SeenFor(LONG, LONG, LONG)
 LOCK = Problem("validatingwebhookconfiguration/vcuda-quota may not be written", "kubectl edit")
 API_SERVER_LAG = timedelta(seconds=5)
-"""How long an API server may use an old caBundle. In practice about one second."""
+"""The time for which an API server may still use an old caBundle. In practice it is about one second."""
 
 
 class Killed(BaseException):
-    """The run ends here like after SIGKILL. The code under test must not catch it."""
+    """Ends a run like SIGKILL. It is a BaseException, so that the code under test does not catch it."""
 
 
 @dataclass
 class Pod:
-    """An endpoint. It serves the certificate of the Secret after ``lag``. If it is not ready, it becomes ready at
-    ``ready_from``.
+    """A webhook pod. It serves a new certificate of the Secret after ``lag``.
+
+    ``ready_from``: if the pod is not ready, the time from which it is ready.
     """
 
     address: str
@@ -60,11 +59,13 @@ class Pod:
 
 @dataclass
 class World:
-    """The stored objects and the clock.
+    """The stored objects, the pods, and the clock.
 
-    ``lives_after``: the number of writes before the run is killed, or None for no limit. ``lost``: each time at which a
-    pod served a leaf that had expired, or that was trusted before and that a caBundle still in use does not trust.
-    ``forbidden``: the configurations that must not be written.
+    ``lives_after``: the number of writes before the run is killed, or None for no limit.
+    ``lost``: a text for each time when a pod served a leaf (issued certificate) that a caBundle in use did not trust,
+    although it had to.
+    ``hopeless``: the leaves that need not be trusted, because they were in use when damage was done by hand.
+    ``forbidden``: the configurations that the run has no right to write.
     """
 
     state: State = field(default_factory=State)
@@ -86,14 +87,13 @@ class World:
         return self.elapsed
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass, stopping at each change of a pod."""
+        """Let time pass. At each change of a pod, check the trust."""
         end = self.time + timedelta(seconds=seconds)
         while (now := min([end, *(due for pod in self.pods for due in pod.changes())])) < end:
             self.pass_to(now)
         self.pass_to(end)
 
     def pass_to(self, moment: datetime) -> None:
-        """Advance the clock to ``moment``."""
         self.elapsed += max(0.0, (moment - self.time).total_seconds())
         self.time = max(moment, self.time)
         self.look()
@@ -104,7 +104,7 @@ class World:
         return replace(self.state, endpoints=endpoints)
 
     def write(self, write: steps.Write) -> None:
-        """Make one write if its precondition holds. Kill the run before or after the write if that is due."""
+        """Make one write if its version is current. Kill the run before or after it if ``lives_after`` says so."""
         if self.lives_after is not None:
             self.lives_after -= 1
             if self.lives_after == -1:
@@ -124,7 +124,7 @@ class World:
             raise Killed
 
     def look(self) -> None:
-        """Record the caBundles of now, and whether trust was lost."""
+        """Record the present caBundles, and any loss of trust."""
         for pod in self.pods:
             pod.live(self.time)
         bundles = {hook.name: hook.bundle for hook in self.state.hooks()}
@@ -136,9 +136,10 @@ class World:
                     self._look_at(name, pod, pod.leaf, recent)
 
     def _look_at(self, name: str, pod: Pod, leaf: x509.Certificate, recent: Sequence[dict[str, Certificates]]) -> None:
-        """Check that every caBundle that an API server may still use trusts this leaf, if it was trusted once.
+        """Record a loss if a caBundle that an API server may still use does not trust the leaf that this pod serves.
 
-        A webhook that works must trust every other leaf too, except leaves that no caBundle trusted after damage.
+        It is a loss if the webhook trusted this leaf before. If the webhook trusted any leaf before, it must trust
+        every leaf except the ``hopeless`` leaves.
         """
         seen = {old[name] for old in recent if name in old}
         trust = [trusts(bundle, leaf, self.time) for bundle in seen]
@@ -149,7 +150,7 @@ class World:
             self.lost.append(f"{self.time}: {name} does not trust what {pod.address} serves")
 
     def forget_what_worked(self) -> None:
-        """After damage done by hand, connections that no longer worked need not work."""
+        """Begin the checks again after damage by hand. The leaves that pods serve now or soon need not be trusted."""
         served = {pod.leaf for pod in self.pods} | {leaf for pod in self.pods for _, leaf in pod.coming}
         self.hopeless = frozenset(leaf for leaf in served if leaf)
         self.trusted.clear()
@@ -157,14 +158,14 @@ class World:
         self.lost.clear()
 
     def works(self) -> bool:
-        """Return whether every webhook trusts every ready pod."""
+        """Return whether every webhook's caBundle trusts the leaf of every ready pod."""
         return all(
             trusts(hook.bundle, pod.leaf, self.time) for hook in self.state.hooks() for pod in self.pods if pod.ready
         )
 
     @property
     def current(self) -> Signed:
-        """The authority that signs."""
+        """The CA that signs new leaves."""
         assert self.state.authorities.current
         return self.state.authorities.current
 
@@ -201,7 +202,7 @@ class World:
         return plan(self.read(self.now), self.time, policy, seen)
 
     def take(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
-        """Take the step that is due, and return the decision. Endpoints follow later."""
+        """Make the write of the step that is due, and return the step. Pods follow the Secret later."""
         decision = self.decide(policy, seen)
         assert not isinstance(decision, steps.Wait | steps.StepRefused | steps.Done)
         self.write(steps.write_of(decision, self.read(self.now), self.time, policy))
@@ -210,9 +211,7 @@ class World:
     def go_on(
         self, until: type[steps.Decision], policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG
     ) -> tuple[list[type[steps.Decision]], steps.Decision]:
-        """Take every step and wait through every pause until a decision is one of ``until``. Return the steps, and that
-        decision.
-        """
+        """Take each step until a decision has the type ``until``. Return the types of the steps, and this decision."""
         taken: list[type[steps.Decision]] = []
         while not isinstance(decision := self.decide(policy, seen), until):
             taken.append(type(decision))
@@ -225,7 +224,7 @@ class World:
 
 
 def target_of(state: State, write: steps.Write) -> Authorities | Serving | Configuration:
-    """Return the part of the state that the write changes."""
+    """Return the object in the state that the write changes."""
     match write:
         case steps.WriteAuthorities():
             return state.authorities
@@ -236,7 +235,7 @@ def target_of(state: State, write: steps.Write) -> Authorities | Serving | Confi
 
 
 def versioned(state: State, write: steps.Write, version: str) -> State:
-    """Return the state with a new version of the written part."""
+    """Return the state with a new version of the object that was written."""
     target = target_of(state, write)
     written: Any = replace(target, version=version)
     match target:
@@ -252,7 +251,7 @@ def versioned(state: State, write: steps.Write, version: str) -> State:
 def healthy(
     *lags: timedelta, extra: Certificates = (), policy: steps.RotationPolicy = POLICY, since: timedelta = timedelta()
 ) -> World:
-    """Return a world whose rotation has nothing to do, ``since`` after its start. It has one pod for each lag, or two.
+    """Return a world with no step due, ``since`` after its start. It has one pod for each lag, or two pods.
 
     The caBundles also have the ``extra`` certificates.
     """
@@ -274,7 +273,7 @@ def healthy(
 
 
 def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -> World:
-    """Add pods to the world, each with a lag and a time until it is ready. Until then they serve the first leaf."""
+    """Add unready pods, each with a lag and the time until it is ready. At first they serve the present leaf."""
     for number, (lag, unready) in enumerate(pods):
         address, leaf = f"10.0.1.{number}:8443", world.leaf.certificate
         world.pods.append(Pod(address, lag, leaf, ready=False, ready_from=START + unready))
@@ -282,7 +281,7 @@ def with_stragglers(world: World, pods: Sequence[tuple[timedelta, timedelta]]) -
 
 
 def rotated(until: type[steps.Decision], policy: steps.RotationPolicy = NEW) -> World:
-    """Return a world in the middle of a rotation, whose next decision is one of ``until``."""
+    """Return a world in the middle of a rotation, whose next decision has the type ``until``."""
     world = healthy(*[timedelta()] * 2, since=timedelta(minutes=1))
     world.go_on(until, policy)
     return world

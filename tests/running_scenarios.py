@@ -1,6 +1,6 @@
 """Situations in which pods or claims are deleted while containers may still use their GPUs.
 
-The world checks after each step that everything that may use a GPU is charged.
+After each step, `RunningWorld` checks that every card that may be in use is charged.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ LONG = 600
 
 
 def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod with one card that the leader has counted. The card is its own, or belongs to a claim."""
+    """Return a running pod whose card the leader has counted. If ``claimed``, the pod has the card by a claim."""
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
     world.store(pod)
@@ -43,7 +43,7 @@ def a_pod_is_deleted_by_force(world: RunningWorld) -> None:
 
 
 def a_pod_is_deleted_by_force_some_time_after_it_was_admitted(world: RunningWorld) -> None:
-    """A pod was pending for a while, and is then deleted by force. Its terminating time must start at the deletion."""
+    """A pod is deleted by force 70 seconds after its admission. Its terminating time must start at the deletion."""
     pod = running(world, "pod", 60)
     world.pass_by(70)
     world.delete(pod)
@@ -163,7 +163,7 @@ def two_pods_share_a_claim_and_the_first_is_deleted_by_force(world: RunningWorld
 
 
 def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
-    """The pod is removed with a lost node. The scheduler may then allocate other devices to the claim."""
+    """The first pod is deleted with its lost node. The scheduler may then allocate other devices to the claim."""
     first = running(world, "first", LONG, claimed=True)
     world.delete(first)
     world.leave(world.claims[first.claim], first)
@@ -174,7 +174,7 @@ def a_claim_loses_its_devices_and_is_used_again(world: RunningWorld) -> None:
 
 
 def a_pod_that_only_a_replica_has_counted_is_deleted_by_force(world: RunningWorld) -> None:
-    """In a quiet cluster, the watch lags behind the LIST of a replica."""
+    """The LIST of a replica counts the pod before the leader's watch shows it."""
     running(world, "other")
     pod = TruePod("pod", LONG)
     world.start(pod)

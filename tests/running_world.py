@@ -1,8 +1,7 @@
 """Simulates pods and claims on nodes, a ledger that counts them, and leaders whose watches are late.
 
-The truth is what the kubelets may still run. A pod that is deleted by force vanishes from the API at once, and its
-claim soon after, but its containers run for their grace period. The two watches of a leader deliver their events
-independently.
+A pod that is deleted by force vanishes from the API at once, and its claim soon after. Its containers run on for the
+grace period, so the ledger must still charge them. The two watches of a leader deliver their events independently.
 """
 
 import bisect
@@ -51,8 +50,9 @@ LONGEST_LAG = SILENCE
 class TruePod:
     """The true state of a pod.
 
-    ``grace``: seconds. ``claim``: the uid of the claim that is created for it, if the pod requests its GPU by a claim.
-    ``runs_until``: the end of its containers; infinite while the pod is bound, -infinite before.
+    ``grace``: the grace period in seconds.
+    ``claim``: the uid of the claim that is created for it, if the pod requests its GPU by a claim.
+    ``runs_until``: the time when its containers end; infinite while the pod is bound, -infinite before.
     """
 
     uid: str
@@ -71,7 +71,8 @@ class TruePod:
 class TrueClaim:
     """The true state of a claim.
 
-    ``users``: the pods that have used its present devices. ``reserved``: those of them that its status names.
+    ``users``: the pods that have used its present devices.
+    ``reserved``: the pods that the claim's status.reservedFor names now.
     ``former``: for each earlier allocation, the pods that used it.
     """
 
@@ -88,7 +89,7 @@ class TrueClaim:
 
 
 class WatchingLeader:
-    """A controller that leads, with what its watches have delivered so far."""
+    """A controller that leads. It knows only the events that its watches have delivered so far."""
 
     def __init__(self, world: "RunningWorld") -> None:
         self._world = world
@@ -115,31 +116,31 @@ class WatchingLeader:
         self.miss(CLAIMS)
 
     def miss(self, collection: str) -> None:
-        """Break a watch for so long that it begins again with a list. Events in between are lost."""
+        """Begin a watch again with a LIST, as after a long interruption. The watch misses the events in between."""
         self._reflectors[collection].relist()
         self._reflectors[collection].synced.set()
         self._delivered[collection] = len(self._world.events[collection])
 
     def hear(self, collection: str, number: int) -> None:
-        """Deliver so many events to a watch."""
+        """Deliver the next ``number`` events to a watch."""
         begin = self._delivered[collection]
         lines = self._world.events[collection][begin : begin + max(number, 0)]
         self._reflectors[collection].follow(read_event(line, "WATCH") for line in lines)
         self._delivered[collection] = begin + len(lines)
 
     def hear_until(self, moment: float) -> None:
-        """Deliver everything that happened until this moment to both watches."""
+        """Deliver all events until this moment to both watches."""
         for collection in (PODS, CLAIMS):
             times = self._world.times[collection]
             self.hear(collection, bisect.bisect_right(times, moment) - self._delivered[collection])
 
     def hear_all(self) -> None:
-        """Deliver everything to both watches."""
+        """Deliver all events to both watches."""
         for collection in (PODS, CLAIMS):
             self.hear(collection, len(self._world.events[collection]))
 
     def settle(self, *, looks: bool) -> None:
-        """Settle the ledger. If ``looks`` is true, the watch of ledgers has delivered the newest ledger."""
+        """Settle the ledger. If ``looks`` is true, first deliver the newest ledger to the leader."""
         if looks:
             self.settler.ledgers.relist()
         with contextlib.suppress(VcudaError):
@@ -176,9 +177,7 @@ class RunningWorld:
     # Admission
 
     def admit(self, pod: TruePod) -> bool:
-        """Send a pod through /validate. A pod that uses a claim is charged nothing, but its grace period is
-        recorded.
-        """
+        """Send a pod through /validate. A pod with a claim is charged nothing, but a long grace period is recorded."""
         self.pods[pod.uid] = pod
         grace = pod.grace if pod.grace > STORABLE_SECONDS else 0
         if (pod.claim and not grace) or self._charge(pod.uid, "" if pod.claim else MODEL, grace):
@@ -203,7 +202,6 @@ class RunningWorld:
     # Actions of the API server, the scheduler, the claim controller and the kubelets
 
     def store(self, thing: TruePod | TrueClaim) -> None:
-        """Store an admitted object."""
         thing.stored = True
         self._write(thing)
 
@@ -233,14 +231,14 @@ class RunningWorld:
         self._write(pod, ended=True)
 
     def delete(self, pod: TruePod) -> None:
-        """Delete a pod at once. If it is bound and has not ended, its containers run for the grace period."""
+        """Delete a pod by force. If it is bound and has not ended, its containers run on for the grace period."""
         pod.stored = False
         if pod.runs_until == math.inf:
             pod.runs_until = self.now + min(max(pod.grace, LEAST_SECONDS), MAX_TERMINATING)
         self._remove(pod)
 
     def leave(self, claim: TrueClaim, pod: TruePod) -> None:
-        """Remove one pod from the users of a claim. Devices without a user may be given to other claims."""
+        """Remove a pod from the claim's status.reservedFor. If no pod is left, the claim loses its devices."""
         claim.reserved.remove(pod)
         if not claim.reserved:
             claim.former.append(claim.users)
@@ -273,7 +271,6 @@ class RunningWorld:
 
     @property
     def ledger(self) -> Ledger:
-        """The newest ledger."""
         return self._store.read(TEAM).ledger
 
     def used(self) -> int:
@@ -281,33 +278,29 @@ class RunningWorld:
         return self.ledger.usage(MODEL).used.cores
 
     def check(self) -> None:
-        """Check that the ledger counts at least what may be in use."""
+        """Check that the ledger counts at least the cores that may be in use."""
         assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"
 
     def settle(self, *, looks: bool = True) -> None:
-        """Have the leader settle by what its watches have delivered, and again after it sees its own write."""
+        """Have the leader settle by the delivered events, and settle again after it has seen its own write."""
         self.leader.settle(looks=looks)
         self.check()
         self.leader.settle(looks=True)
         self.check()
 
     def hear_and_settle(self) -> None:
-        """Deliver all events to the leader, and have it settle."""
         self.leader.hear_all()
         self.settle()
 
     def settle_after(self, seconds: float) -> None:
-        """Have the leader settle after some time."""
         self.pass_by(seconds)
         self.settle()
 
     def settle_by_a_new_leader(self) -> None:
-        """Replace the leader by a new one, which settles at once."""
         self.change_leader()
         self.settle()
 
     def change_leader(self) -> None:
-        """Replace the leader by a new one."""
         self.leader = WatchingLeader(self)
 
     def count_by_replica(self) -> None:
@@ -319,9 +312,7 @@ class RunningWorld:
         self.check()
 
     def pass_by(self, seconds: float) -> None:
-        """Let time pass. An event is delivered within `LONGEST_LAG`, because a watch that is silent for longer is
-        replaced.
-        """
+        """Let time pass. Events arrive within `LONGEST_LAG`, because a watch that is silent for longer is replaced."""
         self.now += seconds
         self.leader.hear_until(self.now - LONGEST_LAG)
         self.check()
@@ -336,9 +327,7 @@ class RunningWorld:
         return lives or self.may_be_stored(pod) or self._runs(pod)
 
     def _cards_of(self, claim: TrueClaim) -> int:
-        """Return how many cards a claim takes: one for each allocation in use, and at least one while the claim is
-        stored.
-        """
+        """Return the cards of a claim: one for each allocation in use, and at least one until it is deleted."""
         former = sum(any(map(self._runs, users)) for users in claim.former)
         if claim.stored or self.may_be_stored(claim):
             return max(1, bool(claim.users) + former)

@@ -1,6 +1,4 @@
-"""Runs a settler with an API server double. A test delivers the watch events, sets the settler's clock, and decides
-when the settler runs.
-"""
+"""Runs a settler with an API server double. A test delivers the watch events, sets the clock, and starts each run."""
 
 import json
 import time
@@ -26,13 +24,13 @@ NOBODY = "{}"
 
 HALF, ONE, TWO = Charge(50, 0, 50), Charge(100, 0, 100), Charge(200, 0, 200)
 COUNTED, LISTED, FAR = "103", "105", "1000000"
-"""Versions: one between the quota's and the list of the pods; the version of that list; and a later one."""
+"""Three versions: between the quota and the LIST of the pods, the version of this LIST, and one far in the future."""
 
 PENDING = Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)})
 
 
 class Settling:
-    """A settler of namespace team-a, with this ledger and these pods. ``document`` permits four M40 to the namespace.
+    """A settler of namespace team-a, with this ledger and these pods. By default, the quota permits four M40.
 
     The settler has listed everything, and nothing is due. It settles when the test calls it.
     """
@@ -81,7 +79,7 @@ class Settling:
         return self._registry.get_sample_value(f"vcuda_settle_{metric}")
 
     def relist(self) -> None:
-        """Deliver everything that is stored now to every watch."""
+        """Deliver the state of all stored objects to every watch."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
@@ -91,11 +89,10 @@ class Settling:
             self.settler.reconciler.stop()
 
     def later(self, seconds: float) -> None:
-        """Let ``seconds`` pass."""
         self._ahead += seconds
 
     def run(self) -> None:
-        """Settle due namespaces until one is done. This ends the settler."""
+        """Run the settler until it has settled one namespace. The settler then ends."""
         self.settler.reconciler.run()
 
     def settle(self) -> None:
@@ -103,19 +100,18 @@ class Settling:
         self.settler.settle("team-a")
 
     def full_resync(self) -> list[Any]:
-        """Run one full resync, which only queues namespaces. Return the warnings."""
+        """Run one full resync, which only queues namespaces. Return the logged warnings."""
         with structlog.testing.capture_logs() as logs:
             self.settler.full_resync()
         return [(line["event"], line["namespace"]) for line in logs if line["log_level"] == "warning"]
 
     def take_turn(self) -> None:
-        """Give the namespace its turn in the queue. The interval until its next turn begins now."""
+        """Take the namespace from the queue, and settle it. The interval until it is due again begins now."""
         self.goes_on = True
         self.settler.queue.add("team-a")
         assert self.settler.queue.next() == "team-a"
         self.settle()
 
     def is_due(self) -> bool:
-        """Return whether the next turn of the namespace is due."""
         self.settler.queue.add("end")
         return self.settler.queue.next() == "team-a"

@@ -1,4 +1,4 @@
-"""The HTTP answers of the usage page, and a parser of its HTML."""
+"""Requests the controller's usage page in tests, and parses its HTML."""
 
 from html.parser import HTMLParser
 from http import HTTPStatus
@@ -15,7 +15,7 @@ MUST_CLOSE = {"script", "a", "p", "div", "span", "table", "tr", "td", "th", "ul"
 
 
 class Markup(HTMLParser):
-    """Parses the elements, attributes and text of a page. A wrongly nested element raises an error."""
+    """Parses the elements, attributes and text of a page. Raises an error if an element is not nested correctly."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Markup(HTMLParser):
 
 
 def client_of(sample: Sample, views: Views = VIEWS, names: tuple[str, ...] = ()) -> FlaskClient:
-    """Return an HTTP client of the leader's usage page. ``names`` are further host names of the page."""
+    """Return an HTTP client of the leader's usage page. ``names``: further host names that requests may use."""
     feed = Feed(sample.source(), views)
     return create_app(lambda: Standing(feed, ""), views, names).test_client()
 
@@ -60,5 +60,4 @@ def html_of(client: FlaskClient, path: str) -> str:
 
 
 def page_of(sample: Sample, path: str = "/") -> str:
-    """Return the HTML of the leader's page at this path."""
     return html_of(client_of(sample), path)

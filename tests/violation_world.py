@@ -1,4 +1,4 @@
-"""Runs the controller's watcher of pods beyond their quota against an API server double."""
+"""Runs the controller's `ViolationWatcher`, which finds pods beyond their quota, with a test double of the API server."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """An API server on which an evicted pod terminates. If ``refusal`` is set, every eviction raises this error."""
+    """A test double of the API server. Evicted pods terminate. If ``refusal`` is set, every eviction raises this error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Cluster(ApiDouble):
         return b"{}"
 
     def terminate(self, name: str) -> None:
-        """Mark a pod as being deleted. The pod still exists."""
+        """Set the pod's deletionTimestamp. The pod still exists."""
         self._change(name, deletionTimestamp="now")
 
     def make_anew(self, name: str) -> None:
@@ -56,26 +56,26 @@ class Cluster(ApiDouble):
         store_quota(self, json.dumps({"team-a": entry}))
 
     def add(self, name: str, *, hour: int, cards: int = 1, **fields: Any) -> None:
-        """Store a pod of team-a that was created at this hour. By default the pod is pinned to M40."""
+        """Store a pod of team-a that was created at ``hour``. By default, its node affinity requires the model M40."""
         at = {"creationTimestamp": f"2026-01-01T{hour:02}:00:00Z", "uid": f"uid-{name}"}
         pod = vcuda_pod({"tencent.com/vcuda-core": 100 * cards}, **{"affinity": held_to("M40"), **fields})
         self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
 
     def events(self, about: str = "") -> list[dict[str, Any]]:
-        """Return the Events of one pod or of all pods, sorted by their names."""
+        """Return the Events about one pod or about all pods, sorted by the names of the Events."""
         return [found for path, found in sorted(self.objects.items()) if f"/events/{about}" in path]
 
     def told(self) -> list[tuple[str, str]]:
-        """Return for each Event the name of its pod and its reason."""
+        """Return the pod's name and the reason of each Event."""
         return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
 
     def evicted(self) -> list[str]:
-        """Return the name of the pod in each request for an eviction."""
+        """Return the pod's name in each request for an eviction."""
         return [eviction["metadata"]["name"] for eviction in self.evictions]
 
 
 class Watched:
-    """A watcher with stopped clocks. The test itself delivers the stored objects to its watches."""
+    """A `ViolationWatcher` under test. Its clocks and its informers change only when the test says so."""
 
     def __init__(
         self,
@@ -106,12 +106,12 @@ class Watched:
         self.see_pods()
 
     def see_pods(self) -> None:
-        """Deliver only the stored pods, to the watch of pods."""
+        """Pass the stored pods to the watcher, without a newer quota."""
         found = [read_stored(view(each), LABELS) for path, each in self.api.objects.items() if path.startswith(PODS)]
         self.pods = [pod for pod in found if pod]
 
     def look(self, after: float = 0.0) -> list[Any]:
-        """Advance the clock by ``after`` seconds, and check namespace team-a once. Return the events in the log."""
+        """Advance the clock by ``after`` seconds, and check namespace team-a once. Return the texts of the log lines."""
         self.clock.now += after
         with structlog.testing.capture_logs() as logs:
             self.watcher.reconcile("team-a")
@@ -122,7 +122,7 @@ class Watched:
 
 
 def crowded() -> Cluster:
-    """Return an API server where team-a may use two M40 and uses four. So the two newest pods are beyond the quota."""
+    """Return an API server where team-a has a quota of two M40 and uses four. So its two newest pods exceed the quota."""
     cluster = Cluster()
     cluster.limit({"quota": {"M40": 2}})
     for hour, name in enumerate(("oldest", "old", "new", "newest")):

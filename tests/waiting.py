@@ -1,4 +1,4 @@
-"""How long tests wait."""
+"""The timeout of tests."""
 
 PATIENT = 20.0
-"""Seconds that a test waits for an expected result, all of which arrive at once."""
+"""A test fails if an expected result does not arrive in this many seconds. Normally, results arrive at once."""

@@ -1,4 +1,4 @@
-"""Lets a test drive watches: a watch catches up with the stored objects as if it had received their events."""
+"""Informers in tests, which no thread updates. The test itself updates them from the stored objects."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from vcuda.kube import LedgerStore, Reflector
 
 
 def catch_up(reflector: Reflector[Any]) -> None:
-    """Bring a watch up to date as if it had received all events. The version of its first list does not change."""
+    """Update an informer as if its watch had received all events. Unlike after a new LIST, `listed_version` stays."""
     listed = reflector.listed_version
     reflector.relist()
     reflector.listed_version = listed or reflector.listed_version
@@ -25,5 +25,5 @@ def claim_informer(
     on_change: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> ClaimInformer:
-    """Return an informer of claims with its informer of pods. Neither has listed yet."""
+    """Return an informer of ResourceClaims, with its informer of pods. Neither has read any object yet."""
     return ClaimInformer(api.kube, store, PodInformer(api.kube, LABELS, lambda _: None, clock), on_change, clock)

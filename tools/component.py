@@ -42,7 +42,7 @@ class Component:
 
     @property
     def pid(self) -> int:
-        """Return the process id of the server. Raises RuntimeError if the server does not run."""
+        """Return the process id of the server. Raises RuntimeError if the server was never started."""
         return self._handle().pid
 
     def launch(self) -> None:
@@ -62,13 +62,13 @@ class Component:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C sends a signal to all processes of the terminal's session. With its own session, the server
-                # does not get this signal. Only this process gets it, and stops all servers in order.
+                # Ctrl-C signals the foreground processes of the terminal. In its own session, the server does not get
+                # this signal. Only this process gets the signal, and stops all servers in order.
                 start_new_session=True,
             )
 
     def await_ready(self) -> None:
-        """Return when the server is ready. Raises StartupError if it ends or is not ready in ``timeout`` seconds."""
+        """Wait until the server is ready. Raises StartupError if it ends or is not ready in ``timeout`` seconds."""
         deadline = time.monotonic() + self.timeout
         while not self.ready():
             if not self._ended_within(POLL_SECONDS) and time.monotonic() < deadline:
@@ -78,7 +78,7 @@ class Component:
     def failure(self, problem: str = "") -> str:
         """Return a message with the problem and the end of the server's log.
 
-        ``problem``: a sentence without its full stop. If the server has ended, its exit status is given instead.
+        ``problem``: a sentence without its full stop. If the server has ended, the message has its exit status instead.
         """
         text = problem if self.running else f"{self.name} ended with exit status {self._handle().returncode}"
         tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
@@ -89,7 +89,7 @@ class Component:
         self.await_ready()
 
     def kill(self) -> None:
-        """Kill the server, like a crash, and wait until it has ended. ``start`` can start it again with its data."""
+        """Kill the server to simulate a crash, and wait until it has ended. ``start`` starts it again with its old data."""
         self._handle().kill()
         self._handle().wait()
 
@@ -112,7 +112,7 @@ class Component:
 
     @contextmanager
     def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """Return a context in which the server is stopped. ``end``: the function that stops it; by default `stop`."""
+        """Return a context that stops the server, and at its end starts it. ``end`` stops the server; by default `stop`."""
         (end or self.stop)()
         try:
             yield

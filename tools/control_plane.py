@@ -23,8 +23,8 @@ from tools.ports import free_ports
 ADMIN = "admin"
 CLIENTS = SCHEDULER, CONTROLLER_MANAGER = "kube-scheduler", "kube-controller-manager"
 SIGNING_KEY, TOKENS, KUBECONFIG = "sa.key", "tokens.csv", "admin.kubeconfig"
-"""The names of three files of a control plane: the key of ServiceAccount tokens, the static tokens of users, and the
-kubeconfig of the admin."""
+"""The names of three files of a control plane: the key that signs ServiceAccount tokens, the users' static tokens, and
+the kubeconfig of the admin."""
 
 NO_ASSETS = (
     "The environment variable KUBEBUILDER_ASSETS does not name a directory with etcd and kube-apiserver. Run"
@@ -108,7 +108,7 @@ def running_control_plane(
 
 @contextmanager
 def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
-    """Run a second kube-apiserver on the same etcd, and yield the control plane with that kube-apiserver."""
+    """Return a context with a second control plane, which has a kube-apiserver of its own but the etcd of ``first``."""
     [port] = free_ports(1)
     name, server = f"second {first.apiserver.name}", f"https://127.0.0.1:{port}"
     flags = (each for each in first.apiserver.command if not each.startswith("--secure-port="))
@@ -125,7 +125,7 @@ def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def lay_out(assets: Path | None, directory: Path) -> "Layout":
-    """Choose the free ports of a control plane, and return its binaries, files and ports.
+    """Reserve free ports for a new control plane. Return these ports, and the paths of its binaries and files.
 
     Raises NoControlPlane if etcd or kube-apiserver is not installed.
     """
@@ -163,7 +163,7 @@ def prepare(layout: "Layout", settings: Settings) -> ControlPlane:
 
 
 def etcd(layout: "Layout", settings: Settings) -> Component:
-    """Return the component that runs etcd, as one member. It uses no fsync, because its data is temporary."""
+    """Return the component that runs a single etcd. etcd does not call fsync, because its data is temporary."""
     flags = [
         f"--data-dir={layout.directory / 'etcd'}",
         f"--listen-client-urls={layout.etcd_url}",
@@ -182,7 +182,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # Kubernetes 1.37 and later do not start if they advertise 127.0.0.1.
+        "--endpoint-reconciler-type=none",  # Otherwise kube-apiserver 1.37 and later rejects 127.0.0.1.
         f"--service-account-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",
@@ -191,8 +191,8 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With the next flag, the API
-        # server calls the endpoints of the Service instead.
+        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API server
+        # calls the endpoints of the Service instead.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,
@@ -247,7 +247,7 @@ def minor_version(program: Path) -> int:
 
 
 def write_signing_key(path: Path) -> None:
-    """Write a new RSA key, by which kube-apiserver and kube-controller-manager sign ServiceAccount tokens."""
+    """Write a new RSA key, with which kube-apiserver and kube-controller-manager sign ServiceAccount tokens."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
     path.write_bytes(key.private_bytes(encoding, form, serialization.NoEncryption()))
@@ -279,11 +279,11 @@ class Layout:
         return f"http://127.0.0.1:{self.etcd_port}"
 
     def kubeconfig_of(self, program: str) -> Path:
-        """Return the path of the kubeconfig for a server that is a client of the API server."""
+        """Return the path of the kubeconfig with which ``program`` calls the API server."""
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """Return the path of the certificate that a server creates at its first start. The file also has the CA's."""
+        """Return the path of the certificate that a server creates at its first start, followed by its CA certificate."""
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:

@@ -45,7 +45,6 @@ def modules(package: str) -> list[Path]:
 
 
 def functions(tree: ast.Module) -> Iterator[Function]:
-    """Yield every function and method of a module."""
     return (node for node in ast.walk(tree) if isinstance(node, Function))
 
 
@@ -77,7 +76,7 @@ def repeated(names_of_modules: Iterable[set[str]]) -> list[str]:
 
 
 def small_helpers(tree: ast.Module) -> list[str]:
-    """Return the names of private functions that have at most `SMALL` lines, and a single use in their module."""
+    """Return the names of private functions that have at most `SMALL` lines, and that their module uses only once."""
     named = Counter(
         node.id if isinstance(node, ast.Name) else node.attr
         for node in ast.walk(tree)
@@ -88,10 +87,7 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return, as text, the lengths of two lists of modules in docs/architecture.md.
-
-    One list has the modules that run when a pod is admitted. The other has those that run when a ledger is recounted.
-    """
+    """Return how many modules docs/architecture.md lists for the admission of a pod, and for the recount of a ledger."""
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)
     return ", ".join(str(sum(line[:1].isdigit() for line in lines)) for lines in numbered)

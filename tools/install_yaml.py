@@ -1,4 +1,4 @@
-"""``python -m tools.install_yaml``: writes one file with the base and any components, for ``kubectl apply -f``."""
+"""``python -m tools.install_yaml``: writes one file with the kustomize base and any components, for ``kubectl apply -f``."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from tools.chart.names import Names, rename
 from vcuda import cli
 
 OURS = "vcuda-quota:"
-"""The first part of each image name in the manifests that stands for this project's own image."""
+"""In the manifests, the name of this project's own image begins with this text. Other images have other names."""
 
 
 def with_image(value: Json, image: str) -> Json:

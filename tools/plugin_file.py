@@ -1,7 +1,7 @@
 """Writes `kubectl gpuquota` as one file of pure Python, and the manifest of the plugin for krew.
 
-The file is a zip archive that Python can run (zipapp). It contains the wheel and the packages that the wheel requires
-without extras, at the versions of requirements.lock. Compiled files are left out.
+The file is a zip archive that Python can run (zipapp). It contains this project's wheel, and the packages that the wheel
+requires without extras. Their versions are those of requirements.lock. Compiled files are left out.
 """
 
 import email.parser
@@ -24,11 +24,11 @@ import yaml
 NAME = "kubectl-gpuquota"
 BINARY = (".so", ".pyd", ".dylib")
 
-# pip installs the wheels for this platform on every machine, so that the plugin file has the same bytes everywhere.
+# On every machine, pip downloads the wheels for this platform. So the plugin file has the same bytes everywhere.
 _PLATFORM = ("--platform=manylinux2014_x86_64", "--python-version=3.11", "--implementation=cp")
 
-# The program text with which the plugin file starts. If Python is too old, the text prints an error. Its syntax is so
-# simple that an old Python can compile the text, but not the modules of the plugin.
+# The main program of the plugin file, which prints an error if Python is too old. It imports the plugin's modules only
+# after this check, because an old Python cannot compile their syntax.
 _MAIN = """\
 import sys
 
@@ -60,7 +60,7 @@ def base_requirements(wheel: Path) -> list[str]:
 
 
 def locked(lock: str, names: list[str]) -> str:
-    """Return the entries for the packages ``names`` in a lock file, with their hashes."""
+    """Return the entries of the packages ``names`` from a lock file, with the packages' hashes."""
     entries = re.findall(r"^\S+==.*?(?=^\S|\Z)", lock, re.MULTILINE | re.DOTALL)
     return "".join(each for each in entries if each.partition("==")[0] in names)
 
@@ -87,8 +87,7 @@ def _pure(wheel: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a wheel, except compiled files, which are optional in PyYAML."""
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
-            # RECORD lists all files of the wheel. It is left out, because the compiled files that it lists are left
-            # out.
+            # RECORD would be wrong, because it also lists the compiled files of the wheel.
             if not name.endswith(("/", *BINARY, ".dist-info/RECORD")):
                 yield name, archive.read(name)
 

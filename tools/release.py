@@ -45,8 +45,8 @@ def source_of(commit: str, target: Path) -> None:
 
 
 def write_wheel(source: Path, target: Path, date: int) -> Path:
-    """Build the wheel with the build tools in the versions of the lock file. Return the path of the wheel."""
-    # When pip builds a directory, it rejects constraints with hashes. So the constraints contain only versions.
+    """Build the wheel with build tools at the versions in their lock file. Return the path of the wheel."""
+    # When pip builds a wheel from a directory, it rejects constraints with hashes. So these have only versions.
     pinned = re.findall(r"^[\w.-]+==[\w.]+", (source / BUILD_LOCK).read_text(), re.MULTILINE)
     constraint = source / "build-constraint.txt"
     constraint.write_text("\n".join(pinned))
@@ -75,8 +75,7 @@ def write_components(wheel: Path, lock: Path, target: Path) -> None:
         python = environment / "bin" / "python"
         install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
         _run(*install, "--require-hashes", "--requirement", lock)
-        # pip finds the wheel by its name. If pip got the path of the wheel, the SBOM would contain a path of this
-        # machine.
+        # pip gets the name of the wheel. If it got the path, the SBOM would contain this path of the build machine.
         _run(*install, "--no-deps", "--no-index", f"--find-links={wheel.parent}", f"vcuda-quota=={__version__}")
         options = ("--output-reproducible", "--output-format=JSON", f"--output-file={target / 'sbom.cdx.json'}")
         _run(sys.executable, "-m", "cyclonedx_py", "environment", *options, python)

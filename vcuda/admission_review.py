@@ -93,7 +93,7 @@ class AdmissionResponse(msgspec.Struct, frozen=True, gc=False):
     scheme: str = ""
     """The name of the vendor's scheme by which the pod requests GPUs, for metrics."""
     rule: str = ""
-    """The rule that determined the order in which the GPU models were tried for the pod."""
+    """The rule that set the order in which GPU models were tried for the pod, for example ``most-free``."""
 
 
 _REASONS: Mapping[HTTPStatus, str] = {

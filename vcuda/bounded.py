@@ -1,4 +1,4 @@
-"""Limits the use of memory: a cache with a maximum size, and a count of the bytes that are kept for each namespace."""
+"""Limits the use of memory: a cache with a maximum size, and a count of the bytes of objects for each namespace."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -46,7 +46,7 @@ class SizedCache(Generic[K, V]):
 
 
 class ByteAllowance:
-    """Counts the bytes of objects in memory, with bounds for each namespace and for all together. Not thread-safe."""
+    """Counts the bytes of objects in memory within two limits: one for each namespace, one for all. Not thread-safe."""
 
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace
@@ -56,8 +56,8 @@ class ByteAllowance:
         self.bytes = 0
 
     def keep(self, namespace: str, uid: str, size: int) -> bool:
-        """Count the size of an object, in place of the size that was counted for it before. If a bound would be
-        exceeded, return False, and do not count the object."""
+        """Count an object's size instead of the size that was last counted for it. Return False, and do not count the
+        object, if a limit would be exceeded."""
         self.release(namespace, uid)
         size += ENTRY_BYTES
         own = self._of_namespace.get(namespace, 0) + size
@@ -69,7 +69,7 @@ class ByteAllowance:
         return True
 
     def release(self, namespace: str, uid: str) -> None:
-        """Stop counting an object."""
+        """Stop counting the size of an object, for example because it was deleted."""
         kept = self._kept.get(namespace, {})
         if (size := kept.pop(uid, None)) is None:
             return
@@ -79,7 +79,7 @@ class ByteAllowance:
             del self._kept[namespace], self._of_namespace[namespace]
 
     def retain(self, objects: Iterable[tuple[str, str]]) -> None:
-        """Stop counting every object that is not in ``objects``, pairs of a namespace and a uid."""
+        """Stop counting all objects except ``objects``, pairs of a namespace and a uid."""
         counted = {(namespace, uid) for namespace, uids in self._kept.items() for uid in uids}
         for namespace, uid in counted.difference(objects):
             self.release(namespace, uid)

@@ -1,4 +1,4 @@
-"""The common parts of all commands: shared flags, additional types of flags, and the parsing of addresses."""
+"""The common parts of all commands: shared flags, types of flags that click lacks, and the parsing of addresses."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """The context settings of click for every program."""
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
-"""``click.option`` with a different default: --help shows the environment variable and the default of the flag."""
+"""``click.option``, except that --help also shows the environment variable and the default of the flag."""
 
 
 def printable(text: str) -> str:
@@ -40,7 +40,7 @@ def fail(message: str, status: int = BAD_INPUT) -> NoReturn:
 def address_option(
     flag: str, *, parse: Callable[[str], tuple[str, int]] | None = None, **attributes: Any
 ) -> Callable[[Any], Any]:
-    """Return a click option whose value is (host, port) or None. ``parse`` must raise BadInput for a wrong address."""
+    """Return a click option with the value (host, port) or None. ``parse`` must raise BadInput for a wrong address."""
 
     def convert(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
         if text is None:
@@ -95,7 +95,7 @@ status_address_option = address_option(
 
 
 class FiniteRange(click.FloatRange):
-    """A type of flag for finite numbers within bounds. click's own type accepts nan, whatever the bounds are."""
+    """A type of flag for finite numbers within bounds. click's own type also accepts nan, whatever the bounds are."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -105,7 +105,6 @@ class FiniteRange(click.FloatRange):
 
 
 def aligned(cells: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Yield the lines of a table with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     for row in cells:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -143,7 +142,7 @@ def parse_ip_address(text: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def listening_for(flag: str, address: tuple[str, int]) -> Iterator[None]:
-    """In this context a server starts to listen on ``address``. If that fails, report an invalid value of ``flag``."""
+    """Return a context in which a server starts on ``address``. An OSError becomes an error of ``flag``."""
     try:
         yield
     except OSError as error:

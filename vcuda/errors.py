@@ -23,8 +23,8 @@ MOST_FAULTS = 100
 
 
 def limited(faults: Sequence[Fault], path: str = "") -> tuple[Fault, ...]:
-    """Return at most `MOST_FAULTS` of the faults. If faults are omitted, add a fault at ``path`` with their number."""
-    # kubectl prints only the faults of a refusal. So the number of omitted faults is also added as a fault.
+    """Return at most `MOST_FAULTS` faults. If some are omitted, add a fault at ``path`` with their number."""
+    # For a refusal, kubectl prints only the faults. So the number of omitted faults must itself be a fault.
     omitted = len(faults) - MOST_FAULTS
     more = [Fault(path, f"{omitted} more faults are not listed")] if omitted > 0 else []
     return (*faults[:MOST_FAULTS], *more)
@@ -35,7 +35,7 @@ class VcudaError(Exception):
 
 
 class BadInput(VcudaError):
-    """A user's input is invalid, so the command ends. The message names the invalid place, and how to correct it."""
+    """A user's input is invalid. The message names the invalid place, and how to correct it."""
 
 
 class QuotaFault(BadInput):
@@ -56,7 +56,7 @@ class BadReview(VcudaError):
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One cause in a Kubernetes Status. ``reason`` is a constant for programs, ``message`` a text for people."""
+    """One cause in a Kubernetes Status. Programs read the constant ``reason``. People read ``message``."""
 
     reason: str = ""
     message: str = ""
@@ -148,7 +148,7 @@ class HeldByBudget(Unavailable):
 
 
 class WatchLost(Unavailable):
-    """A watch delivered an error or an unreadable event, so changes may be missing. A new LIST finds them."""
+    """A watch delivered an error or an unreadable event, so changes may be missing. The watcher must LIST again."""
 
 
 class UnsupportedVersion(VcudaError):
@@ -177,4 +177,4 @@ class UnreadableJournal(VcudaError):
 
 
 class NotPlaced(VcudaError):
-    """No card was chosen for a pod. The message has the reason. The caller may retry."""
+    """No card was chosen for a pod, for the reason in the message. The caller may retry."""

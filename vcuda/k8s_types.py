@@ -1,8 +1,8 @@
 """Types for the Kubernetes API: views of objects, and quantities.
 
 A view is a type with only those fields of an object that are read. msgspec decodes a view from raw bytes. A view is
-never written back, because the other fields of the object would be lost. Changes are sent as patches. The names of
-fields are those of Kubernetes, in snake case. ``None`` stands for an absent field or a null field, as in Go's types.
+never written back, because the other fields of the object would be lost. Changes are sent as patches. Fields have the
+names that Kubernetes gives them, in snake case. ``None`` stands for an absent or null field, as in Go's types.
 """
 
 import datetime
@@ -23,11 +23,11 @@ Operation = dict[str, Any]
 """One operation of a JSON Patch (RFC 6902)."""
 
 Check = Callable[[], None]
-"""A function that long computations call repeatedly. It raises an exception if the result is no longer needed."""
+"""A function that long computations call repeatedly. It raises an exception if their result is no longer needed."""
 
 
 def no_check() -> None:
-    """A `Check` that never raises an exception, so that the computation is never stopped."""
+    """A `Check` that never raises an exception, for computations that nothing stops."""
 
 
 def time_now() -> str:
@@ -48,15 +48,15 @@ MIRROR_ANNOTATION = "kubernetes.io/config.mirror"
 """The annotation that kubelet sets on the mirror pod of a static pod (pkg/kubelet/types). Anyone can write it."""
 
 DEFAULT_GRACE_SECONDS = 30
-"""The termination grace period that the API server sets in a pod without a grace period."""
+"""The termination grace period that the API server sets in a pod that has none."""
 
 _LONGEST_NAME = 253
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 
 
 def can_be_name(text: str) -> bool:
-    """Return whether a node, pod or namespace can have this name, which must be a DNS subdomain of RFC 1123."""
-    # Names in API requests are checked, because a slash in a name, even if escaped, would address another resource.
+    """Return whether a node, pod or namespace may have this name. Names are DNS subdomains of RFC 1123."""
+    # Names in API requests are checked, because a slash in a name, even if escaped, could address another resource.
     return len(text) <= _LONGEST_NAME and _NAME.fullmatch(text) is not None
 
 
@@ -95,13 +95,13 @@ class K8sObject(K8sStruct, frozen=True, gc=False):
 
 
 class NamedClaim(K8sStruct, frozen=True, gc=False):
-    """A reference of a container to an entry of its pod's ``resourceClaims``."""
+    """A container's reference to an entry in the ``resourceClaims`` of its pod."""
 
     name: str = ""
 
 
 class Resources(K8sStruct, frozen=True, gc=False):
-    """The resources of a container. ``claims``: the claims of the pod whose devices the container gets."""
+    """The resources of a container. ``claims``: the claims of the pod whose devices the container may use."""
 
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
@@ -115,7 +115,7 @@ class SecurityContext(K8sStruct, frozen=True, gc=False):
 
 
 class EnvVarSource(K8sStruct, frozen=True, gc=False):
-    """The source of a variable's value: a ConfigMap, a Secret or a field. The source is not decoded."""
+    """The source of a variable's value: a ConfigMap, a Secret or a field. The fields of the source are not read."""
 
 
 class EnvVar(K8sStruct, frozen=True, gc=False):
@@ -182,14 +182,14 @@ class Affinity(K8sStruct, frozen=True, gc=False):
 
 
 class PodResourceClaim(K8sStruct, frozen=True, gc=False):
-    """A claim that the pod's containers may use. It exists already, or is created for the pod from a template."""
+    """An entry of a pod's ``resourceClaims``: an existing claim, or a template for a new claim of the pod."""
 
     name: str = ""
     resource_claim_template_name: str | None = None
 
 
 class PodSpec(K8sStruct, frozen=True, gc=False):
-    """The fields of a pod's spec that state the requests and the placement of the pod."""
+    """The fields of a pod's spec that state what the pod requests, and where it may run."""
 
     containers: tuple[Container, ...] | None = None
     init_containers: tuple[Container, ...] | None = None

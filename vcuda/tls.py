@@ -54,9 +54,9 @@ class _Served:
 class ServingCertificate:
     """Loads a certificate and its key from a directory into a TLS context. Raises BadInput if they are invalid.
 
-    ``client_ca``: a file with the CAs of clients, which is loaded again together with each new certificate.
-    ``client_required``: True if a client must present a certificate. ``reload_failures``: the number of invalid pairs
-    of a certificate and a key since the start.
+    ``client_ca``: a file with the CAs of clients. `poll` loads all files again if one of them has changed.
+    ``client_required``: True if a client must present a certificate. ``reload_failures``: the number of changes
+    after which the files were invalid.
     """
 
     def __init__(self, directory: Path, client_ca: Path | None = None, *, client_required: bool = False) -> None:
@@ -76,12 +76,12 @@ class ServingCertificate:
         return self._served.expiry
 
     def current(self) -> ssl.SSLContext:
-        """Return the TLS context for a new connection. It changes when `poll` finds a new valid certificate and key."""
+        """Return the TLS context for a new connection. It has the valid certificate and key that were loaded last."""
         return self._served.context
 
     def poll(self) -> None:
-        """Read the files again, and use the certificate and key if they are valid and new. Log each invalid pair only
-        once. Only one thread may call this method."""
+        """Load the files again if they have changed. If they are invalid, keep the last valid certificate, and log the
+        fault once. Only one thread may call this method."""
         found = self._fingerprint()
         if found == self._loaded:
             self._refused = None
@@ -192,7 +192,7 @@ def served_leaf(address: str, server_name: str) -> x509.Certificate:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One certificate or key to write. ``holds`` describes it. ``expires``: the certificate's end; None for a key."""
+    """A certificate or key to write. ``holds`` describes it. ``expires``: when the certificate ends; None for a key."""
 
     name: str
     holds: str
@@ -233,8 +233,8 @@ def present_files(directory: Path) -> tuple[str, ...]:
 
 # The layout of ``directory`` is that of kubelet's AtomicWriter (pkg/volume/util/atomic_writer.go). The files are in a
 # fresh hidden directory, ``..data`` is a link to the hidden directory, and ``tls.crt`` is a link to ``..data/tls.crt``.
-# One rename of ``..data`` replaces all files. With separate renames, a killed run could leave a key without
-# certificate.
+# One rename of ``..data`` replaces all files. If each file were renamed, a killed run could leave a certificate and
+# a key that do not match.
 def write_files(directory: Path, files: Sequence[File]) -> None:
     """Replace the set of files in ``directory`` in one step. If this raises OSError, the old set is unchanged."""
     directory.mkdir(parents=True, exist_ok=True)

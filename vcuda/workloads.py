@@ -21,10 +21,9 @@ NO_TEMPLATE = "no pod template found in this object; check the pods that its con
 """The reason why a custom resource is skipped."""
 
 NO_PODS = "no pods found"
-"""The message if no pods were found to check."""
 
 NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""The exceptions of PyYAML. It raises ValueError for an impossible date, and RecursionError for endless nesting."""
+"""The exceptions of PyYAML for faulty texts: also ValueError (impossible date) and RecursionError (endless nesting)."""
 
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "Pod": (),
@@ -36,7 +35,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "Job": ("parallelism", "completions"),
     "CronJob": ("parallelism", "completions"),
 }
-"""The built-in kinds that are checked, with the fields that state their number of pods. The smallest field is used."""
+"""The built-in kinds that are checked, with the fields that state the number of pods. The smallest number is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """An object that is not checked. It is malformed, or it has no pod template and its kind is not built in."""
+    """An object that is not checked, because it is malformed, or is a custom resource without a pod template."""
 
     title: str
     namespace: str
@@ -233,7 +232,7 @@ def _name_of(manifest: Manifest) -> str:
 
 
 def _place(where: str, manifest: Manifest, namespace: str) -> tuple[Manifest, str]:
-    """Return the metadata and the namespace of an object. Raises BadInput if the namespace has an invalid name."""
+    """Return an object's metadata and namespace (default: ``namespace``). Raises BadInput for an invalid namespace."""
     metadata = _mapping(where, manifest, "metadata")
     home = str(metadata.get("namespace") or namespace)
     if not is_namespace_name(home):

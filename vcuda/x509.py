@@ -1,4 +1,4 @@
-"""Creates CAs and serving certificates (ECDSA P-256), and reads the names for which certificates are valid."""
+"""Creates CAs, serving certificates and client certificates (ECDSA P-256). Parses DNS names and IP addresses."""
 
 import ipaddress
 import re
@@ -57,7 +57,7 @@ def parse_dns_name(text: str) -> str:
 
 
 def parse_address(text: str) -> Address:
-    """Return a text as an IPv4 or IPv6 address. Raises ValueError for other texts, also with a zone (``%eth0``)."""
+    """Return the IP address in a text. Raises ValueError for another text or an address with a zone (``%eth0``)."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError as error:
@@ -68,7 +68,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_label(text: str) -> str:
-    """Return the name of a Service or a namespace, which must be one DNS label. Raises ValueError otherwise."""
+    """Return ``text`` if it is a valid name of a Service or namespace (a DNS label). Raises ValueError if not."""
     if not _LABEL.fullmatch(text):
         raise ValueError(f"must be a name of 1 to 63 lower-case letters, digits and '-'; got {text!r}")
     return text
@@ -83,8 +83,7 @@ def service_names(service: str, namespace: str) -> Names:
 AUTHORITY_LIFE = timedelta(days=730)
 LEAF_LIFE = timedelta(days=90)
 BACKDATE = timedelta(minutes=5)
-"""How long before its creation the validity of a certificate begins. So clients with slow clocks also accept the
-certificate."""
+"""The validity of a certificate begins this long before its creation, so that clients with slow clocks accept it."""
 
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
@@ -116,7 +115,7 @@ class Signed:
 
 
 def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: bool = False) -> Signed:
-    """Create an ECDSA P-256 CA for certificates of servers or clients, with a unique name. Raises ValueError."""
+    """Create a uniquely named CA for server or client certificates. Raises ValueError if ``life`` is not positive."""
     serial = x509.random_serial_number()
     name = f"{_CLIENT_AUTHORITY_NAME if client else _AUTHORITY_NAME} {serial % 2**32:08x}"
     constraints = (x509.BasicConstraints(ca=True, path_length=0), True)
@@ -126,7 +125,7 @@ def make_authority(now: datetime, life: timedelta = AUTHORITY_LIFE, *, client: b
 def make_leaf(authority: Signed, names: Names, now: datetime, life: timedelta = LEAF_LIFE) -> Signed:
     """Create an ECDSA P-256 serving certificate. It expires no later than the CA.
 
-    Raises ValueError if the CA cannot sign the certificate."""
+    Raises ValueError if ``names`` is empty, the CA is not valid at ``now``, or ``life`` is not positive."""
     if not names:
         raise ValueError("a serving certificate needs at least one DNS name or IP address")
     alternative = x509.SubjectAlternativeName([*map(x509.DNSName, names.dns), *map(x509.IPAddress, names.addresses)])
@@ -142,7 +141,7 @@ def make_client(authority: Signed, name: str, now: datetime, life: timedelta = L
 
 
 def common_name(certificate: x509.Certificate) -> str:
-    """Return the common name of the certificate's subject; empty if the subject has none, or is unreadable."""
+    """Return the common name in the certificate's subject; empty if the common name is missing or unreadable."""
     try:
         return next((str(one.value) for one in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The admission webhook, with three paths.
+"""The admission webhook, which the API server calls on three paths.
 
 /mutate picks a GPU model and pins the pod to nodes with this model. /validate charges the pod to the quota of its
 namespace. /quota checks edits of the quota ConfigMap. A request passes through `webhook.server`, `webhook.admission`,

@@ -42,7 +42,7 @@ class NotReady(errors.Unavailable):
 
 
 class Gate(msgspec.Struct):
-    """Whether this webhook replica is stopping, and whether it still answers requests."""
+    """Records whether this webhook replica is stopping, and whether it still answers requests."""
 
     leaving: bool = False
     """True if this replica's readiness check must fail. Requests are still answered until ``closed`` is True too."""
@@ -57,7 +57,7 @@ class Gate(msgspec.Struct):
 
 
 class Service(msgspec.Struct, frozen=True):
-    """Answers reviews by the current policy (quota and nodes) and the ledgers (the charges of each namespace)."""
+    """Answers reviews, which depend on the current policy (quota and nodes) and the ledgers (charges by namespace)."""
 
     policy: context.PolicySource
     ledgers: Ledgers
@@ -72,7 +72,7 @@ class Service(msgspec.Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """True if the quota has been read and this replica is not about to stop."""
+        """True if this replica has read the quota and the nodes, and is not about to stop."""
         return not self.gate.leaving and self.policy() is not None
 
     @property
@@ -90,7 +90,7 @@ class Service(msgspec.Struct, frozen=True):
     async def answer(self, path: str, body: bytes, deadline: ReviewDeadline, line: str = "") -> bytes:
         """Return the encoded answer to the review in ``body``.
 
-        ``line``: the namespace under which a large review waits in the queue. Raises BadReview if the body is not an
+        ``line``: the namespace whose turn a large review waits for in the queue. Raises BadReview if the body is not an
         admission review, and Unavailable if the review cannot be answered now.
         """
         started = time.perf_counter()
@@ -142,7 +142,7 @@ class Service(msgspec.Struct, frozen=True):
             pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
-            raise NotReady("the quota has not been read yet")
+            raise NotReady("this replica has not read the quota and the nodes yet")
         if path == "/mutate":
             decide = claim_review.mutate if is_claim else pod_review.mutate
         else:
@@ -152,7 +152,7 @@ class Service(msgspec.Struct, frozen=True):
         # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate.
         # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
         except errors.LedgerLost as error:
-            # The answer has no retryAfterSeconds, because a sleeping controller blocks one of its workers.
+            # The answer has no retryAfterSeconds, because a controller that sleeps before it retries blocks its worker.
             status = HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS
             return AdmissionResponse("ledger-lost", False, status, str(error))
         except errors.UnreadableLedger as error:

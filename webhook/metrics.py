@@ -119,7 +119,6 @@ class ReflectorCollector(Collector):
     clock: Callable[[], float] = time.monotonic
 
     def collect(self) -> Iterable[Metric]:
-        """Return the two metrics of the watches: the age of the last event, and the number of incidents."""
         age = GaugeMetricFamily(
             "vcuda_watch_last_event_age_seconds",
             "Seconds since the last list, start, event or bookmark of this watch. Above 120, the watch has stalled.",

@@ -33,7 +33,7 @@ class DoubtReports:
         self._logged: dict[str, dict[Doubt, _LastEvent]] = {}
 
     def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
-        """Write an Event for each doubt that is new or was reported long ago. Return the seconds to the next Event."""
+        """Write an Event about each doubt that is new or due again. Return the seconds to the next Event, or None."""
         now, delays = self._clock(), []
         logged = self._logged.setdefault(node.metadata.name, {}) if doubts else {}
         for doubt, text in doubts.items():

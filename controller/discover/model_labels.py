@@ -2,8 +2,8 @@
 
 The leader checks a node after each change of the node, of its ResourceSlices, or of ``gpu_models`` in the quota
 ConfigMap. `vcuda.discovery.discovered` decides which model the node has. A label that an operator wrote is never
-changed. A label that the controller wrote is changed to another model on two conditions: all checks during 5 minutes
-have found the other model, and no pod uses a GPU of the node.
+changed. A label that the controller wrote is changed to another model only if all checks during 5 minutes have found
+this model, no pod uses a GPU of the node, and the model's source is at least as reliable as the label's source.
 """
 
 import time
@@ -30,7 +30,7 @@ UNCHANGED_SECONDS = 300.0
 """A newly reported GPU model replaces a node's label only if it is reported for this many seconds without a break."""
 REWRITE_SECONDS = 60.0  # Minimum seconds between two writes of one node's label, if somebody removes the label again.
 HELD_SECONDS = 60.0
-"""Seconds until the next check of a node whose model label cannot change now, because pods use its GPUs."""
+"""Seconds until the next check of a node whose model label must stay, for example because pods use its GPUs."""
 REST_SECONDS = 300.0  # After the API server has answered 403 Forbidden, no label is written for this many seconds.
 PERIOD_SECONDS = 15.0
 # Seconds for which the set of nodes with used GPUs is cached, because thousands of checks may need it at the same time.
@@ -46,7 +46,7 @@ class NodeState(msgspec.Struct, frozen=True):
     """The state of one node for the metrics: the source of its model label, and the doubts about its GPU model."""
 
     source: str
-    """The source of the model label (``label``: an operator wrote it); empty if the node has no model label."""
+    """The source of the model label: ``label`` if an operator wrote it; empty if the node has no model label."""
     doubts: frozenset[Doubt]
 
 
@@ -110,7 +110,7 @@ class ModelLabels:
         self._queue.add(ALL)
 
     def counts(self) -> tuple[Mapping[str, int], Mapping[Doubt, int]]:
-        """Return a pair: the numbers of nodes by source of the model label, and by kind of doubt about the model."""
+        """Count the nodes by the source of their model label, and by each kind of doubt about their model."""
         states = [*self._states.copy().values()]
         by_source = Counter(state.source for state in states if state.source)
         return by_source, Counter(doubt for state in states for doubt in state.doubts)
@@ -152,7 +152,7 @@ class ModelLabels:
                 self._queue.add(key.name)
 
     def _label(self, node: ObservedNode, found: Found) -> tuple[float | None, str]:
-        """Write a node's model label if needed. Return a pair: seconds to the next check; why a new model must wait."""
+        """Write a node's model label if needed. Return the seconds to the next check, and why the label must stay."""
         name, record = node.metadata.name, found.wanted
         if found.differs(self._resources().models):
             if (left := self._seconds_left(name, found)) > 0:

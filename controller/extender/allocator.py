@@ -1,9 +1,9 @@
 """Chooses the node and the cards of pods, and binds the pods.
 
 The extender decides one placement (the node and the cards of a pod) at a time. It writes the placement into the journal
-of the node, a ConfigMap, by compare-and-swap, and only then answers the scheduler. Before it sends the binding of a
-pod, it also writes the resourceVersion of the pod into the journal. The binding contains the annotations that the
-device plugin reads, so a pod gets its node and its cards in one step.
+of the node, a ConfigMap, by compare-and-swap, and only then answers the scheduler. Before the extender binds a pod, it
+also writes the pod's resourceVersion into the journal. The pod keeps its cards while the API server may still store
+this binding. The binding contains the annotations for the device plugin, so the pod gets node and cards in one step.
 """
 
 import threading
@@ -116,8 +116,8 @@ class Allocator:
 
     def preempt(self, args: protocol.PreemptionArgs) -> Mapping[str, protocol.Victims]:
         """Return the nodes where the pod fits after the scheduler's evictions, each with the pods to evict there."""
-        # The scheduler chose the pods to evict by the free cores and memory of a whole node. Leave out nodes where no
-        # single card would have enough room for the pod.
+        # The scheduler chose the pods to evict by the total free cores and memory of a node. Leave out nodes where the
+        # pod would still not fit on the individual cards.
         request = cards.read_card_request(args.pod)
         if request is None:
             return args.victims
@@ -129,7 +129,7 @@ class Allocator:
 
     def scores(self, args: protocol.ExtenderArgs) -> dict[str, int]:
         """Return each node's score: 10 for a node without cards and 0 for a node with cards, as in gpu-admission."""
-        # The scores keep pods without vcuda cards off nodes with cards. For a vcuda pod, `filter` leaves only one node.
+        # The scores keep other pods off nodes with cards. They do not affect vcuda pods: `filter` leaves only one node.
         known = self._cache.cards()
         return {name: 0 if isinstance(known.get(name), Cards) else 10 for name in args.names}
 
@@ -154,7 +154,7 @@ class Allocator:
             self._cache.load(journal)
 
     def tidy(self) -> None:
-        """Create missing journals (stored placements) of nodes, and remove expired placements. Raises VcudaError."""
+        """Create missing journals. Remove expired placements, and journals of deleted nodes. Raises VcudaError."""
         self._forget_deleted()
         self._open(self._cache.unopened(), Deadline(self._clock))
         expired: dict[str, set[str]] = {node: set() for node in self._cache.outdated()}
@@ -182,7 +182,7 @@ class Allocator:
             self._turn.release()
 
     def _open(self, nodes: Iterable[str], deadline: Deadline) -> None:
-        """Create the nodes' journals (stored placements) from the pods bound there. Only read a journal that exists."""
+        """Load the nodes' journals (stored placements). Create a missing journal from the pods bound to its node."""
         for node in nodes:
             try:
                 journal = self._journal.write(NodeJournal(node, "", self._bound_before(node)), deadline.timeout())
@@ -206,7 +206,7 @@ class Allocator:
     def _write(
         self, node: str, deadline: Deadline, entry: JournalEntry | None = None, without: Container[str] = ()
     ) -> bool:
-        """Change a node's journal (its placements). If another process has changed it, read it and return False."""
+        """Change the placements in a node's journal. If another process has changed it, read it and return False."""
         journal = self._cache.journal(node)
         if journal is None:
             raise NotPlaced(f"the placements on {node} are not known yet")
@@ -257,7 +257,7 @@ class Allocator:
             message = "the pod was deleted, and another pod has its name"
         except NotFound:
             pass
-        # Remove placements only for a uid from a journal, because a caller of `bind` could send the uid of any pod.
+        # Trust only a uid from a journal. A wrong uid in a request to bind could remove another pod's placements.
         if isinstance(asked, JournalEntry):
             self._cache.forget(asked.uid)
         raise NotPlaced(message)

@@ -22,9 +22,8 @@ class CardCache:
     ``now``: returns Unix seconds.
     ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
 
-    A journal entry (the placement of one pod) counts until the watch reports that the pod has ended, was deleted, or is
-    bound to another node. A pod cannot undo any of these changes. So if the watch is behind, too many cards may count
-    as used, but never too few.
+    A pod's cards count as used until the watch reports that the pod has ended, was deleted or is bound to another node.
+    A pod cannot undo any of these changes. So if the watch is behind, too many cards may count as used, never too few.
     """
 
     def __init__(self, now: Callable[[], float] = time.time, max_terminating: float = 600.0) -> None:
@@ -99,7 +98,7 @@ class CardCache:
             self._forget(uid)
 
     def journal(self, node: str) -> NodeJournal | None:
-        """Return a node's journal (stored placements) without those of ended pods; None if it was not read yet."""
+        """Return a node's journal (stored placements) without ended pods; None if it was not read yet."""
         with self._lock:
             entries = self._entries.get(node)
             return None if entries is None else NodeJournal(node, self._versions[node], dict(entries))
@@ -122,7 +121,7 @@ class CardCache:
             return frozenset(n for n, cards in self._unused.items() if isinstance(cards, Cards)) - self._entries.keys()
 
     def abandoned(self) -> frozenset[str]:
-        """Return deleted nodes whose journals (stored placements of pods) are empty, so that these can be deleted."""
+        """Return the deleted nodes whose journals (stored placements of pods) are empty and can be deleted."""
         with self._lock:
             return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
 

@@ -58,7 +58,7 @@ class JournalEntry(msgspec.Struct, frozen=True):
         return tuple(share for shares in self.shares.values() for share in shares)
 
     def may_be_bound(self, version: str) -> bool:
-        """Return True if a sent binding may still be stored. ``version``: a version of the pod that is not bound."""
+        """Return True if a sent binding may still be stored. ``version``: a version at which the pod was not bound."""
         return bool(self.binding) and not is_older(self.binding, version)
 
 
@@ -144,7 +144,7 @@ class Journal:
             "namespace": self._namespace,
             "labels": LABELS,
             "managedFields": kube.NOT_TRACKED,
-            # A PUT with a resourceVersion is a compare-and-swap. Without one, the PUT would overwrite any version.
+            # With a resourceVersion, a PUT is a compare-and-swap. Otherwise the PUT would overwrite any version.
             **({"resourceVersion": journal.version} if journal.version else {}),
         }
         text = msgspec.json.encode(_Written(journal.node, tuple(journal.entries.values()))).decode()

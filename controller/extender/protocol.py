@@ -30,7 +30,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
         return self._result(names, {}, "")
 
     def failing(self, reasons: Mapping[str, Unplaceable]) -> bytes:
-        """Return an ExtenderFilterResult that accepts no node. Preemption skips nodes whose reason is ``final``."""
+        """Return an ExtenderFilterResult without nodes. Preemption skips nodes with a ``final`` reason."""
         return self._result((), reasons, "")
 
     def failed(self, message: str) -> bytes:

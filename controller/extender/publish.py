@@ -18,7 +18,7 @@ from vcuda.placement.nodes import Nodes
 MIN_INTERVAL_SECONDS = 3.0
 """The least number of seconds between two writes of the ConfigMap with the numbers of free cards."""
 
-# Unchanged numbers of free cards may be written often, because the API server ignores a patch without changes.
+# Writes of unchanged numbers cost little, because the API server ignores a patch that changes nothing.
 REPEAT_SECONDS = 60.0
 """After this many seconds, unchanged numbers of free cards are written again, in case somebody has edited them."""
 
@@ -28,7 +28,7 @@ _LABELS = {"app.kubernetes.io/managed-by": "vcuda-quota"}
 class CardsPublisher:
     """Writes the numbers of free cards into a ConfigMap for the webhook. ``clock``: returns seconds.
 
-    The published numbers may be some seconds old. The webhook uses them only to choose the model that it tries first.
+    The published numbers may be some seconds old. From them, the webhook chooses only which GPU model to try first.
     """
 
     def __init__(

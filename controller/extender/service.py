@@ -26,25 +26,25 @@ SERVICE = "vcuda-extender"
 
 MAX_ATTEMPTS = 3
 TIDY_SECONDS = 15.0
-"""Seconds between two passes that remove expired placements of pods and create missing journals of nodes. The journal
-of a node is the ConfigMap with the placements (the cards of each pod) on the node."""
+"""Seconds between two calls of `Allocator.tidy`, which removes expired placements and creates missing journals. A
+placement is the cards that were chosen for a pod. The journal of a node is the ConfigMap with its placements."""
 
 NOT_TIDIED = "expired placements of pods could not be removed"
 
 MAX_BODY = 128 * 2**20
-"""The most bytes of a request body. If the scheduler sends complete nodes, this is enough for about 8,000 nodes."""
+"""The maximum size of a request body in bytes. About 8,000 nodes fit if the scheduler sends complete Node objects."""
 
 LARGE_BODY = 2**20
-"""Requests with larger bodies are handled one at a time, to save memory. Bodies with only node names are smaller."""
+"""Bodies of more than this many bytes are handled one at a time, to save memory. Lists of node names are smaller."""
 
 ANSWER_PART = 8 * 2**20
 
 Verb = Callable[[bytes], bytes]
-"""A function for one kind of request: it turns the body of the request into the answer's body. Raises BadInput."""
+"""A function that handles one kind of request, such as bind: it returns the response body. Raises BadInput."""
 
 
 def verbs_of(allocator: Allocator) -> Mapping[str, Verb]:
-    """Return the functions that answer the scheduler's requests, by the path in the URL of a request."""
+    """Return the function that handles each kind of request from kube-scheduler, by the path of the request's URL."""
 
     def scores(body: bytes) -> bytes:
         return protocol.write_priorities(allocator.scores(protocol.read_extender_args(body)))
@@ -92,15 +92,15 @@ def create_application(verbs: Mapping[str, Verb], metrics: publish.ExtenderMetri
                 metrics.seconds.labels(path.rpartition("/")[2]).observe(time.perf_counter() - started)
                 content_type = "application/json" if status == HTTPStatus.OK else ""
                 [data] = httpd.reply(start_response, status, answer, content_type)
-                # cheroot copies each part of an answer twice. So send a large answer in parts, to save memory.
+                # cheroot makes two copies of each chunk of an answer. So send a large answer in chunks, to save memory.
                 yield from (data[begin : begin + ANSWER_PART] for begin in range(0, len(data), ANSWER_PART))
 
     return application
 
 
 def _read(environ: WSGIEnvironment) -> bytes:
-    # Read the request body in parts: in one large read, cheroot would clear a buffer of the whole size for each packet.
-    # Collect the parts in one buffer, because Python would not free the memory of many small parts.
+    # Read the request body in parts. For one large read, cheroot would fill a buffer of the body's size with zeros for
+    # each packet. Collect the parts in one buffer, because Python would not free the memory of many small parts.
     body = io.BytesIO()
     while part := environ["wsgi.input"].read(2**16):
         body.write(part)
@@ -148,8 +148,8 @@ def serve(listening: Listening, application: WSGIApplication) -> httpd.Server:
 class Extender:
     """The scheduler extender, with its server and its background loops.
 
-    ``unbound_seconds``: a pod that is not bound to a node yet keeps its cards for this many seconds.
-    ``max_terminating``: the most seconds for which a pod keeps its cards after it was deleted while it ran.
+    ``unbound_seconds``: the number of seconds for which a pod keeps its cards without being bound to a node.
+    ``max_terminating``: the maximum number of seconds for which a pod that was deleted while it ran keeps its cards.
     ``on_fault``: called if the extender cannot start, or if one of its loops fails.
     """
 
@@ -189,7 +189,7 @@ class Extender:
 
     @property
     def serving(self) -> bool:
-        """True if the extender answers the scheduler and updates the published numbers of free cards."""
+        """True if the extender answers kube-scheduler and publishes the numbers of free cards."""
         return self._server is not None
 
     def free_cards(self) -> FreeCardsByPool:
@@ -198,7 +198,7 @@ class Extender:
     def serve(self) -> None:
         """Read the journals (the stored placements of pods), start the server, and publish the server's address.
 
-        The caller must have listed all pods and nodes. If the journals cannot be read, ``on_fault`` is called. Raises
+        The watches must have listed all pods and nodes. If the journals cannot be read, ``on_fault`` is called. Raises
         OSError if the server cannot listen.
         """
         if not any(
@@ -207,7 +207,7 @@ class Extender:
         ):
             self._on_fault()
             return
-        # Call `tidy` twice, because only its second call reads the pods that the pod watch has not reported.
+        # If the pod watch does not report a pod with a placement, the second call of `tidy` checks whether it exists.
         for _ in range(2):
             self._attempt(self._allocator.tidy, NOT_TIDIED)
         self._repeat("placements", self._allocator.tidy, TIDY_SECONDS, NOT_TIDIED)

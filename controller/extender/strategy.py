@@ -23,7 +23,7 @@ from vcuda.quota.model import CORES_PER_CARD
 
 
 class Assignment(NamedTuple):
-    """The cards that a pod gets on a node, by container index. ``breaks``: how many unused cards become shared."""
+    """A pod's cards on a node, by the container's index. ``breaks``: the number of unused cards that become shared."""
 
     shares: Mapping[int, tuple[Share, ...]]
     breaks: int
@@ -43,7 +43,7 @@ UNSEEN = Unplaceable("the node is not known yet", final=False)
 
 
 def bin_pack(request: CardRequest, names: Iterable[str], nodes: NodeCards) -> Placement | Mapping[str, Unplaceable]:
-    """Return the placement that makes the fewest unused cards shared. If no node fits, return why, for each node."""
+    """Return the placement by which the fewest unused cards become shared, or the reason why each node does not fit."""
     fitting, reasons = _offering(request, names, nodes)
     best: Placement | None = None
     for name, cards in fitting:
@@ -79,7 +79,7 @@ def assign(cards: Cards, containers: Iterable[ContainerRequest]) -> Assignment |
 def _offering(
     request: CardRequest, names: Iterable[str], nodes: NodeCards
 ) -> tuple[list[tuple[str, Cards]], dict[str, Unplaceable]]:
-    """Return a pair: nodes with the requested kind of cards, fewest free cores first; why other nodes do not fit."""
+    """Return the nodes with the requested kind of cards, fewest free cores first, and why the others do not fit."""
     offering: list[tuple[int, int, str, Cards]] = []
     reasons: dict[str, Unplaceable] = {}
     for name in dict.fromkeys(names):

@@ -1,1 +1,1 @@
-"""Cleans up: `stale_gc` removes annotations of stale GPU allocations, `node` removes directories of deleted pods."""
+"""Garbage collection: `stale_gc` removes stale GPU allocations, and `node` removes directories of deleted pods."""

@@ -25,7 +25,7 @@ REASON = "StaleAllocationRemoved"
 MAX_ATTEMPTS = 5  # Maximum attempts to check one pod or node while other clients change the object.
 PERIOD_SECONDS = 60.0
 """Seconds until all pods and nodes are checked again, in case an event was missed or a clock was wrong."""
-STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no queue key for this many periods.
+STUCK_PERIODS = 5  # The loop counts as stuck if it has handled no queue key for this many `PERIOD_SECONDS`.
 RETRY_SECONDS = 10.0
 LOCK_GRACE_SECONDS = 10.0
 """Seconds until a new lock of a node (an annotation that a vendor's scheduler writes while it binds a pod) is checked.
@@ -40,7 +40,7 @@ _NODE = msgspec.json.Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):
-    """A pod or node with stale allocations. ``subject``: its checked version. ``path``: the path of the API object."""
+    """A pod or node with stale allocations. ``subject``: a reference to its checked version. ``path``: its API path."""
 
     subject: InvolvedObject
     path: str
@@ -48,7 +48,7 @@ class StaleObject(msgspec.Struct, frozen=True):
 
 
 Remove = Callable[[StaleObject], None]
-"""A function that removes stale allocations, or just logs them. Raises Conflict if the object was changed meanwhile."""
+"""A function that removes stale allocations, or only logs them. Raises Conflict if the object has changed."""
 
 
 class PatchRemover:
@@ -85,7 +85,6 @@ class PatchRemover:
 
 
 def report_only(found: StaleObject) -> None:
-    """Log the stale allocations that were found in a dry run, and change nothing."""
     for removal in found.removals:
         structlog.get_logger().info("stale allocation found; a dry run removes nothing", **_fields(found, removal))
 
@@ -99,7 +98,7 @@ def _fields(found: StaleObject, removal: stale.Removal) -> dict[str, object]:
 
 
 class GcOptions(msgspec.Struct, frozen=True):
-    """``timeout``: seconds until an allocation or lock is stale. ``dry_run``: True to only log what is stale."""
+    """``timeout``: seconds that the binding of a pod may take, or a lock may exist. ``dry_run``: True to only log."""
 
     timeout: float = 300.0
     dry_run: bool = False
@@ -138,7 +137,7 @@ class StaleAllocationGc:
         self._remove = remove
         self._timeout = timeout
         self._wall = wall
-        # `_served`: each object as it was at its last complete check. An unchanged object is not checked again.
+        # `_served`: by queue key, the object at its last complete check. It is checked again only after a change.
         self._served: dict[str, stored_pods.StoredPod | tuple[stale.Lock, ...]] = {}
         # `_future_seen`: by pod uid, allocation times that were in the future, and when this process first saw them.
         self._future_seen: dict[str, tuple[tuple[str, ...], float]] = {}
@@ -146,7 +145,7 @@ class StaleAllocationGc:
         self._locks_seen: dict[tuple[str, str], tuple[str, float]] = {}
         pods.follow(self._pod_changed)
         nodes.follow(self._node_changed)
-        # The key EVERYTHING is due at the start and then once per period. So a loop that handles no key must be stuck.
+        # The key EVERYTHING is due at the start and then once per period. So a loop that handles no key is stuck.
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
@@ -185,7 +184,7 @@ class StaleAllocationGc:
         return again
 
     def remove_stale(self, key: str) -> float | None:
-        """Read a pod or node, and remove its stale allocations. Return the seconds until another can be stale.
+        """Read a pod or node, and remove its stale allocations. Return the seconds until the next may be stale.
 
         Raises Conflict if every patch conflicted with another write. Raises other VcudaErrors, and errors of decoding.
         """

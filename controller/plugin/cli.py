@@ -35,7 +35,7 @@ OUTPUTS = click.Choice(["table", WIDE, "json", "yaml"])
 
 
 class SpoiltReport(errors.VcudaError):
-    """Somebody has edited the usage report of a namespace: the report is invalid, or describes another namespace."""
+    """The usage report of a namespace is invalid, or describes another namespace, because somebody has edited it."""
 
 
 @dataclass(frozen=True, slots=True)

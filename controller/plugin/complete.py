@@ -16,7 +16,6 @@ NO_FILES, FILES = ":4", ":0"
 
 
 def main() -> None:
-    """Print suggestions that complete the last word that the user has typed."""
     *words, incomplete = sys.argv[1:] or [""]
     found = ShellComplete(cli.main, {}, "kubectl-gpuquota", "").get_completions(words, incomplete)
     plain = [each for each in found if each.type == "plain"]

@@ -17,11 +17,11 @@ from vcuda.workloads import Manifest, Unread, Workload, entries, made_claims
 ADMITTED, REFUSED, NOT_ASKED = "admitted", "refused", "not asked"
 
 PROBE = "_gpuquota-explain"
-"""The invalid name of the pod in the probe (a first dry run of the pod). No object can be created under this name."""
+"""The name of the pod in the probe, a first dry run. The name is invalid, so that no object can be created with it."""
 
-# HAMi-DRA names a pod's claim NAMESPACE-POD-CONTAINER, cut off after 54 characters. The dry run has the invalid pod
-# name `PROBE`, so that the claim of this name cannot be created. If NAMESPACE has more than 50 characters, the name
-# would be cut off and become valid.
+# HAMi-DRA creates a claim named NAMESPACE-POD-CONTAINER for a pod, even in a dry run. With the invalid name `PROBE` for
+# POD, this fails, as intended. But HAMi-DRA cuts the claim's name off after 54 characters. If NAMESPACE has more than
+# 50 characters, the cut name may be valid.
 MOST_OF_NAMESPACE = 50
 
 MAKES_A_CLAIM = (
@@ -39,7 +39,7 @@ _FORECAST = re.compile(f"{would_be_pinned('')}([^ :]+)(?:: |$)")
 
 @dataclass(frozen=True, slots=True)
 class ExplainedObject:
-    """Whether one pod or claim would be admitted. ``reason`` and ``warnings`` are mostly texts of the API server."""
+    """The decision about one pod or claim. ``reason`` and ``warnings`` are mostly texts from the API server."""
 
     object: str
     namespace: str
@@ -101,8 +101,7 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
         if refusal := _probe(api, path, pod):
             if _names_a_claim(refusal):
                 return ExplainedObject(name, namespace, NOT_ASKED, "", MAKES_A_CLAIM)
-            # The dry run used an invalid name on purpose. It was refused for another reason, so the pod itself would be
-            # refused too.
+            # The probe was refused, but not because of its invalid name. So the pod itself would be refused, too.
             given = pod["metadata"].get("name") or pod["metadata"].get("generateName", "")
             return ExplainedObject(name, namespace, REFUSED, "", refusal.replace(PROBE, given))
     answer = _dry_run(api, path, pod)
@@ -118,7 +117,7 @@ def _probe(api: Api, path: str, pod: Manifest) -> str | None:
     """Create the pod under an invalid name in a dry run. Return the refusal; None if only the name was refused.
 
     The API server calls the mutating webhooks before it validates the name. If a webhook creates a claim for the pod,
-    this webhook fails, because the name of the claim would contain the invalid name.
+    this webhook fails, because the claim's name would contain the pod's invalid name.
     """
     try:
         answer = _dry_run(api, path, {**pod, "metadata": {**pod["metadata"], "name": PROBE}})

@@ -24,7 +24,7 @@ MOST_BYTES = 16 * 2**20
 """The maximum size of a response in bytes. An object in etcd has at most 1.5 MiB, which may be 9 MiB as JSON."""
 
 PAGE = 200
-"""The number of objects on the first page of a LIST. If a page is too large, a quarter as many are requested."""
+"""The number of objects on the first page of a LIST. If a page is too large, it is requested with a quarter of them."""
 
 SECONDS = 30
 """The timeout of one request, in seconds."""
@@ -33,7 +33,7 @@ DEFAULT_NAMESPACE = "default"
 
 
 class Answer(Protocol):
-    """The answer to a request: the body as JSON, and the warnings of the API server and of its webhooks in order."""
+    """The response to a request: the body as JSON, and the warnings of the API server and of its webhooks."""
 
     @property
     def body(self) -> bytes: ...
@@ -155,7 +155,7 @@ class Kubectl:
         return Reply(done.output, warnings)
 
     def _run(self, *arguments: str, body: bytes | None = None) -> KubectlRun:
-        # kubectl's stdin and stderr are files, because with pipes kubectl and the plugin could wait for each other.
+        # kubectl's stdin and stderr are files. With pipes, kubectl and the plugin could wait for each other forever.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
             given.write(body or b"")
             given.seek(0)
@@ -192,7 +192,7 @@ _NO_LOGIN = "error: You must be logged in to the server"
 
 
 class PlainRefusal(errors.ApiError):
-    """A refusal by the API server without a status in kubectl's output, for example if a webhook states no reason."""
+    """A refusal for which kubectl printed no known reason of a Status, for example if a webhook states no reason."""
 
     def __str__(self) -> str:
         return self.message

@@ -44,12 +44,12 @@ class GpuNode:
 
     node: str
     models: tuple[str, ...]
-    """The GPU model in the node's label, which the quota uses, then other models. Empty if there is no label."""
+    """First the model in the node's label, by which the quota counts, then other models. Empty if there is no label."""
     cards: float | None
     memory: int | None
     """The memory of one card in MiB."""
     source: str
-    """The source of the model in the node's label; without a label, the source that reports one; or empty."""
+    """The source of the model label. Without a label, the source that reports a model; empty if none does."""
     scheme: str
     """The names of the device plugins and DRA drivers that serve the node."""
     free: float | None
@@ -96,7 +96,7 @@ def _own_kubeconfig() -> Path | None:
     try:
         config = yaml.safe_load(path.read_bytes())
     except (OSError, yaml.YAMLError):
-        return OWN_KUBECONFIG  # The caller reads this file again, and reports the error.
+        return OWN_KUBECONFIG  # `Kube.connect` reads this file again, and raises the error.
     return OWN_KUBECONFIG if isinstance(config, dict) and config.get("current-context") else None
 
 

@@ -9,10 +9,10 @@ from controller.plugin.kubectl import Api, objects_in, segment
 
 
 def read_refusals(api: Api, namespace: str | None) -> Sequence[refusals.RefusedWorkload]:
-    """Return workloads with refused pods or claims, newest first. ``namespace``: None for all. Raises VcudaError."""
+    """Return workloads with refused pods or claims in a namespace (None: in all), newest first. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
-    # The key of a refusal is the uid of its Event, because an Event may be on two pages of a list that changes.
+    # Refusals are stored by the uid of their Event, because one Event may be on two pages if the list changes.
     found: dict[str, refusals.RefusedWorkload] = {}
     for reason in (refusals.REASON, refusals.CLAIM_REASON):
         for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):
@@ -30,7 +30,7 @@ def _read(event: Mapping[str, Any]) -> refusals.SeenEvent:
 
 
 def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:
-    # client-go sets lastTimestamp in Events of core/v1, but eventTime and a series in Events of events.k8s.io.
+    # client-go writes the time of an Event to lastTimestamp in core/v1, but to eventTime and series in events.k8s.io.
     series = event.get("series") or {}
     written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
     return refusals.last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)

@@ -47,7 +47,7 @@ def total_rows(uses: Sequence[NamespaceUse]) -> Iterator[tuple[str, ...]]:
     by_model = sorted((each for use in uses for each in use.models), key=lambda each: each.model)
     for name, group in itertools.groupby(by_model, key=lambda each: each.model):
         found = list(group)
-        # If a namespace limits only the memory of a model, there is no total, because the limit in cards is unknown.
+        # If any namespace limits only the memory of the model, its limit in cards is unknown, so there is no total.
         if len(found) > 1 and all(each.limit is not None for each in found):
             used, pending = sum(each.used for each in found), sum(each.pending for each in found)
             free, limit = sum(each.available or 0 for each in found), sum(each.limit or 0 for each in found)

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 
 class ReadKind(NamedTuple):
-    """A kind of workload. ``short``: kubectl's short name. ``children``: the kind that creates the pods, plural."""
+    """A kind of workload. ``short``: kubectl's short name. ``children``: plural of the kind between it and its pods."""
 
     kind: str
     api: str
@@ -155,7 +155,7 @@ def _asked(api: Api, stored: Json, namespace: str) -> tuple[ExplainedObject, ...
 
 
 def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
-    """Return a decision for a pod that exists: the pod was admitted. The given reason is the state of the pod."""
+    """Return the decision ``admitted`` for a pod that exists. Its reason is a text about the state of the pod."""
     model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     status = stored.get("status") or {}
     waits = [

@@ -19,9 +19,9 @@ from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube
 from vcuda.ledger.report import NamespaceUse
 
-MOST_AT_ONCE = 20  # One check of a namespace handles at most this many pods, the earliest refusals first.
+MOST_AT_ONCE = 20  # One check of a namespace reads at most this many pods, those that were refused first.
 MOST_WOKEN = 10_000
-"""Each time free quota grows, at most this many pods of a namespace are handled. Their uids are kept in memory."""
+"""The most pods of a namespace that are read after its free quota has grown. Their uids are kept in memory."""
 NEXT_LOOK_SECONDS = 5.0
 """Seconds until the next check of a namespace. That check also finds Events written after the last check."""
 
@@ -62,7 +62,7 @@ _POD = msgspec.json.Decoder(ClaimingPod)
 
 
 class ClaimRetrier:
-    """Retries refused claims of pods whenever the free quota of their namespace grows, once per pod each time.
+    """When the free quota of a namespace grows, retries the refused claims of its pods, once for each pod.
 
     ``served``: returns True if the API server serves ResourceClaims.
     """
@@ -93,15 +93,15 @@ class ClaimRetrier:
         try:
             first = refused_by_events(self._kube, namespace, CLAIM_REASON, ("Pod",), leave_out=checked)
         except errors.ListOverdue as error:
-            # After a slow LIST, delay the next check. Meanwhile Kubernetes' claim controller retries by itself.
+            # After a slow LIST, check other namespaces first. Kubernetes also retries by itself.
             self._log.warning("refused ResourceClaims not listed in time", namespace=namespace, reason=str(error))
             self.reconciler.queue.retry(namespace, LOOK_SECONDS * REST_PER_SECOND)
             return None
         due = sorted(first, key=lambda pod: (first[pod], pod.name))
         now = due[: min(MOST_AT_ONCE, MOST_WOKEN - len(checked))]
         checked.update(pod.uid for pod in now)
-        # `MOST_AT_ONCE` bounds the pods that are read in one turn, also those that need no retry. So a tenant who
-        # forges Events cannot delay the retries in other namespaces.
+        # `MOST_AT_ONCE` limits the pods that one check reads, including pods that need no retry. So a tenant who forges
+        # Events cannot delay the retries in other namespaces.
         woken = [self._wake(namespace, pod) for pod in now]
         if now and len(due) > len(now):
             return 0.0

@@ -1,6 +1,6 @@
 """Finds workloads and claims that were refused for quota, by the conditions of ReplicaSets and by Events.
 
-Tenants can write these conditions and Events. So they are read in pages and for a limited time, and few are kept.
+Tenants can write these conditions and Events. So they are read in pages, for a limited time, and into limited memory.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ LOOK_SECONDS = 10.0
 """The most seconds that all LISTs of one check of a namespace may take together."""
 
 MOST_REFUSED = 1000
-"""The maximum number of objects that one check takes from a namespace's Events. A later check takes other objects."""
+"""The maximum number of objects that one check takes from the Events of a namespace. It limits the used memory."""
 
 LONGEST_UID = 64
 """The maximum length of a uid in an Event. A uid from the API server has 36 characters."""
@@ -56,7 +56,7 @@ class Condition(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class OwnerSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The pod template and the wanted number of an owner's pods. Only a Job has ``parallelism`` and ``completions``."""
+    """The pod template of an owner, and how many pods it wants. Only a Job has ``parallelism`` and ``completions``."""
 
     replicas: int | None = None
     parallelism: int | None = None
@@ -107,7 +107,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
         return min(parallelism, self.spec.completions - self.status.succeeded)
 
     def refused_since(self) -> str | None:
-        """Return since when the condition ReplicaFailure reports a refusal for quota; None if it reports none."""
+        """Return when the condition ReplicaFailure began to report a refusal for quota; None if it reports none."""
         # Kubernetes' controllers record only the text of a refusal, and no machine-readable causes. So search the text.
         for condition in self.status.conditions or ():
             if condition.type == "ReplicaFailure" and condition.status == "True" and may_pass_later(condition.message):
@@ -116,7 +116,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 
 def may_pass_later(message: str) -> bool:
-    """Return True if the message is a refusal for quota, so that a later retry may be admitted."""
+    """Return True if a retry may succeed: the message reports a refusal for quota, or that /mutate was not called."""
     return OVER_QUOTA in message or NOT_MUTATED in message
 
 
@@ -138,8 +138,8 @@ class RefusedOwner(msgspec.Struct, frozen=True):
 class RefusedOwners:
     """The owners with refused pods that one check has found, with at most `MOST_OWNER_BYTES` in all.
 
-    ``judged``: the paths of owners that an earlier check has handled. If the total is too large, these are dropped
-    first.
+    ``judged``: the paths of owners for which an earlier check has decided whether they retry. These owners are dropped
+    first if the total is too large.
     """
 
     def __init__(self, judged: Collection[str] = ()) -> None:
@@ -148,7 +148,7 @@ class RefusedOwners:
         self._again: list[tuple[RefusedOwner, int]] = []
         self._bytes = 0
         self.complete = True
-        """False if an owner was dropped that no earlier check has handled."""
+        """False if an owner was dropped before any check has decided whether it retries."""
 
     @property
     def owners(self) -> list[RefusedOwner]:
@@ -198,9 +198,9 @@ def find_refused(
 ) -> RefusedOwners:
     """Return the owners that were refused for quota and still lack pods.
 
-    Owners of a kind in `WITH_CONDITION` are listed if the kind is in ``listed``, or if an Event refers to one of them.
-    An owner of another kind is read if an Event refers to it, as long as ``in_time`` returns True. Undecodable owners
-    are skipped. ``judged``: see `RefusedOwners`.
+    A kind in `WITH_CONDITION` (for example ReplicaSet) is listed if it is in ``listed``, or if an Event refers to an
+    owner of this kind. An owner of another kind is read if an Event refers to it, while ``in_time`` returns True.
+    Undecodable owners are skipped. ``judged``: see `RefusedOwners`.
 
     Raises ListOverdue if the LISTs take longer than `LOOK_SECONDS`.
     """
@@ -232,7 +232,7 @@ def _refused_by_condition(
 def refused_by_events(
     kube: Kube, namespace: str, reason: str, kinds: Collection[str], leave_out: Collection[str] = ()
 ) -> dict[RefusedObject, str]:
-    """Return the objects that were refused for quota according to Events, each with the time of its first refusal.
+    """Read Events. Return the objects whose pods or claims were refused for quota, each with its first refusal's time.
 
     Only Events of this ``reason`` about objects of these ``kinds`` are read. Objects whose uid is in ``leave_out`` are
     left out. At most `MOST_REFUSED` objects are returned, in the order of the Events' names.
@@ -252,15 +252,15 @@ def refused_by_events(
 
 
 def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
-    # A user who may write Events can put any text into the kind, name and uid of the reported object, for example a
-    # path to another namespace. The API server does not limit the length of these texts.
+    # A user who may write Events can put a text of any length into the kind, name and uid of the reported object. A
+    # name that is a path could address an object of another namespace, so reject names that no object can have.
     return reported.kind in kinds and len(reported.uid) <= LONGEST_UID and k8s_types.can_be_name(reported.name)
 
 
 def _refused_by_event(
     kube: Kube, namespace: str, reported: Mapping[RefusedObject, str], in_time: Callable[[], bool]
 ) -> Iterator[tuple[RefusedOwner, int]]:
-    """Yield the owners in ``reported`` whose kind has no condition ReplicaFailure, each with its size in bytes."""
+    """Read the owners in ``reported`` whose kind has no condition ReplicaFailure. Yield each with its size in bytes."""
     first: dict[str, str] = {}
     for each, since in reported.items():
         if each.kind in _WITH_EVENT:

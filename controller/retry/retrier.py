@@ -28,13 +28,13 @@ NEXT_LOOK_SECONDS = 5.0
 """Seconds until a namespace with free quota and refused workloads is checked again."""
 CREATION_TIMEOUT_SECONDS = 8.0
 """Minimum seconds between two retries of one workload, so that its controller has time to create the pods."""
-# A namespace must not delay the checks of other namespaces. So a check of a namespace may take BUDGET_SECONDS to read
-# the owners that Events refer to, and BUDGET_SECONDS to decide which owners may retry. The next check handles other
-# owners. After a check with slow LISTs, the namespace waits nine times as long (REST_PER_SECOND).
+# The check of one namespace must not delay the checks of others. So the check may take BUDGET_SECONDS to read owners,
+# and BUDGET_SECONDS to decide which owners retry. The next check handles the other owners. After a slow check, the
+# namespace waits REST_PER_SECOND times as long as the check has taken.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
 MAX_PODS = 1000
-"""At most this many missing pods of one owner are counted. If more are missing, other owners may retry in vain."""
+"""At most this many missing pods of an owner are counted, to save time. So other owners may retry in vain."""
 
 LISTED_EVERY_SECONDS = 300.0
 """Seconds after which ReplicaSets and ReplicationControllers are listed even if no Event refers to any of them."""
@@ -55,7 +55,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return cls(cores, use.memory_available)
 
     def takes(self, charge: Charge, limit: Limit) -> bool:
-        """Return True if the charge may fit. Return False for a charge of 0 cores, which is never refused for quota."""
+        """Return True if the charge seems to fit. Return False for 0 cores, which are never refused for quota."""
         memory_fits = self.memory is None or _least_memory(charge, limit) <= self.memory
         return 0 < charge.cores <= self.cores and memory_fits
 
@@ -76,7 +76,7 @@ class FreeQuota(msgspec.Struct, frozen=True):
 def record_free(
     recorded: dict[str, Mapping[str, FreeQuota]], namespace: str, use: NamespaceUse | None
 ) -> tuple[Mapping[str, FreeQuota], bool]:
-    """Record a namespace's free quota by model. Return a pair: this free quota; True if it has grown for any model."""
+    """Record a namespace's free quota by model. Return it, and True if it has grown for any model."""
     free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
     before = recorded.pop(namespace, {})
     if free:
@@ -97,7 +97,7 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    """Return the owners (ReplicaSets, Jobs …) in the order of their refusals, but those in ``judged`` last."""
+    """Return the owners sorted by first refusal. Owners in ``judged``, which were checked before, come last."""
     return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
 
 
@@ -108,10 +108,10 @@ def select_retries(
     nodes: Nodes,
     known: GpuResources = BUILT_IN,
 ) -> list[RefusedOwner]:
-    """Return the owners whose pods fit into the free quota. Each owner leaves less free quota for later owners.
+    """Return the owners that have free quota for at least one missing pod, after the pods of the owners before them.
 
-    ``free``: the free quota of each model. A pod takes quota of its first model with enough free quota. If the
-    namespace's quota prefers the model with the most free quota, the pod takes quota of that model.
+    ``free``: the free quota of each model. A pod takes quota of the first of its models with enough free quota, or of
+    the model with the most free quota if the namespace's quota prefers that model.
     """
     left = dict(free)
     return [candidate for candidate in in_order if _take(candidate.owner, quota, left, nodes, known)]
@@ -177,7 +177,7 @@ class Retrier:
         try:
             found = self._find(namespace, started, judged)
         except errors.ListOverdue as error:
-            # Check the other namespaces first. Meanwhile the Kubernetes controllers retry by themselves.
+            # After slow LISTs, check other namespaces first. Kubernetes also retries by itself.
             self._log.warning("refused workloads not listed in time", namespace=namespace, reason=str(error))
             spent = self._clock() - started
             self.reconciler.queue.retry(namespace, max(NEXT_LOOK_SECONDS, spent * REST_PER_SECOND))
@@ -215,7 +215,7 @@ class Retrier:
         return lambda: self._clock() < deadline
 
     def _in_time(self, in_order: Iterable[RefusedOwner], judged: set[str]) -> Iterator[RefusedOwner]:
-        """Yield at least one owner, and more until BUDGET_SECONDS have passed. Add their paths to ``judged``."""
+        """Yield owners until BUDGET_SECONDS have passed, but at least one. Add the path of each to ``judged``."""
         in_time = self._budget()
         for refused in in_order:
             judged.add(refused.path)

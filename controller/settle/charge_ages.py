@@ -27,7 +27,7 @@ class SettleTiming(msgspec.Struct, frozen=True):
 
     @property
     def uncertain(self) -> float:
-        """After this many seconds, each pod that a replica has admitted is stored, or can no longer be stored."""
+        """The seconds after which each pod that a replica has admitted is stored, or can no longer be stored."""
         return self.pending_ttl + LEASE_SECONDS + MARGIN_SECONDS
 
 
@@ -39,7 +39,7 @@ class Watch(msgspec.Struct, frozen=True):
     began: float
 
     def is_of(self, other: "Watch | None") -> bool:
-        """Return True if this watch and ``other`` began with the same lists of pods and claims."""
+        """Return True if ``other`` is the same watch: both began with the same lists of pods and claims."""
         return other is not None and (self.pods, self.claims) == (other.pods, other.claims)
 
 
@@ -47,7 +47,7 @@ class Sighting(msgspec.Struct, frozen=True):
     """The moment at which this leader first saw a charge in a ledger.
 
     ``at``: this moment, in seconds.
-    ``watch``: the pod watch of this leader, if it began before the charge was made; otherwise None.
+    ``watch``: the watch at this moment, if the charge was surely made after its beginning; otherwise None.
     """
 
     at: float
@@ -86,7 +86,7 @@ class ChargeAges:
         self._terminating: dict[str, dict[str, Sighting]] = {}
         # `_written_under`: for each namespace, the watch that was current when this leader last wrote the ledger.
         self._written_under: dict[str, Watch] = {}
-        # `_renewed`: by namespace and replica, the counter of the reservation, and when the counter last changed.
+        # `_renewed`: by namespace and replica, the reservation's counter, and the time of its last change (a renewal).
         self._renewed: dict[str, dict[str, tuple[int, float]]] = {}
 
     def watching(self, pods: str, claims: str, now: float) -> Watch:
@@ -97,21 +97,21 @@ class ChargeAges:
         return self._watch or watch
 
     def written(self, namespace: str, watch: Watch) -> None:
-        """Record that this leader wrote a namespace's ledger. Charges that appear later are newer than ``watch``."""
+        """Record that this leader wrote a ledger. Charges that it first sees later were made after ``watch`` began."""
         self._written_under[namespace] = watch
 
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
-        """Return the expired pending charges. If a new LIST lacks the pod of such a charge, it can never be stored."""
-        # If this leader has written the ledger since this watch began, it saw every charge in the ledger at that time.
-        # So a charge that it sees now for the first time was made after the watch began.
+        """Return the expired pending charges. A pod with such a charge can never be stored if a new LIST lacks it."""
+        # If this leader has written the ledger since this watch began, it saw all charges that the ledger had then. So
+        # a charge that the leader sees now for the first time was made after the watch began.
         covered = watch if watch.is_of(self._written_under.get(namespace)) else None
         first = self._sightings(self._pending, namespace, ledger.pending, Sighting(now, covered))
         return Overdue.of({uid: first[uid].at + self._timing.pending_ttl for uid in ledger.pending}, now)
 
     def seconds_unseen(self, namespace: str, ledger: Ledger, uid: str, watch: Watch, now: float) -> int:
-        """Return for how many seconds the containers of a pending pod (charged and not stored) may still run.
+        """Return for how many seconds a pod with a pending charge may still run, although the pod is not stored.
 
-        The pod may have been stored and force-deleted before the watch began. Return 0 for a pod newer than the watch.
+        The pod may have been stored and force-deleted before the watch began. Return 0 if it was admitted after that.
         """
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):

@@ -15,8 +15,8 @@ from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
-# A newly limited namespace has this label value until the API server is known to call the webhook for its pods. A new
-# leader reads the label, and continues to wait.
+# A newly limited namespace has this label value until a dry run has shown that the API server calls the webhook for its
+# pods. A new leader finds the label, and repeats the dry run.
 TAKING_EFFECT = "taking-effect"
 
 # The policy PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for whose

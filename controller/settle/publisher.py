@@ -15,7 +15,7 @@ from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
 
 UNHURRIED_SECONDS = 5.0
-"""Minimum seconds between two written reports of a namespace with free quota, because its report is not urgent."""
+"""Minimum seconds between two reports of a namespace with free quota. They are not urgent, because no pod waits."""
 
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause in a 403 answer: the object's namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
@@ -75,7 +75,7 @@ class Publisher:
     def _reconcile(self, namespace: str) -> None:
         with self._lock:
             if namespace not in self._reports:
-                return  # The watch has delivered a usage report of an earlier leader. This leader has made none yet.
+                return  # An earlier leader wrote the stored usage report. This leader has no report to publish yet.
             use = self._reports[namespace]
         published = self.published.get((namespace, USAGE_NAME))
         if use is None:

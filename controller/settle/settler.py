@@ -35,22 +35,22 @@ CONFLICT_RETRY_SECONDS = 0.1
 charges accumulate until the recounted ledger is written."""
 
 GROWTH_SECONDS = 3.0
-"""Seconds between two recounts of a ledger with free quota, if pods were only added. No pod waits for a recount,
-because pending charges count as much as committed charges. Rare recounts cause few conflicts with replicas."""
+"""Seconds between two recounts of a ledger with free quota, if pods were only added. Such a recount frees no quota, so
+no pod waits for it. Rare recounts cause few write conflicts with webhook replicas."""
 
 FEW_PENDING_BYTES = 2048
-"""A ledger whose pending charges have fewer than this many bytes has at most about 80 pending charges."""
+"""If the pending charges of a ledger have fewer bytes, they are at most about 80, and a recount is not urgent."""
 
 MANY_PENDING_BYTES = 3072
-"""A ledger whose pending charges have more than this many bytes has more than about 130 pending charges, a quarter of
-the maximum. While so many pods are created, the watches lag."""
+"""If the pending charges of a ledger have more bytes, they are more than about 130, a quarter of the maximum. Then the
+ledger is recounted every `CROWDED_SECONDS`, because the watches lag while so many pods are created."""
 
 CROWDED_SECONDS = 0.25
 """Seconds between two recounts of a ledger with many pending charges. At 400 pods a second, such a ledger could be full
 within the usual interval of one second."""
 
 AWAIT_PODS_AGAIN_SECONDS = 0.5
-"""Seconds until a ledger is settled again if a claim lost its devices and the pod watch does not show the cause yet."""
+"""Seconds until a ledger is settled again, if the watches do not show yet why a claim has lost its devices."""
 
 
 class Settler:
@@ -133,7 +133,7 @@ class Settler:
             self.queue.add(namespace)
 
     def full_resync(self) -> None:
-        """Queue a recount of every namespace. Report drift: a ledger that differs from the stored pods."""
+        """Queue a recount of every namespace. Log and count each ledger that differs from the stored pods (drift)."""
         for namespace in self.known_namespaces():
             known = self.ledgers.get(self._store.key(namespace))
             # A ledger that is queued or was just settled may briefly differ from the stored pods without being wrong.
@@ -177,7 +177,7 @@ class Settler:
                 queue.retry(namespace, CONFLICT_RETRY_SECONDS)
             except errors.LedgerLost as lost:
                 # A new ledger is closed: nothing can be charged to it. The webhook replica that creates the first
-                # ledger of a namespace opens it immediately. So settle the ledger again soon.
+                # ledger of a namespace opens it immediately. So try again soon, before reporting a lost ledger.
                 if lost.missing < OPENING_SECONDS:
                     queue.add(namespace, OPENING_SECONDS)
                     return
@@ -238,7 +238,7 @@ class Settler:
         self._report(namespace, limits, stored.ledger if stored else Ledger())
 
     def _report_lost(self, namespace: str) -> None:
-        """Report the usage of the stored pods and claims. Report no free quota until the lost ledger is rebuilt."""
+        """Report the usage of the stored pods and claims, but no free quota, because the ledger is lost."""
         if limits := self._limits(namespace):
             observed = self.pods.observed(namespace, self._nodes.current())
             claims = self.claims.observed(namespace, observed.extended)
@@ -296,8 +296,8 @@ class Settler:
         if counted_as_now and not is_older(observed.resource_version, ledger.pod_resource_version):
             return msgspec.structs.replace(observed, claims=self.claims.as_new_as(ledger, namespace, observed.extended))
         # A LIST is needed in two cases. In the first case, the quota, a DeviceClass or the cards of a node have
-        # changed, and the pod watch has not decoded all pods again. In the second case, a webhook replica has counted
-        # the pods at a later version than the watch has reached. A watch without events gets one bookmark a minute.
+        # changed, and the pod watch has not computed all charges again. In the second case, a webhook replica has
+        # counted the pods at a later version than the watch, because a quiet watch gets only one bookmark a minute.
         return self._listed(namespace, ledger)
 
     def _listed(self, namespace: str, ledger: Ledger) -> ObservedPods:
@@ -312,8 +312,8 @@ class Settler:
         # A ledger with pending, terminating or reserved charges must stay. A new ledger would be counted from the
         # stored pods, and would lack admitted pods that are not stored yet, and deleted pods that may still run.
         ledger = stored.ledger
-        # Do not settle an empty ledger before its deletion, because many ledgers may be deleted together. In a quiet
-        # cluster the watches may be older than a ledger, and settling the ledger then needs two LISTs.
+        # Delete an empty ledger without a recount, because many ledgers may be deleted together. In a quiet cluster,
+        # the watches may be older than a ledger, and a recount then needs two LISTs.
         if not ledger.is_empty or self.pods.observed(namespace, self._nodes.current()).vanished:
             ledger = self._settled(namespace, ledger)
         if ledger.pending or ledger.terminating or ledger.reserved or stored.version is None:
@@ -328,7 +328,7 @@ class Settler:
             self._log.info("ledger deleted", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:
-        """If a user asked to delete an unreadable ledger, delete it once no pod charged to it can still be stored."""
+        """Delete an unreadable ledger if a user has asked for this, and no pod charged to it can still be stored."""
         known = self.ledgers.get(self._store.key(namespace))
         if known is None or not known.deleting:
             return
@@ -360,7 +360,7 @@ class Settler:
         return over.keys
 
     def _absent(self, namespace: str, ledger: Ledger) -> Mapping[str, int]:
-        """Return the uids of pods with expired pending charges that are not stored, so that they can never be stored.
+        """Return the uids of pods that have expired pending charges and are not stored. They can never be stored.
 
         Each uid comes with the seconds for which the pod's containers may still run: 0 if the pod was never stored.
         """

@@ -50,14 +50,14 @@ MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The answer of this replica: the usage in ``feed`` if it leads and is ready, otherwise the text ``reason``."""
+    """The usage data in ``feed`` if this replica is the leader and ready; otherwise the ``reason`` why it has none."""
 
     feed: Feed | None
     reason: str
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
-    """Return the usage page as a WSGI app. ``standing``: returns what to serve. ``hosts``: the allowed host names."""
+    """Return the usage page as a WSGI app. ``standing``: returns its data. ``hosts``: the allowed host names."""
     app = flask.Flask(__name__, static_folder=None, template_folder=None)
     assets = read_assets()
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # Flask's own answers to OPTIONS would lack security headers.
@@ -212,8 +212,8 @@ def _standby(views: Views, reason: str) -> flask.Response:
 
 def _error(views: Views, error: HTTPException) -> flask.Response:
     status = HTTPStatus(error.code or HTTPStatus.INTERNAL_SERVER_ERROR)
-    # If a namespace is not found, the error's description names it. For an unknown URL, the description is written by
-    # Flask, and only suggests a typing error.
+    # A 404 for a known URL has a description that names the missing namespace. For an unknown URL, Flask itself writes
+    # the description, which only suggests a typing error.
     message = error.description if status == HTTPStatus.NOT_FOUND and flask.request.url_rule else None
     message = message or f"{status.description or status.phrase}."
     allowed = {"Allow": "GET, HEAD"} if status == HTTPStatus.METHOD_NOT_ALLOWED else None

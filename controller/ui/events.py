@@ -81,7 +81,7 @@ class Newest(Generic[T]):
             if len(self._by_namespace[namespace]) > self._most_of_one:
                 self._forget_oldest_of(namespace)
             # Many refusals, for example after a quota was lowered, must not fill the leader's memory. So the namespace
-            # with the most entries loses its oldest entry. A namespace with a single entry keeps that entry.
+            # with the most entries loses its oldest entry. All other namespaces keep their entries.
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 

@@ -154,7 +154,7 @@ class Feed:
         return after
 
     def _moved(self) -> list[str]:
-        """Of the namespaces whose page a browser shows, return those whose pods have changed since the last call.
+        """Return the namespaces whose page a browser shows, and whose pods have changed since the last call.
 
         A pod can change while the usage of its namespace stays the same, for example when the pod is bound to a node.
         """
@@ -200,7 +200,7 @@ class Listener:
 def _event(name: str, data: bytes, version: str = "") -> bytes:
     """Return a server-sent event.
 
-    ``data``: has no line break, like encoded JSON. After a line break, a tenant's text could forge another event.
+    ``data``: must have no line break, like encoded JSON. After a line break, a tenant's text could forge another event.
     """
     head = f"id: {version}\n" if version else ""
     return b"%sevent: %s\ndata: %s\n\n" % (head.encode(), name.encode(), data)

@@ -81,7 +81,7 @@ class UsagePage:
 def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:
     """Serve the usage page in threads. Raises OSError if the server cannot listen at the address.
 
-    A connection is closed after one request, because the next request may have to reach another replica.
+    Each connection serves one request. So after a change of the leader, the next request can reach the new leader.
     """
     # Each browser that listens for changes occupies a thread. Half as many threads are added for other requests.
     return httpd.Server(address, application, threads=feed.MAX_LISTENERS * 3 // 2).in_threads()

@@ -76,7 +76,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
 
 def row_of(use: NamespaceUse) -> NamespaceRow:
-    # The row does not contain the namespace's pods. So it is rendered again only if the usage of the namespace changes.
+    # The row lacks the namespace's pods, so that it is rendered again only if the usage of the namespace changes.
     rows = {
         each.model: ModelRow(
             *(each.model, each.limit, each.used, each.pending, each.available, each.memory_limit, each.memory_used),
@@ -158,10 +158,10 @@ def span(seconds: float) -> str:
 NAME = "name"
 FULLEST = "fullest"
 MODEL = "model."
-"""The prefix of the sort key for a GPU model's column. It keeps a model named ``fullest`` apart from `FULLEST`."""
+"""The sort key of a GPU model's column begins with this text. So a model named ``fullest`` differs from `FULLEST`."""
 
 TEXTS = (NAME, "kind", "model", "node")
-"""The columns with text. The first click on such a column sorts from a to z, on others from the largest number."""
+"""The columns with text. A first click sorts them from a to z, and sorts other columns from the largest number."""
 
 MAX_SEARCH_LENGTH = 100
 """The maximum length of a search text. Further characters are ignored."""
@@ -229,8 +229,8 @@ def _amount(row: NamespaceRow, sort: str) -> ModelRow | None:
 
 
 def _figures(amount: ModelRow, sort: str) -> tuple[float, float]:
-    # Column `FULLEST` is sorted by the used share of the limit, then by the used cards; a model's column by the used
-    # cards, then by the share.
+    # Column `FULLEST` is sorted by the used part of the limit, and a model's column by the used cards. Equal rows are
+    # then sorted by the other number.
     return (amount.fullness, amount.used) if sort == FULLEST else (amount.used, amount.fullness)
 
 
@@ -248,7 +248,7 @@ HOLDER_SORTS: Mapping[str, Callable[[HolderRow], str | float]] = {
     "node": lambda holder: holder.node,
     "age": _age,
 }
-"""The columns by which the table of pods and claims can be sorted, each with the sort key of a row."""
+"""The columns by which the table of pods and claims can be sorted, each with a function that returns its sort key."""
 
 
 def ordered_holders(holders: Iterable[HolderRow], order: TableQuery) -> Sequence[HolderRow]:

@@ -37,7 +37,7 @@ class Views:
         self._templates = jinja2.Environment(
             loader=jinja2.PackageLoader("controller.ui"),
             autoescape=True,
-            undefined=jinja2.StrictUndefined,  # A value that is missing in a template raises an error.
+            undefined=jinja2.StrictUndefined,  # A template that uses a missing value raises an error.
             trim_blocks=True,
             lstrip_blocks=True,
             auto_reload=False,  # Template files do not change while the program runs, so jinja2 need not check them.
@@ -85,4 +85,4 @@ class Views:
 
 
 SOON = 14 * 86400
-"""A certificate that expires within this many seconds is highlighted. There is still time to repair the renewal."""
+"""A certificate that expires within this many seconds is highlighted, so that people can repair its renewal in time."""

@@ -129,7 +129,7 @@ class Picture(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> ModelCards:
-        """The sum of the cards of all GPU models in `counted`. The cards may differ in speed and memory."""
+        """The sums of cards and usage over `counted`, and of all limits. The cards may differ in speed and memory."""
         known = [model.cards for model in self.counted if model.cards is not None]
         used = rounded(model.used for model in self.counted)
         promised = rounded(model.promised for model in self.cluster)
@@ -219,7 +219,7 @@ def _other_parts(before: Picture, after: Picture) -> list[str]:
 
 
 def _shown(part: str, picture: Picture) -> object:
-    # Ages are not in the data that a part of the page shows, because the browser itself updates the ages.
+    # A part is rendered again if this data changes. The data has no ages, because the browser itself updates ages.
     match part:
         case "summary":
             return picture.cluster, len(picture.lines), full(picture)

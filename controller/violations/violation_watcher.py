@@ -43,8 +43,8 @@ NOT_COUNTED_MESSAGE = (
 )
 
 REPORT_GRACE_SECONDS = 1.0
-"""Seconds from a usage report to the check of its namespace for violations. The wait is needed because the pod watch
-may show a new pod before the quota watch shows the quota edit by which the pod was admitted."""
+"""Seconds from a usage report to the check of its namespace for violations. Without this delay, a pod that a raised
+quota admits could look like a violation, because the quota watch may be slower than the pod watch."""
 
 EVICTION_TIMEOUT_SECONDS = 30.0
 """The timeout of an eviction request, in seconds. If a newer pod has the name of the pod to evict, the API server tries
@@ -92,7 +92,7 @@ class Evictor:
         self._log = structlog.get_logger()
 
     def evict_newest(self, namespace: str, tries: Mapping[str, int]) -> str | None:
-        """Try to evict the newest pod in ``tries`` that is still beyond the quota. Return its uid, or None.
+        """Try to evict the newest pod in ``tries`` that is still beyond the quota. Return its uid; None if no pod is.
 
         ``tries``: the uids of pods that may be evicted, each with the number of earlier attempts.
 
@@ -247,7 +247,7 @@ class ViolationWatcher:
         self._ongoing: dict[str, Mapping[str, OngoingViolation]] = {}
         self._reported: dict[str, set[tuple[str, ViolationKind]]] = {}
         self._tried: dict[str, tuple[float, int]] = {}
-        # `_announced`: by namespace, for each Event GrantEnds that was written: the object's uid and the grant's end.
+        # `_announced`: by namespace, the uid of each pod or claim with an Event GrantEnds, and the end of the grant.
         self._announced: dict[str, set[tuple[str, float]]] = {}
         self._log = structlog.get_logger()
 
@@ -284,7 +284,7 @@ class ViolationWatcher:
         if limits.mode != Mode.AUDIT:
             self._post_events(namespace, found)
         # After an eviction, the namespace is checked again as soon as the queue allows: after a second. So the next pod
-        # is evicted only if it is still beyond the quota without the evicted pod.
+        # is evicted only if it is beyond the quota even without the usage of the evicted pod.
         return 0.0 if self._evict(namespace, ongoing) else self._period
 
     def _announce(

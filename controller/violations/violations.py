@@ -106,8 +106,8 @@ def _age(of: _Charged | Violation) -> tuple[str, str, str]:
 def _violations(
     namespace: str, quota: NamespaceQuota, model: str | None, held: Sequence[_Charged]
 ) -> Iterator[Violation]:
-    """Yield the violations among the pods and claims of one GPU model: ``held``, from the oldest to the newest."""
-    # Leave out terminating pods, although they still have cards. Otherwise one eviction would cause another eviction.
+    """Yield the violations in ``held``, the pods and claims of one GPU model, sorted from the oldest to the newest."""
+    # Leave out terminating pods. An evicted pod keeps its cards until it ends, and would cause a second eviction.
     staying = [each for each in held if not each.holder.terminating]
     if model is None:
         message = f"the GPU quota of namespace {namespace} does not count this pod, because it has no GPU model"
@@ -160,7 +160,7 @@ def _of_claims(namespace: str, claims: Iterable[PricedClaim]) -> Iterator[Violat
     for claim, taken in claims:
         if taken.other:
             message = str(taken.other)
-            # The claim's status reliably names its devices, so the claim is charged for these devices' models, too.
+            # The claim is also charged for the model of its devices, because its status reliably names the devices.
             if taken.other.models:
                 message = f"{message}; the claim is charged for both models"
             yield Violation(ViolationKind.OTHER_MODEL, claim, message)

@@ -95,7 +95,7 @@ def main(seconds: float | None, seed: int) -> None:
 
 
 def start(directory: Path, stack: ExitStack) -> Playground:
-    """Start every process of the playground, and print how to use the playground. ``stack`` stops the processes later.
+    """Start every process of the playground, and print how to use it. The caller closes ``stack`` to stop them.
 
     Raises one of `FAILURES` if a process does not start.
     """

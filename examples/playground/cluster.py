@@ -63,8 +63,8 @@ def running_cluster(programs: Programs, directory: Path) -> Iterator[Cluster]:
 def hami_scheduler(cluster: Cluster) -> Component:
     """Return a kube-scheduler that has the name of HAMi's scheduler, and runs in place of it.
 
-    This scheduler counts the vGPUs of a pod, but not their cores and memory. So a node must offer at most
-    as many vGPUs as have enough cores and memory on its cards.
+    This scheduler considers the vGPUs of a pod, but ignores their cores and memory. So a node must not offer more
+    vGPUs than its cards have cores and memory for.
     """
     directory, [port] = cluster.plane.directory, free_ports(1)
     shares = {"ignoredResources": [name for name in HAMI.resources if name != HAMI.main_resource]}
@@ -85,7 +85,7 @@ def hami_scheduler(cluster: Cluster) -> Component:
 
 
 def kwok(cluster: Cluster) -> Component:
-    """Return the component that runs kwok, which acts as the kubelet of every node."""
+    """Return the process to start for kwok, which acts as the kubelet of every node."""
     [port] = free_ports(1)
     flags = (
         f"--kubeconfig={cluster.plane.kubeconfig}",
@@ -100,7 +100,7 @@ def kwok(cluster: Cluster) -> Component:
 
 
 def nodes() -> Iterator[Json]:
-    """Yield 2 nodes with 4 A100 cards each, and 4 nodes with 4 T4 cards each. Pods share the T4 cards by HAMi."""
+    """Yield 2 nodes with 4 A100 cards each, and 4 nodes with 4 T4 cards each. With HAMi, pods can share T4 cards."""
     cards = str(CARDS_PER_NODE)
     for number in (1, 2):
         yield _node(f"a100-{number}", features(A100_PRODUCT, cards, "40960", cards))

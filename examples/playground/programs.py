@@ -15,10 +15,10 @@ from tools.control_plane import CONTROLLER_MANAGER, SCHEDULER
 
 ROOT = Path(__file__).parents[2]
 KUBERNETES, ETCD, KWOK = "v1.37.2", "v3.6.16", "v0.8.0"
-"""The versions of the programs that the build scripts build."""
+"""The versions of Kubernetes, etcd and kwok that the build scripts build."""
 
 STAGES = "stages"
-"""The directory with kwok's stages, next to the program kwok. Stages are files that describe how it simulates pods."""
+"""The directory of kwok's stages, next to the program. Stages are files that describe how kwok simulates pods."""
 
 BUILD_TOOLS = "tests/e2e/build-tools"
 BUILDS = (("tests/e2e/build-control-plane",), (BUILD_TOOLS, "kwok"))
@@ -93,7 +93,7 @@ def provide(directory: Path, env: Mapping[str, str]) -> Programs:
 
 
 def find(path: Sequence[str]) -> dict[str, Path]:
-    """Return the files of the programs in the directories ``path``. A kwok without its stage files is left out."""
+    """Return the programs that were found in the directories ``path``. kwok is left out if its stages are missing."""
     files = {program.name: shutil.which(program.name, path=os.pathsep.join(path)) for program in PROGRAMS}
     found = {name: Path(file).resolve() for name, file in files.items() if file}
     return {name: file for name, file in found.items() if name != "kwok" or (file.parent / STAGES).is_dir()}

@@ -30,7 +30,7 @@ OVERLAY = ROOT / "manifests" / "overlays" / "hami"
 NAMESPACE = "vcuda-quota"
 WEBHOOK, CONTROLLER, CERTIFICATES = "vcuda-webhook", "vcuda-controller", "vcuda-certs-first"
 DECLARED = "quota.vcuda.io/webhooks"
-"""The annotation of a webhook configuration that lists the webhooks that `vcuda-certs` must register in it."""
+"""An annotation of a webhook configuration. It lists the webhooks that `vcuda-certs` adds to the configuration."""
 
 USAGE = "gpu-quota-usage"
 """The name of the ConfigMap in which the controller publishes the usage of a namespace."""

@@ -15,13 +15,13 @@ CARD: Mapping[str, str] = {"nvidia.com/gpu": "1"}
 HALF_CARD: Mapping[str, str] = {"nvidia.com/gpu": "1", "nvidia.com/gpucores": "50", "nvidia.com/gpumem": "7680"}
 
 COMPLETES_AFTER = tuple(f"pod-complete.stage.kwok.x-k8s.io/{bound}" for bound in ("delay", "jitter-delay"))
-"""The annotations with the minimum and the maximum time for which kwok simulates a running pod of a Job."""
+"""The annotations by which kwok completes a Job's pod: the minimum and the maximum time that the pod runs."""
 
 GRACE_SECONDS = 2
 """The grace period of each pod in seconds, for which the cards of a deleted pod stay charged."""
 
 WAIT_SECONDS = 90
-"""The seconds after which Kubernetes ends a Job, even if the Job got no pods. This limits the Jobs that wait."""
+"""The seconds after which Kubernetes ends a Job, even one without pods. This limits the number of waiting Jobs."""
 
 KEEP_SECONDS = 20
 """Seconds for which an ended Job is kept."""

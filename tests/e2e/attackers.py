@@ -44,11 +44,8 @@ TORN = "bound, then deleted by force"
 GONE = "deleted before"
 ALLOWED, HUNG_UP = "allowed", "not answered"
 NO_RIGHT = "refused by RBAC"
-"""The outcome of a request that the API server rejects by RBAC.
-
-Just after its restart, the API server may also reject permitted requests in this way, because it has not read all roles
-yet.
-"""
+"""The outcome of a request that RBAC forbids. Just after a restart, the API server may also forbid permitted requests,
+because it has not read all roles yet."""
 NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
 INVENTED = "invented"
 
@@ -85,9 +82,7 @@ CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
 """The permitted outcomes of the attacks that create ResourceClaims, by the name of the attack."""
 
 FEW_CORES = {"tencent.com/vcuda-core": 5, "tencent.com/vcuda-memory": 1}
-"""The request of attacking pods that are charged but never stored. It is small, so it leaves quota for the
-other pods.
-"""
+"""The GPU request of attacking pods that are charged but never stored. It is small, to leave quota for other pods."""
 
 SELECTIONS = (
     required(term(*(requirement("rank", "Gt", str(n)) for n in range(490)), requirement("rank", "Lt", "0"))),
@@ -108,15 +103,15 @@ def outcome(answer: Answer) -> str:
 
 @dataclass(frozen=True)
 class Siege:
-    """Attacks by a tenant with ClusterRole `edit`, in the last namespace of each group of `callers`.
+    """Attacks by a tenant with ClusterRole `edit`, always in the last of the namespaces that the callers use now.
 
-    ``callers``: the usual load. It determines which group of namespaces is in use.
+    ``callers``: the clients with the usual load. They use one group of namespaces after the other.
     ``admin``: a client that acts as the scheduler.
     ``tenant``: a client with the rights of the tenant.
     ``replicas``: the webhook replicas that the tenant calls directly, without the API server.
-    ``ghosts``: collects the bound pods that the tenant deleted by force.
+    ``ghosts``: records the bound pods that the tenant deleted by force.
     ``counts``: the number of answers by attack and outcome.
-    ``numbers``: the numbers in the names of objects.
+    ``numbers``: the numbers for the names of new objects.
     """
 
     callers: Callers
@@ -128,9 +123,7 @@ class Siege:
     numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return the functions that attack until a stop event is set. `in_threads` runs each function in its own
-        thread.
-        """
+        """Return one function for each attack, to run in its own thread. It attacks until its event is set."""
         does = dict(
             zip(
                 ATTACKS,
@@ -160,9 +153,7 @@ class Siege:
         return self.callers.present()[-1]
 
     def _pod(self, limits: Json = GPU_REQUESTS[0], **metadata: object) -> Json:
-        """Return a pod whose label selects the webhook replica that reviews it. The pods select all
-        replicas in turn.
-        """
+        """Return a pod whose label selects its webhook replica. Successive pods select all replicas in turn."""
         number = next(self.numbers)
         return gpu_pod(f"attack-{number}", self._namespace, limits, labels=self.callers.labels(number), **metadata)
 
@@ -217,8 +208,7 @@ class Siege:
     def _planted(self) -> str:
         """Create a claim that looks as if /mutate had pinned it and the scheduler had created it.
 
-        The tenant has written a forged pin (selector of the model), and the annotation of claims that the scheduler
-        creates.
+        The tenant forges the CEL expression of the pin, and the annotation of claims that the scheduler creates.
         """
         entry = CLAIM_REQUESTS[1]["exactly"]
         expression = write_pin(ClaimPin(NVIDIA, (random.choice([*PRODUCTS]).lower(),)))  # noqa: S311  # random load
@@ -303,7 +293,7 @@ class Siege:
 
 
 def binding(pod: Json) -> tuple[str, Json]:
-    """Return the path and the body of the request that binds the pod to `NODE`. The annotations in it are forged."""
+    """Return the path and the body of a request that binds the pod to `NODE`, with forged annotations."""
     name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": NODE}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name, "annotations": FORGED}, "target": target}
     return f"{path_of(pod)}/{name}/binding", body
@@ -311,7 +301,6 @@ def binding(pod: Json) -> tuple[str, Json]:
 
 @contextmanager
 def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
-    """Yield a TLS connection to the webhook replica, with a timeout."""
     parts = urlsplit(replica.url)
     with (
         socket.create_connection((parts.hostname, parts.port or 0), timeout=SILENT_SECONDS) as raw,
@@ -321,7 +310,7 @@ def connected(replica: WebhookProcess) -> Iterator[ssl.SSLSocket]:
 
 
 def prepare(cluster: Cluster, namespaces: Sequence[str]) -> None:
-    """Give user `tenant` the right to edit these namespaces and their labels, and create the node of the attacks.
+    """Give user `tenant` the right to edit these namespaces and their labels, and create the node `NODE`.
 
     Also create a ResourceQuota in each namespace, which rejects pods that request FPGAs.
     """

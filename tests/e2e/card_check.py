@@ -13,11 +13,11 @@ CORES, MEMORY = "tencent.com/vcuda-core", "tencent.com/vcuda-memory"
 INDEX = "tencent.com/predicate-gpu-idx-"
 
 Taken = dict[tuple[str, int], tuple[int, int]]
-"""The cores and the blocks of memory (256 MiB each) that pods use on a card, by node and number of the card."""
+"""By node and number of a card: the cores, and the blocks of memory (256 MiB each), that pods use on this card."""
 
 
 def taken(pods: Iterable[Json], card_memory: int) -> Taken:
-    """Return the use of each card. A pod counts if it is bound to a node, or if its annotations name a node."""
+    """Return the use of each card. A pod counts if it has not ended, and its spec or an annotation names a node."""
     cores: Counter[tuple[str, int]] = Counter()
     memory: Counter[tuple[str, int]] = Counter()
     for pod in pods:
@@ -41,9 +41,7 @@ def wanted(container: Json) -> tuple[int, int]:
 
 
 def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> list[str]:
-    """Return one text for each card whose cores or memory are over-allocated, and for each used card that does not
-    exist.
-    """
+    """Return a text for each card with over-allocated cores or memory, and for each used card that does not exist."""
     known = {(node, card) for node in nodes for card in range(cards)}
     return [
         f"{node} card {card}: {cores} cores, {memory} blocks"
@@ -53,7 +51,7 @@ def over(used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> lis
 
 
 def fits_somewhere(pod: Json, used: Taken, nodes: Iterable[str], cards: int, card_memory: int) -> bool:
-    """Return whether the pod fits on any node, if each container gets the fullest card that still has room for it."""
+    """Return True if the pod fits on a node when each container gets the fullest card that has room for it."""
     return any(_fits(pod, [used.get((node, card), (0, 0)) for card in range(cards)], card_memory) for node in nodes)
 
 

@@ -131,7 +131,8 @@ def test_a_webhook_started_with_a_malformed_quota_waits_and_admits_pods_without_
         refused = cluster.try_create(card_pod("train", namespace))
         assert refused.status == HTTPStatus.INTERNAL_SERVER_ERROR
         assert 'failed calling webhook "validate.quota.vcuda.io"' in refused.message
-        own.replica.await_log("not answered", lambda line: line["reason"] == "the quota has not been read yet")
+        unread = "this replica has not read the quota and the nodes yet"
+        own.replica.await_log("not answered", lambda line: line["reason"] == unread)
         own.quota.limit_anew(**{namespace: {"quota": {"M40": 1}}})
         await_ready(own)
         cluster.create(card_pod("train", namespace))

@@ -15,7 +15,7 @@ HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"
 API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
 KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
-"""The kinds of objects that can own a rejected pod. A pod of a Deployment is owned by a ReplicaSet."""
+"""The kinds of workloads in these tests. Deployment is missing, because a ReplicaSet owns the pods of a Deployment."""
 
 
 def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 1, pod: Json | None = None) -> Json:
@@ -38,7 +38,7 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
 def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
     """Create pods on M40 during the ``with`` statement, at most twenty per second, each with a hundredth of a card.
 
-    A create that is answered with 429 does not count as a failure.
+    The answers 201 (created) and 429 (retry later) are permitted.
     """
 
     def create(stop: threading.Event) -> None:
@@ -52,14 +52,14 @@ def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
 
 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:
-    """Create a workload of every kind in `KINDS`, and assert that its pods are rejected.
+    """Create a workload of every kind in `KINDS`, and wait until its pods were rejected.
 
-    Then call ``free``, which releases quota, and assert that each workload gets its pods.
+    Then call ``free``, which releases quota, and assert that our controller retries each workload.
     """
     assert manager is not None
     created = [cluster.create(workload(kind, namespace, kind.lower())) for kind in KINDS]
     await_refused(cluster, namespace)
-    # While the controller manager is stopped, it cannot retry the workloads. So only our controller makes them retry.
+    # Kubernetes' controller manager is stopped here, because it would also retry the workloads after some time.
     with manager.away():
         free()
         for each in created:
@@ -67,13 +67,12 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
 
 
 def await_refused(cluster: Cluster, namespace: str) -> None:
-    """Return when a workload of every kind in the namespace has reported that its pod was rejected."""
+    """Wait until a workload of every kind in `KINDS` has reported that its pod was rejected."""
     cluster.await_events(namespace, "reason=FailedCreate", lambda events: kinds_told(events) >= {*KINDS})
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))
         cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
-    # A DaemonSet's Event is written before its status, and only the status shows that a pod is missing. So wait for the
-    # status too.
+    # A DaemonSet's Event precedes its status, but only the status shows our controller that a pod is missing.
     path = cluster.path_of(workload("DaemonSet", namespace))
     cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
 

@@ -14,7 +14,7 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """A test double of the API server without objects, in the process of the test."""
+    """An empty test double of the API server. It runs in the process of the test."""
     return ApiDouble()
 
 

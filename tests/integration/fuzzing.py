@@ -33,7 +33,7 @@ _TRACES = (b"Traceback", b'File "', b"<html")
 
 
 class Answer(NamedTuple):
-    """A parsed HTTP answer, after the check that its form is valid."""
+    """A parsed HTTP answer of valid form."""
 
     status: int
     head: bytes
@@ -42,16 +42,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class Target:
-    """The webhook under attack, and a client that keeps its connection open as the API server does."""
+    """The webhook under test, and a client connection that stays open like the API server's connections."""
 
     server: WebhookProcess
     kept: HTTPSConnection
     pid: int
 
     def assert_sound(self) -> None:
-        """Assert that valid requests get correct answers, on the connection that is kept open and on a new
-        connection.
-        """
+        """Assert that valid requests get correct answers, on the open connection ``kept`` and on a new connection."""
         for connection in (self.kept, self.server.connect()):
             response = exchange(connection, "POST", "/mutate", GOOD).decoded()["response"]
             assert response["allowed"], response
@@ -62,9 +60,9 @@ class Target:
                 connection.close()
 
     def assert_kept(self, used: socket.socket | None) -> None:
-        """Assert that the server has not closed the connection that the client keeps open.
+        """Assert that the server has not closed the client's open connection ``kept``.
 
-        If the connection were closed, http.client would silently open a new one.
+        The socket is compared, because http.client silently opens a new one if the connection was closed.
         """
         assert used is not None
         assert self.kept.sock is used
@@ -111,7 +109,7 @@ def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
 
 
 def for_a_while(share: float, test: Callable[[], object]) -> int:
-    """Run a test repeatedly for its part of the fuzzing time, and at least once. Return the number of runs."""
+    """Run ``test`` repeatedly for this share of `SECONDS`, and at least once. Return the number of runs."""
     end, times = time.monotonic() + share * SECONDS, 0
     while times == 0 or time.monotonic() < end:
         test()
@@ -125,9 +123,9 @@ def assert_harmless(reply_body: bytes) -> None:
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return the received bytes, and whether the server has closed the connection.
+    """Return the received bytes, and True if the server has closed the connection.
 
-    False means that the server keeps it open and waits for more input.
+    False: the server keeps the connection open and waits for more input.
     """
     data = b""
     try:

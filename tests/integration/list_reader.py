@@ -1,8 +1,8 @@
 """A program that reads one LIST with the code of vcuda quota, so that the memory for the LIST can be measured.
 
-It prints the growth of its peak memory in MiB, and the number of objects.
+It prints the growth of its peak memory in MiB, and the number of objects that it has kept.
 
-Usage: python -m tests.integration.list_reader KUBECONFIG WHAT
+Usage: python -m tests.integration.list_reader KUBECONFIG WHAT, where WHAT is a key of `READERS`
 """
 
 import os
@@ -59,7 +59,7 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
 
 def main() -> None:
     kube = Kube.connect(Path(sys.argv[1]))
-    # A new program inherits the maximum of its parent process in getrusage(), but not in /proc.
+    # The peak is read from /proc, because getrusage() would include the peak of the parent process.
     before = memory(os.getpid())
     read = READERS[sys.argv[2]](kube)
     print(memory(os.getpid()) - before, read)

@@ -14,9 +14,7 @@ every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: ov
 
 
 def flags(workload: Json) -> dict[str, object]:
-    """Parse the arguments of a container with the command line of our program. Raises UsageError if a flag
-    is unknown.
-    """
+    """Return the flags of a container, parsed by our program. Raises UsageError if it does not know a flag."""
     # In a cluster, kubelet replaces the variables of the downward API in the arguments. Here the test replaces them.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]
     group = PROGRAMS[program]

@@ -24,7 +24,7 @@ def promtool(command: str, file: Path) -> str:
 def fault_of_value(
     directory: Path, expression: str, series: Mapping[str, str], expected: float, *, at: str, rules: object = None
 ) -> str:
-    """Return an empty text if the expression has the expected value at this time, and otherwise promtool's text."""
+    """Return an empty text if the expression has the expected value at time ``at``, and otherwise promtool's output."""
     test = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -15,9 +15,7 @@ POD = {"group": "", "version": "v1", "kind": "Pod"}
 
 
 def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json:
-    """Return the manifest of a pod with one container that has these limits. Like a user's manifest, it has no uid and
-    no status.
-    """
+    """Return a user's manifest of a pod with one container that has these limits. It has no uid and no status."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -40,14 +38,12 @@ def on_m40(pod: Json) -> Json:
 
 
 def pinned(pod: Json) -> Json:
-    """Return the pod with a node affinity for the model M40, as a user can write it."""
+    """Return the pod with a node affinity that requires the model M40, as a user can write it."""
     return with_spec(pod, affinity=held_to("M40"))
 
 
 def review_of(manifest: object, **fields: object) -> Json:
-    """Return the AdmissionReview for the creation of ``manifest``. ``fields`` replace fields of the
-    review's request.
-    """
+    """Return an AdmissionReview that creates ``manifest``. ``fields`` replace fields of its request."""
     metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
     named = metadata if isinstance(metadata, dict) else {}
     request = {
@@ -66,9 +62,7 @@ def review_of(manifest: object, **fields: object) -> Json:
 
 
 def patched(pod: Json, response: Json) -> Json:
-    """Return the pod after the JSON Patch in the webhook's answer. The patch is applied by a library that the webhook
-    does not use.
-    """
+    """Apply the JSON Patch in the webhook's answer to the pod, by a library that the webhook does not use."""
     if "patch" not in response:
         return pod
     assert response["patchType"] == "JSONPatch"
@@ -77,7 +71,5 @@ def patched(pod: Json, response: Json) -> Json:
 
 
 def with_uid(pod: Json) -> Json:
-    """Return the pod with a uid. The API server sets the uid after the mutating webhooks, and before the validating
-    webhooks.
-    """
+    """Return the pod with a uid, which the API server sets between the mutating and the validating webhooks."""
     return {**pod, "metadata": {**pod["metadata"], "uid": str(uuid.uuid4())}}

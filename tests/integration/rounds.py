@@ -1,6 +1,6 @@
-"""Runs a reflector (a cache of one kind of objects, kept current by a watch) for a number of attempts.
+"""Runs a reflector (a cache of one kind of objects, kept current by a watch) for a limited number of attempts.
 
-In our programs the reflector runs in an endless thread instead.
+In our programs, a reflector runs without this limit in a thread.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,15 +21,13 @@ Look = Callable[[Reflector[int]], None]
 
 
 class Thing(msgspec.Struct, frozen=True):
-    """The part of a test object that is decoded: an integer value."""
+    """A test object, of which only this integer value is decoded."""
 
     value: int = 0
 
 
 def thing(raw: bytes) -> int | None:
-    """Decode an object to its integer value. The value 0 is decoded to None, so that the reflector does not keep the
-    object.
-    """
+    """Return the integer value of an object, or None for 0, so that the reflector does not keep the object."""
     return msgspec.json.decode(raw, type=Thing).value or None
 
 
@@ -47,10 +45,7 @@ class Rounds:
 
 @dataclass
 class Run:
-    """The result of a test run of a reflector.
-
-    The reflector has ended after ``rounds.limit`` attempts. The result also has the events that it reported.
-    """
+    """The result of running a reflector: the reflector, its delays (``rounds``), and the events that it reported."""
 
     reflector: Reflector[int]
     rounds: Rounds

@@ -1,6 +1,4 @@
-"""A server that gives scripted answers, for errors that a healthy API server does not make. It uses the package
-kmock.
-"""
+"""A server (of the package kmock) with scripted answers, for errors that a healthy API server does not make."""
 
 import asyncio
 import json
@@ -23,9 +21,7 @@ class Answer:
     headers: Mapping[str, str] | None = None
 
     def render(self) -> kmock.Payload:
-        """Return the answer in kmock's form. The HTTP status is always set, because otherwise kmock repeats the
-        previous one.
-        """
+        """Return kmock's response. Its status is always set, because kmock would otherwise repeat the last one."""
         response: kmock.Payload = kmock.Response(  # type: ignore[attr-defined]  # kmock's __all__ lacks Response
             status=self.status, headers=self.headers, payload=self.payload
         )
@@ -36,11 +32,11 @@ class Answer:
 class Script:
     """The scripted answers of the server, in the order in which they are given.
 
-    ``seen``: all answered requests.
+    ``seen``: the requests, except rejected watches.
     ``watches``: the answers to watch requests. When no such answer is left, a watch stays open and silent.
     ``streams``: the answers to watches that request initial events (streamed lists). When none is left, the server
     rejects the watch, as a server without streamed lists does.
-    ``refused_streams``: the number of these rejections.
+    ``refused_streams``: the number of rejected watches.
     ``answers``: the answers to all other requests.
     """
 
@@ -70,7 +66,6 @@ class Script:
 
 
 def in_short(request: kmock.Request) -> str:
-    """Return the short form of one request, as in the result of ``asked``."""
     if "watch" not in request.params:
         return "LIST"
     return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
@@ -108,7 +103,7 @@ def serving(script: Script) -> Iterator[str]:
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
     """Write a kubeconfig, as JSON, with one context.
 
-    ``way``: additional fields of the cluster in it, for example a proxy.
+    ``way``: more fields of the kubeconfig's cluster, for example ``proxy-url``.
     """
     document = {
         "apiVersion": "v1",
@@ -168,7 +163,7 @@ def tear(request: kmock.Request) -> None:
 
 
 def torn(*lines: bytes) -> Answer:
-    """Return an answer to a watch. Its connection breaks after these ``lines``."""
+    """Return an answer to a watch. After these ``lines`` the connection breaks."""
     return stream(*lines, tear)
 
 
@@ -178,7 +173,7 @@ async def forever() -> None:
 
 
 SILENT: kmock.Payload = (b"\n", forever)
-"""An answer that sends its headers and one empty line. Its connection stays open."""
+"""The payload of an answer that sends one empty line, and then keeps the connection open."""
 
 NOT_STREAMED = status(
     422,

@@ -30,7 +30,7 @@ class Silence:
             near, _ = self._listener.accept()
             with near.makefile("rb") as stream:
                 line = stream.readline().decode()
-            if not line:  # sent by close()
+            if not line:  # close() connects without a request, to end this loop
                 near.close()
                 return
             if "/version" in line:

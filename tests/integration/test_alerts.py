@@ -1,4 +1,4 @@
-"""Each alert of the component prometheus fires with the metrics of its situation. It is silent with similar metrics.
+"""Each alert of the component prometheus fires on the metrics of its problem, and not on similar metrics without it.
 
 promtool evaluates the rules.
 """
@@ -31,7 +31,7 @@ def rising(step: float, start: float = 0) -> str:
 
 
 NEVER = "_"
-"""A series without a sample."""
+"""A metric series without a sample, in promtool's notation."""
 REJECTED = (
     'apiserver_admission_webhook_rejection_count{name="validate.quota.vcuda.io",error_type="calling_webhook_error"}'
 )

@@ -60,7 +60,7 @@ def test_the_error_of_an_unreachable_endpoint_is_reported(address: str) -> None:
 
 
 def test_a_server_without_tls_or_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The certificate of another server is read all the same."""
+    """The certificate of the other endpoint is still read."""
     monkeypatch.setattr("vcuda.tls.DIAL_TIMEOUT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as listener, serving(tmp_path) as server:
         silent = f"127.0.0.1:{listener.getsockname()[1]}"
@@ -103,7 +103,7 @@ def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
 
 
 def store_slice(api: ApiDouble, name: str, service: str, address: str) -> None:
-    """Store an EndpointSlice with this address. It also has a second address, which is not ready."""
+    """Store an EndpointSlice with this address, and with an address that is not ready and so must not be read."""
     host, _, port = address.rpartition(":")
     found = {
         "metadata": {"labels": {"kubernetes.io/service-name": service}},

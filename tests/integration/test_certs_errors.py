@@ -1,4 +1,4 @@
-"""Tests of `vcuda-certs rotate` and `status` with requests to the API server that fail."""
+"""Tests of `vcuda-certs rotate` and `status` when requests to the API server fail."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from vcuda.errors import Conflict, Forbidden, Unavailable
 from vcuda.kube import Kube
 
 NOW = datetime.now(UTC)
-"""The time at which pytest collects the tests. The dates in the scripted answers may be minutes later."""
+"""The time at which pytest imports this module. The API server's time in a test may be minutes later."""
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "vcuda-webhook-ca", "vcuda-webhook-tls")
 LABELS = {"app.kubernetes.io/part-of": "vcuda-quota"}
 VERSION = Answer({"gitVersion": "v1.37.2"})
@@ -131,7 +131,7 @@ def configuration(
 def test_a_configuration_without_our_label_is_never_written_and_is_reported_with_the_command(
     script: Script, store: ClusterStore
 ) -> None:
-    """If nobody noticed the lost label, the caBundle would stay unchanged when the CA changes, and calls would fail."""
+    """When the CA changes, the caBundle of this configuration stays unchanged, so calls of its webhooks fail."""
     items = [
         configuration("vcuda-quota", LABELS),
         configuration("lost", {"app.kubernetes.io/part-of": "another"}),
@@ -160,7 +160,7 @@ def test_a_configuration_that_another_tool_manages_is_still_read(script: Script,
 
 
 class Failing(World):
-    """A store of Secrets and webhook configurations. The next requests to it fail."""
+    """A test double of the cluster's Secrets and webhook configurations. The next writes to it raise ``faults``."""
 
     faults: list[Exception]
 
@@ -178,7 +178,6 @@ def failing(*faults: Exception) -> Failing:
 
 
 def rotate(world: World, policy: RotationPolicy = POLICY, note: Callable[[object], None] = lambda _: None) -> End:
-    """Run `vcuda-certs rotate` with a time limit of five minutes."""
     return Rotation(world, policy, timedelta(minutes=5), world, note).run()
 
 

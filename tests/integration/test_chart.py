@@ -58,7 +58,7 @@ def objects(text: str) -> dict[Identity, Json]:
 
 
 def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    """Return the objects that helm applies. The objects of hooks are left out."""
+    """Return the objects that helm applies, without the objects of helm's hooks."""
     return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
 
 
@@ -89,7 +89,7 @@ def test_the_chart_gives_each_object_that_kustomize_gives(components: tuple[str,
 
 
 def test_the_commands_of_the_page_render() -> None:
-    """One of these commands enables HAMi, cert-manager and Prometheus."""
+    """docs/install.md must have a command that enables HAMi, cert-manager and Prometheus together."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").replace("\\\n", "")
     found = [re.findall(r"--set (\S+)", command) for command in re.findall(r"^helm install .*$", page, re.MULTILINE)]
     usual = "hami.enabled=true,certManager.enabled=true,prometheus.enabled=true"
@@ -106,7 +106,7 @@ def test_helm_3_and_helm_4_find_no_fault_in_the_chart(name: str) -> None:
 
 
 def test_the_templates_are_those_of_the_manifests() -> None:
-    """`make chart` writes the templates."""
+    """If this test fails, run `make chart`, which writes the templates."""
     written = {path.name: path.read_text() for path in (CHART / "templates").glob("*.yaml")}
     generated = {name: text for name, text in written.items() if text.startswith(HEADER)}
     assert generated == templates()
@@ -334,9 +334,9 @@ OF_OTHERS = re.compile(
     r"|^vcuda-quota(-dashboard|-viewer|-node-critical-pods|-critical-pods)$|\.name\('vcuda-quota'\)"
     r"|the controller of vcuda-quota: |ValidatingWebhookConfiguration vcuda-quota;|kubectl gpuquota"
 )
-"""Texts that contain the name of a namespace by chance. They are the same in every installation."""
+"""Texts that contain ``vcuda-quota`` but name no namespace. They are the same in every installation."""
 NAME_KEYS = {"name", "resourceNames", "app.kubernetes.io/part-of"}
-"""Mapping keys under which the text ``vcuda-quota`` is the name of another object than a namespace."""
+"""Keys of mappings under which the text ``vcuda-quota`` names an object that is not a namespace."""
 
 
 def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, str]]:
@@ -351,9 +351,7 @@ def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, 
 
 
 def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
-    """Return those texts of the rendered objects that contain the default name of a namespace or of the quota
-    ConfigMap.
-    """
+    """Return the texts of the rendered objects that contain a default name of a namespace or of the quota ConfigMap."""
     others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
     named = [
         (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))

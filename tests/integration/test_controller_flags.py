@@ -50,8 +50,8 @@ ADVERTISE = (*EXTENDER, "--extender-cert-dir", ".", "--extender-advertise")
         ((*EXTENDER, "--extender-cert-dir", "nowhere", *CLIENT_CA), "nowhere/tls.crt cannot be read"),
         (("--extender-address", "here", "--extender-cert-dir", "."), "must be HOST:PORT"),
         *(((*ADVERTISE, text), f"got {text!r}") for text in ("me", "a.example:1", ":1", "[fe80::1%eth0]:1")),
-        # The controller forgets the age of a charge after a resync (a full pass). The charge must expire before that,
-        # so a resync must take long enough.
+        # The controller may forget the age of a pending charge after one resync period. So the charge must expire
+        # earlier.
         (
             ("--storable-seconds", "301"),
             "--full-pass-seconds: must be at least twice --storable-seconds (301); got 600.",
@@ -145,7 +145,7 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
 def test_the_end_of_a_loop_is_reported_as_a_fault(
     beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the work of the loop would stop without any sign."""
+    """If this end were not reported, nobody would notice that the work of the loop has stopped."""
 
     def broken(*_: object) -> None:
         raise RuntimeError("a fault")

@@ -21,9 +21,7 @@ def output() -> str:
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """Return the rows of the printed table. A row consists of the line of a pod or claim, and of the lines with details
-    below it.
-    """
+    """Return the rows of the printed table: for each pod or claim its line, and the indented lines below it."""
     table = output.partition("NAME ")[2].splitlines()[1:]
     found: dict[str, list[str]] = {}
     for line in table[: table.index("")]:

@@ -1,7 +1,6 @@
-"""The container image, tested without a container engine: the commands of the Dockerfile run in new directories of this
-machine.
+"""The container image, tested without a container engine.
 
-The content of the base image is not tested.
+The commands of the Dockerfile run in new directories of this machine. The content of the base image is not tested.
 """
 
 import json
@@ -65,7 +64,7 @@ class Image(NamedTuple):
 
 
 def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> None:
-    """Run the command of a RUN instruction in a shell, with directories of this machine in place of the image's."""
+    """Run the command of a RUN instruction in a shell. ``places`` maps directories of the image to directories here."""
     for there, here in places.items():
         command = command.replace(there, str(here))
     path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
@@ -83,9 +82,7 @@ def stand_in(directory: Path) -> Path:
 
 
 def copied(instructions: list[str], source: Path) -> None:
-    """Copy the files that a COPY instruction copies from the build context. Files that .dockerignore excludes are left
-    out.
-    """
+    """Copy the files that COPY instructions name. Assert that .dockerignore does not exclude them."""
     for text in instructions:
         *names, target = text.split()
         for name in names:

@@ -13,9 +13,7 @@ WAITING = 'jobs_waiting{namespace="team-a"}'
 
 
 def quota(limit: float, used: float) -> dict[str, float]:
-    """Return the metric series of the leading controller, and the series that a former leader leaves for
-    some minutes.
-    """
+    """Return the metrics of the leader, and of a former leader, whose series remain in Prometheus for some minutes."""
     leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
     names = {"vcuda_quota_limit_cores": limit, "vcuda_quota_used_cores": used}
     return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}

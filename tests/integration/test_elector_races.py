@@ -1,4 +1,4 @@
-"""Two controllers compete for the Lease. They never lead at the same time, whatever the outcomes of their calls.
+"""Two controllers compete for the Lease. Even if their calls to the API server fail or are late, only one leads.
 
 The tests run in virtual time.
 """
@@ -53,7 +53,7 @@ class World:
         self.at(self.now, lambda: self._wait_for(thread.start))
 
     def run(self) -> None:
-        """Run the threads of the world until all have ended. If a thread raised an exception, raise it again."""
+        """Run all threads until they have ended. If a thread raised an exception, raise it again."""
         while self._due:
             self.now, _, action = heapq.heappop(self._due)
             action()
@@ -68,7 +68,7 @@ class World:
 FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
 """The possible outcomes of a call to the API server.
 
-``late``: the call arrives after its sender has given up. ``write lost``: reads arrive, and writes do not.
+``late``: the call arrives after its sender has given up. ``write lost``: only calls that read arrive.
 """
 
 
@@ -144,7 +144,7 @@ class _Through(ApiDouble):
 
 
 class Election:
-    """Two candidates for one Lease. ``leaders``: the candidates that act as the leader at this moment."""
+    """Two candidates for one Lease. ``leaders``: the candidates that act as the leader now."""
 
     def __init__(self, timing: LeaseTiming, horizon: float) -> None:
         self.world = World()
@@ -161,7 +161,7 @@ class Election:
         self.world.run()
 
     def _live(self, number: int, life: Life) -> None:
-        """Run a candidate. When its process has ended, start the next one, as Kubernetes restarts a container."""
+        """Run a candidate. When its process has ended, start it again, as Kubernetes restarts a container."""
         self.world.sleep(life.start * self._timing.lease_duration)
         api = _Through(self._api, Network(self.world, life.phases))
         stops = [life.stops * self._timing.lease_duration] if life.stops is not None else []
@@ -207,7 +207,7 @@ def test_there_are_never_two_leaders_and_finally_one(lease_seconds: int, lives: 
 @pytest.mark.parametrize("last", ["write lost", "lost request", "last moment", "late"])
 @pytest.mark.parametrize("lease_seconds", [5, 30])
 def test_a_leader_cut_off_has_stopped_when_another_leads(lease_seconds: int, last: str, calls: int) -> None:
-    """The leader's calls first fail at once, and later time out."""
+    """The leader's calls first fail immediately, and later time out."""
     cut_off = (Phase("ok", 6), Phase("refused", calls), Phase(last, 20))
     election = Election(LeaseTiming.of(lease_seconds), horizon=lease_seconds * 6.0)
     election.hold((Life(cut_off, 0, None), Life((), 0.02, None)))

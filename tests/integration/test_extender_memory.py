@@ -28,7 +28,7 @@ from vcuda.tls import ServingCertificate
 
 SENDERS = 8
 CAUTIOUS, LARGEST = 128, 640
-"""Two bounds of the extender's memory in MiB. The second applies if the scheduler sends the largest bodies.
+"""Two maxima of the extender's memory in MiB: if it rejects the largest bodies, and if it reads them.
 
 An idle process takes 72 MiB. The extender keeps one of the largest bodies at a time, and an answer that may be as
 large.
@@ -38,9 +38,9 @@ HEAD, END = b'{"Pod":{},"Nodes":{"items":[', b"{}]}}"
 NODE = b'{"metadata":{"annotations":{"about":"' + b"n" * 2**16 + b'"},"name":"node-%08d"}},'
 PRIORITIZE = ("POST", "/scheduler/prioritize")
 FEW, SLOW = {0, 413}, {0, 200, 408, 500}
-"""The permitted HTTP statuses of answers. 0 means that the extender closed the connection without an answer.
+"""The permitted HTTP statuses of answers: if the extender rejects the bodies, and if it reads them.
 
-That may happen because eight clients on one machine may exceed the time limit.
+0 means that the connection ended without an answer, for example because eight clients on one machine were too slow.
 """
 
 
@@ -56,7 +56,7 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
     make_certificates(tmp_path)
     with Extender((sys.executable, "-m", __name__, tmp_path), {}) as running:
         yield running
-        running.kill()  # this process has no handler for SIGTERM, so it is killed
+        running.kill()  # killed, because this process does not handle SIGTERM
 
 
 def largest(end: bytes) -> Iterator[bytes]:

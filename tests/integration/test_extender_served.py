@@ -61,7 +61,7 @@ def prioritized(scheduler: Scheduler) -> bool:
 
 @contextmanager
 def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Scheduler]:
-    """Connect to the extender with trust in this CA. Present the client certificate of a directory, if one is given."""
+    """Connect to the extender, and trust this CA. ``pair``: the directory of the client certificate, if one is sent."""
     context = ssl.create_default_context(cafile=str(ca))
     if pair:
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
@@ -130,7 +130,7 @@ class Body:
 
 
 def test_large_bodies_are_read_one_at_a_time_and_small_ones_concurrently() -> None:
-    """In an earlier version, eight incomplete large bodies took more than a gigabyte."""
+    """Without this limit, eight incomplete large bodies would take more than a gigabyte."""
     application = create_application({"/x": lambda body: body}, ExtenderMetrics(CollectorRegistry()))
 
     def call(body: Body, length: int) -> bytes:

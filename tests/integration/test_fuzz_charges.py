@@ -1,6 +1,4 @@
-"""Another webhook changed a pod after /mutate. If /validate admits the pod, the pod is charged for its
-whole request.
-"""
+"""If another webhook changes a pod after /mutate, /validate rejects the pod or charges it for its whole request."""
 
 import asyncio
 import copy
@@ -40,8 +38,9 @@ SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-perc
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
 WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
-"""A row of `gpu_models`. By it the label value V100 belongs to model P100, and one device of P100 is a quarter of a
-card.
+"""Settings with one row in `gpu_models`.
+
+The row assigns the label value V100 to model P100, and makes one device of P100 a quarter of a card.
 """
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
@@ -54,7 +53,7 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
-    """Return the limits, or the requests, of one container of the pod."""
+    """Return the limits, or the requests, of one randomly chosen container of the pod."""
     asking = chance.choice(containers(pod))
     asking["resources"] = resources = asking.get("resources") or {}
     kind = chance.choice(["limits", "limits", "requests"])

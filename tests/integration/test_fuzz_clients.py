@@ -26,7 +26,7 @@ IDLE = 10_000
 SHARE = 0.3
 LARGE = 100 * 2**20
 LATER = 12
-"""The half second in which the client begins its next request, before the time of the first request is over."""
+"""After so many half seconds another client begins a request, before the first client's time limit is over."""
 
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"
@@ -104,9 +104,7 @@ def test_a_crowd_does_not_delay_good_requests(
 
 
 def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None:
-    """The time limit of a request starts with its first byte. So the next request on the same connection gets the full
-    time again.
-    """
+    """Each request has its own time limit. So a request that another client began later is still in time."""
     with target.shake_hands() as connection, ExitStack() as crowd:
         connection.sendall(HEAD)
         data, turns = b"", 0
@@ -135,7 +133,7 @@ def trickle(connection: ssl.SSLSocket) -> bytes:
 
 
 def test_incomplete_bodies_of_all_clients_together_are_bounded(target: Target, crowd: ExitStack) -> None:
-    """At the bound, the server closes the oldest connections. Valid requests arrive completely at once."""
+    """If all incomplete bodies together are too large, the server ends the oldest requests with 408."""
     before = target.note_memory("before halves of bodies")
     many = 2 * CROWD
     held = [crowd.enter_context(half_a_body(target)) for _ in range(many)]
@@ -156,7 +154,7 @@ def read_beneath(connection: socket.socket) -> None:
 def test_ten_thousand_idle_connections_do_not_block_new_clients(
     target: Target, crowd: ExitStack, kind: Callable[[Target], socket.socket]
 ) -> None:
-    """When the maximum of connections is exceeded, the server resets the oldest idle connections, and none in use."""
+    """If there are too many connections, the server resets the oldest idle connections, but none that is in use."""
     used, most = target.kept.sock, MAX_CONNECTIONS
     many = IDLE if kind is silent or SECONDS > 60 else CROWD
     before = target.server.metric("vcuda_connections_shed_total")
@@ -176,7 +174,7 @@ def test_ten_thousand_idle_connections_do_not_block_new_clients(
 
 
 def test_clients_that_leave_while_others_connect_do_no_harm(target: Target) -> None:
-    """One pass of the event loop then has new connections, and the ends of connections that the server is closing."""
+    """In one pass of its event loop, the server gets new connections, and the ends of those that it is closing."""
     with ExitStack() as crowd:
         held = [crowd.enter_context(silent(target)) for _ in range(MAX_CONNECTIONS)]
         for connection in held:
@@ -212,7 +210,7 @@ def test_bodies_of_100_mib_are_rejected_and_not_kept(target: Target, chunks: boo
 
 @pytest.mark.timeout(900)
 def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
-    """Some of the clients disconnect at once, and others first send more bytes."""
+    """When they leave, some of the clients disconnect at once, and others first send more bytes."""
 
     seen: list[int] = []
 
@@ -229,8 +227,8 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
     for_a_while(2 * SHARE, come_and_go)
     quarter = len(seen) // 4
-    # The process keeps the memory that its first crowd of clients needed. So the third quarter of the readings is
-    # compared with the last. The minimum of each quarter counts, because a single reading may be a peak.
+    # The process keeps the memory that the first clients needed. So the last quarter of the readings is compared with
+    # the quarter before. The minimum of each quarter counts, because a single reading may be a peak.
     before, after = min(seen[2 * quarter : 3 * quarter]), min(seen[3 * quarter :])
     print(
         f"resident memory after {len(seen)} crowds of {len(KINDS) * FEW}: {after} MiB, a quarter of them ago {before}"
@@ -239,7 +237,7 @@ def test_memory_does_not_grow_with_repeated_crowds(target: Target) -> None:
 
 
 def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target) -> None:
-    """The server must not wait until the time limit of the incomplete request is over."""
+    """The server must free it even before the time limit of the incomplete request is over."""
 
     def come_and_go() -> None:
         with ExitStack() as stack:
@@ -256,7 +254,7 @@ def test_the_memory_of_a_connection_is_free_as_soon_as_it_closes(target: Target)
 def slow_large(target: Target) -> socket.socket:
     """Return a connection that has sent the first part of a large body.
 
-    The server accepts this part, and reads the rest only when it is the body's turn.
+    The server accepts this part. It reads the rest only when the queue of large reviews permits.
     """
     connection = target.shake_hands()
     connection.setblocking(False)

@@ -57,7 +57,7 @@ def places(value: object, here: Place = ()) -> Iterator[Place]:
 
 
 def changed(value: Any, place: Place, change: str, odd: Any) -> Any:
-    """Return a copy of the JSON value with one random change."""
+    """Return a copy of the JSON value that is changed at ``place``. Some changes insert the value ``odd``."""
     key, rest = place[0], place[1:]
     if rest:
         inner = changed(value[key], rest, change, odd)
@@ -78,7 +78,7 @@ def without(value: Json, key: str | int) -> Json:
 
 @st.composite
 def spoilt_reviews(draw: st.DrawFn) -> bytes:
-    """AdmissionReviews of a valid pod, each with up to three random changes."""
+    """AdmissionReviews of a valid pod, each with up to three random changes. Some are cut off or have extra bytes."""
     pod = draw(strategies.pods())
     if draw(st.booleans()):
         pod = with_uid(pinned(pod))

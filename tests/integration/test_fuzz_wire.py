@@ -14,9 +14,7 @@ from tests.integration.fuzzing import GOOD, Target, answers_in, assert_harmless,
 EXAMPLES = 80
 SHARE = 0.3
 AWHILE = 0.25
-"""Seconds for which a test client waits for an answer to half a request. The server sends none, and waits for the other
-half.
-"""
+"""Seconds that a test client waits for an answer, if the server may send none because it waits for more input."""
 
 HOST = b"Host: webhook\r\n"
 JSON_HEADER = b"Content-Type: application/json\r\n"

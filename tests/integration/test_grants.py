@@ -1,6 +1,4 @@
-"""Grants (quota for a limited time) in the command `vcuda-webhook check`, which judges manifests by the
-current time.
-"""
+"""`vcuda-webhook check` judges manifests with the grants (quota for a limited time) of the current time."""
 
 import json
 import subprocess

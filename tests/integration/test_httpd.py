@@ -142,7 +142,7 @@ def test_bytes_that_are_no_request_get_no_page(running: Serve, line: bytes) -> N
 
 
 def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
-    """The thread that served this client then serves another connection."""
+    """Otherwise such a client would occupy a thread of the server."""
     closed = threading.Event()
 
     def endless(_: dict[str, Any], start_response: Respond) -> Iterator[bytes]:
@@ -159,7 +159,7 @@ def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
 
 
 def test_one_connection_too_many_gets_503_and_uses_no_thread(running: Serve) -> None:
-    """Here two threads serve, and two more connections wait."""
+    """In this test, two threads serve requests, and two more connections wait for a thread."""
     held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:
@@ -261,7 +261,7 @@ Show = Callable[..., tuple[Server, Feed]]
 
 @pytest.fixture
 def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    """A function that serves a usage page whose feed (the live updates) has these limits.
+    """A function that serves a usage page. Its arguments replace limits of the feed (the page's live updates).
 
     It returns the server and the feed.
     """
@@ -320,7 +320,8 @@ def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing
         assert b"<b>3</b> of 8" in stream.readline()
         assert ask(server, b"GET /updates HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 503 ")
     status = b"HTTP/1.1 503 "
-    # Repeat until the server cannot send a heartbeat to the first reader, and so notices that this reader has left.
+    # Repeat until the server fails to send a heartbeat to the first listener, and so notices that this listener has
+    # left.
     while status.startswith(b"HTTP/1.1 503 "):
         with listen(server, version) as again, again.makefile("rb") as stream:
             status = stream.readline()

@@ -56,9 +56,9 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection with these files to a client that checks ``hostname``.
+    """Serve one TLS connection with the files of ``directory`` to a client that checks ``hostname``.
 
-    Return the bytes that the client receives from the server.
+    Return the text that the client receives from the server.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
@@ -99,7 +99,7 @@ def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(
 
 
 def test_a_key_has_its_mode_before_it_has_content(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise another user could open the file before, and read the key later."""
+    """Otherwise another user could open the empty file, and read the key when it is written."""
     opened: dict[str, int] = {}
     real = os.open
 
@@ -220,7 +220,7 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
 
 
 def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test reads before and after each replacement of a link."""
+    """The test reads all files just before and just after the program replaces a link."""
     write_files(directory, new_set())
     old = contents(directory)
     seen: list[dict[str, bytes]] = []
@@ -242,7 +242,7 @@ def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatc
 def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
     directory: Path, monkeypatch: pytest.MonkeyPatch, failing_step: int
 ) -> None:
-    """The command syncs three files and a directory before it replaces the links."""
+    """The program syncs three files and a directory before it replaces the links. Each of the four calls fails once."""
     write_files(directory, new_set())
     old, listed = contents(directory), listing(directory)
     steps = iter(range(4))
@@ -260,7 +260,7 @@ def test_a_write_that_fails_keeps_the_old_set_and_cleans_up(
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_the_next_run_removes_the_files_of_a_run_that_was_killed_around_the_swap(directory: Path, moment: str) -> None:
-    """These files may be in a hidden directory, with the CA's key."""
+    """These files may include the CA's key, in a hidden directory."""
     write_files(directory, new_set(with_ca_key=True))
     command = (sys.executable, "-c", KILLED, directory, moment)
     killed = subprocess.run(command, check=False, cwd=Path(__file__).parents[2])

@@ -1,4 +1,4 @@
-"""The exception that the API client raises for each kind of failure.
+"""For each kind of failure, our API client raises its own exception.
 
 The answers are scripted, because a healthy API server does not give them.
 """
@@ -32,7 +32,6 @@ PATH = "/api/v1/namespaces/ns/configmaps"
 
 
 async def drip() -> bytes:
-    """Wait for a twentieth of a second, and return one byte of an answer."""
     await asyncio.sleep(0.05)
     return b" "
 
@@ -101,7 +100,7 @@ def test_an_incomplete_or_late_answer_raises_an_error(kube: Kube, script: Script
 
 
 def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> None:
-    """A write without an answer may have been stored. So the caller must read the object first."""
+    """A write whose answer was lost may have been stored. So the caller must read the object before it retries."""
     script.answers.append(torn(b"{"))
     with pytest.raises(Unavailable):
         kube.post(PATH, b"{}")
@@ -130,7 +129,7 @@ def asked_for(request: kmock.Request) -> str:
 
 
 def test_a_server_below_a_path_is_called_there(server: str, script: Script, tmp_path: Path) -> None:
-    """Rancher's URLs have a path."""
+    """The URLs of clusters in Rancher have a path."""
     write_kubeconfig(tmp_path / "kubeconfig", f"{server}/k8s/clusters/c-1/", {"token": "t"})
     script.answers.append(Answer({}))
     Kube.connect(tmp_path / "kubeconfig").get(PATH, {"limit": 1})
@@ -146,7 +145,7 @@ def test_a_proxy_is_used_to_reach_the_server(server: str, script: Script, tmp_pa
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """A file with an expired token, from which an API client reads its token."""
+    """A file with an expired token, from which our API client reads its token."""
     (tmp_path / "token").write_text("old")
     return tmp_path / "token"
 
@@ -158,7 +157,7 @@ def by_file(server: str, token: Path, tmp_path: Path) -> Kube:
 
 
 def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Script, token: Path, by_file: Kube) -> None:
-    """Kubernetes' Python client reads a token file again after a minute, or never."""
+    """Without our code, Kubernetes' Python client would read a token file again only after a minute, or never."""
     token.write_text("new\n")
     script.answers.extend([status(401, "Unauthorized"), Answer({"fine": True})])
     assert by_file.put(f"{PATH}/a", b"{}") == b'{"fine": true}'

@@ -33,9 +33,9 @@ EVERY = (*CERTS, *LASTING, f"{NODE} --once")
 
 
 class Versioned(Script):
-    """A test double of an API server. It answers requests for /version with scripted answers, in order.
+    """A test double of an API server. It answers requests for /version with these answers, in order.
 
-    The last of these answers is repeated. Every other request is answered with 503.
+    The last of the answers is repeated. Every other request is answered with 503.
     """
 
     def __init__(self, *versions: Answer) -> None:
@@ -111,7 +111,7 @@ def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_
 def test_any_other_version_is_used_and_an_unknown_one_logs_a_warning(
     start: Start, command: str, version: Answer, warnings: int
 ) -> None:
-    """An unknown version may belong to a supported Kubernetes."""
+    """A cluster whose version is unknown may still have a supported Kubernetes."""
     script = Versioned(version)
     with serving(script) as url, start(command, url) as process:
         assert script.went_on.wait(PATIENCE)

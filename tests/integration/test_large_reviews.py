@@ -1,6 +1,6 @@
-"""Reviews of large pods, and of edits of the quota, are decided in threads.
+"""Reviews of large pods, and of edits of the quota, are not decided in the event loop's thread.
 
-They get the same answers as small reviews, and the event loop serves other reviews meanwhile.
+They get the same answers as small reviews. The event loop continues to serve other reviews.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ EDIT = {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "operation"
 class Ledgers(MemoryLedgers):
     """A test double of the ledgers that records the thread of each call.
 
-    It awaits ``until`` before it decides a charge.
+    Before it decides a charge, it awaits ``until``.
     """
 
     def __init__(self, until: Callable[[], Any] | None = None) -> None:
@@ -112,7 +112,7 @@ def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
 
 
 def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
-    """All admitted large reviews can wait for their ledgers at the same time."""
+    """All large reviews that may run concurrently can wait for their ledgers at the same time."""
 
     async def create() -> list[bool]:
         together = asyncio.Event()
@@ -132,7 +132,7 @@ def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
 
 
 def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
-    """A second large pod waits for its turn."""
+    """A second large review waits until the thread for large reviews is free."""
 
     async def create() -> None:
         webhook = service(MemoryLedgers())
@@ -147,7 +147,7 @@ def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
 
 @asynccontextmanager
 async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a large review that computes, and that keeps its turn until the end of the ``with`` statement."""
+    """Run a large review that occupies the thread for large reviews until the end of the ``with`` statement."""
     held, free = threading.Event(), threading.Event()
 
     async def compute(_ledgers: object) -> None:
@@ -165,7 +165,7 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
 
 
 def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
-    """A thread cannot be interrupted. Instead, the thread itself checks regularly whether its caller is connected."""
+    """A thread cannot be interrupted. So the thread itself checks regularly whether the caller has disconnected."""
 
     async def create() -> DropReason:
         logged: list[object] = []
@@ -195,7 +195,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_droppe
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
 def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path: str) -> None:
-    """In each run of this test, the deadline passes after another check of the thread."""
+    """The test runs the review 40 times. Each time, the deadline passes at a later one of the review's checks."""
 
     async def end_of(checks: int) -> DropReason | None:
         ticks = itertools.count(-checks)
@@ -214,7 +214,7 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
 
 
 def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
-    """A charge that is written without an answer would use quota until it expires."""
+    """If the review were dropped, its charge might be written without a pod, and would use quota until it expires."""
 
     async def create() -> bool:
         asked = asyncio.Event()

@@ -32,7 +32,7 @@ It is the sum of two pages of 8 MiB, the decoded objects of one page, and the me
 """
 
 EXPECTED = {"Events of refused pods": 1, "refused workloads": MOST_OWNER_BYTES // len(LARGE)}
-"""The number of objects of a LIST that the reader keeps, for those readers that do not keep all objects."""
+"""The number of objects that a reader keeps of its LIST, for readers that do not keep all objects."""
 
 CEL = [f'"{number}" != "{"x" * 10_000}"' for number in range(30)]
 LARGE_CLAIM = [entry(NVIDIA, *CEL)] * 4

@@ -1,6 +1,6 @@
 """The lock files have a permitted version of each required package, with hashes, for every platform of the image.
 
-They have no other package.
+They have no unneeded package.
 """
 
 import configparser
@@ -44,7 +44,7 @@ BASE = requirements(("options", "install_requires"))
 
 
 def test_the_lock_has_an_allowed_version_of_everything_that_setup_cfg_requires() -> None:
-    """`make lock` writes the lock file."""
+    """If this test fails, run `make lock`, which writes the lock file."""
     locked = entries(LOCK)
     assert [str(each) for each in IMAGE if canonicalize_name(each.name) not in locked] == []
     refused = [str(each) for each in IMAGE if version_in(locked[canonicalize_name(each.name)]) not in each.specifier]

@@ -1,4 +1,4 @@
-"""The health that the leading controller reports, the isolation of its loops from bad objects, and its stop."""
+"""Tests of the leading controller: the health that it reports, objects that it cannot decode, and its stop."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ from vcuda.requests.schemes import GPU_MANAGER
 
 @pytest.fixture
 def leader(api: ApiDouble) -> Iterator[Leader]:
-    """The part of a controller that runs while it leads, not started yet. The cluster has one pod, which has ended."""
+    """The part of a controller that runs only in the leader, before its start. The cluster has one failed pod."""
     api.store(POD, allocated_pod(GPU_MANAGER, START, status="Failed"))
     faults: list[str] = []
     registry, on_fault = CollectorRegistry(), partial(faults.append, "a loop")
@@ -87,7 +87,7 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
 
 
 def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
-    """The webhook chooses models by these numbers of free cards. Without an extender they would never be updated."""
+    """The figures are numbers of free cards, by which the webhook chooses models. Only an extender updates them."""
     path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
     api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
@@ -106,7 +106,7 @@ def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api:
 def test_a_stop_waits_for_the_removal_in_progress(
     api: ApiDouble, leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stop comes between the patch of a pod and its Event."""
+    """The controller is stopped after it has patched a pod, and before it writes the Event about the patch."""
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 

@@ -35,21 +35,21 @@ SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
 """The Kubernetes versions whose schemas the tests use.
 
-The manifests must also be valid on versions that are newer than the supported versions.
+The manifests must also be valid on versions newer than the supported ones.
 """
 
 NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
 """The API groups of other projects. No Kubernetes release has schemas of the kinds in them."""
 
 PART_OF = ("app.kubernetes.io/part-of", "vcuda-quota")
-"""The label of all our objects. By it, docs/upgrade.md checks whether an uninstall has left objects."""
+"""The label of all our objects. docs/upgrade.md uses it to check whether an uninstall has left objects."""
 
 AGENTS = ("node-agent-gpu-manager", "node-agent-hami", "node-agent-vgpu-manager")
 OPTIONS = {
     *("client-certificates", "delete-beyond-budget", "enforce-audit", *AGENTS, "node-agent-nvidia-vcuda"),
     *("node-host-pid", "page", "require-client-certificate"),
 }
-"""The components that are part of no overlay."""
+"""The components without an overlay of the same name."""
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
@@ -93,7 +93,7 @@ every_version = pytest.mark.parametrize("version", VERSIONS)
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:
-    """A new release of the package with the schemas may have dropped old versions."""
+    """A new release of the package that has the schemas may have dropped old Kubernetes versions."""
     assert set(SUPPORTED) <= set(VERSIONS)
 
 
@@ -299,7 +299,7 @@ def test_the_network_policies_admit_prometheus_to_otherwise_closed_ports(objects
 
 
 def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
-    """Panels must have unique ids and not overlap, and every query must use the chosen data source."""
+    """Panels must have unique ids and must not overlap. Every query must use the chosen data source."""
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
     panels = dashboard["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels) > 10
@@ -316,7 +316,7 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
     """The API server calls mutating webhooks by the order of their configurations' names. HAMi's webhook rejects a pod
-    with a nodeName, which our webhook replaces.
+    with a nodeName, so our webhook must replace the nodeName before.
     """
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]

@@ -1,5 +1,4 @@
-"""The matchConditions of the registration. By them, the API server calls the webhook for every pod that may request a
-GPU.
+"""The webhooks' matchConditions: the API server must call a webhook for every pod that may request a GPU.
 
 The evaluation of a condition must never fail. A CEL implementation in Python evaluates the conditions, because an API
 server would be too slow for so many pods. tests/e2e/test_match_conditions.py compares both implementations.
@@ -132,7 +131,7 @@ def test_the_webhook_is_called_for_every_pod_that_it_counts_as_a_vcuda_pod(
 
 
 def without_nulls(manifest: Json) -> Json:
-    """Return the pod as the API server sends it to webhooks, without fields that are null."""
+    """Return the pod without its null fields, as the API server sends it to webhooks."""
     shown: Json = json.loads(
         json.dumps(manifest), object_hook=lambda found: {k: v for k, v in found.items() if v is not None}
     )

@@ -1,6 +1,6 @@
-"""The component `page`, which makes the usage page reachable.
+"""The component `page`, which makes the usage page reachable by a Service.
 
-The page has a Service, whose EndpointSlice the leader writes. A network policy admits only the proxy.
+The leading controller writes the Service's EndpointSlice. A network policy admits only the proxy to the page.
 """
 
 from collections.abc import Sequence
@@ -141,7 +141,7 @@ def test_the_proxy_is_restricted() -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_the_examples_are_valid(name: str, version: str) -> None:
-    """No Kubernetes release has schemas of the Gateway API. The next test checks the references of its objects."""
+    """No Kubernetes release has schemas of the Gateway API. The next test checks the references between its objects."""
     for each in example(name):
         if each["apiVersion"] != GATEWAY_API:
             kubernetes_validate.validate(each, version, strict=True)

@@ -1,5 +1,4 @@
-"""Tests of the requests that the ValidatingAdmissionPolicies of the base reject. A CEL implementation in Python
-evaluates them.
+"""The requests that the ValidatingAdmissionPolicies of the base reject, evaluated by a CEL implementation in Python.
 
 tests/e2e/manifests/test_policies.py tests the policies on an API server, with the rights of real accounts.
 """
@@ -44,9 +43,9 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """Return a replacement of CEL's `authorizer` for a user with these rights.
+    """Return functions that replace CEL's `authorizer` for a user with these rights.
 
-    It is a text. Each call of the authorizer in the expression appends to this text.
+    The calls build a text such as ``patch nodes``. The last call looks it up in the rights.
     """
 
     def add(before: str) -> Function:
@@ -305,7 +304,7 @@ def test_each_account_writes_only_its_own_config_maps(
 
 
 def test_no_policy_applies_to_pod_creations_and_ledger_writes_meet_one_condition() -> None:
-    """Both requests are frequent. One more policy or condition would make each of them about 5 % more expensive."""
+    """One more policy or condition would make each of these frequent requests about 5 % more expensive."""
     for name, spec in policies().items():
         for rule in spec["matchConstraints"]["resourceRules"]:
             assert not {"pods", "*"} & {*rule["resources"]} or "CREATE" not in rule["operations"], name

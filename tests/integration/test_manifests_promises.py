@@ -1,7 +1,4 @@
-"""Properties of the manifests on which a platform team relies.
-
-They are few rights, memory limits, consistent timeouts, and no effect on namespaces without a quota.
-"""
+"""Tests of the manifests: few rights, memory limits, safe updates and drains, and consistent timeouts."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -33,9 +30,7 @@ from vcuda.requests.schemes import SCHEMES
 from vcuda.x509 import service_names
 
 GUNICORN_GRACE = 10
-"""Seconds for which the server still waits for requests in progress after --drain-seconds. See
-`webhook.server.server`.
-"""
+"""Seconds that the webhook adds to --drain-seconds for gunicorn's graceful_timeout. See `webhook.server.server`."""
 
 
 @pytest.fixture
@@ -74,9 +69,10 @@ AGENTS = {
     "hami": ("vcuda-node-hami", {"gpu": "on"}),
     "vgpu-manager": ("vcuda-node-vgpu-manager", {"vgpu-manager-enable": "enable"}),
 }
-"""For each scheme (the resource names of one vendor), the DaemonSet of its node agent.
+"""For each scheme (the resource names of one vendor): the DaemonSet of its node agent, and the DaemonSet's
+nodeSelector.
 
-Each has the node label by which the vendor's own DaemonSet selects nodes.
+The vendor's own DaemonSet has the same nodeSelector.
 """
 
 every_agent = pytest.mark.parametrize("scheme", AGENTS)
@@ -88,7 +84,6 @@ def test_every_scheme_with_directories_has_a_node_agent() -> None:
 
 @pytest.fixture
 def with_agent(scheme: str, tmp_path: Path) -> list[Json]:
-    """Return the objects of the base with the node agent of this scheme (the resource names of one vendor)."""
     return rendered(composed(tmp_path, [f"node-agent-{scheme}"]))
 
 
@@ -169,9 +164,7 @@ def test_no_variable_of_a_service_can_set_a_flag(overlay: Path) -> None:
 
 
 def test_a_replica_ends_only_after_every_client_has_left_it_and_in_time(base: list[Json]) -> None:
-    """The drain lasts longer than the readiness probe needs to fail. By then, every load balancer that uses readiness
-    has removed the replica.
-    """
+    """A load balancer removes a replica after its readiness probe has failed. So the drain must last longer."""
     webhook = one(base, "Deployment", "vcuda-webhook")
     program, seconds = container(webhook)["lifecycle"]["preStop"]["exec"]["command"]
     drain, probe = flags(webhook)["drain_seconds"], container(webhook)["readinessProbe"]
@@ -196,7 +189,7 @@ def test_replicas_are_spread_preferred_and_drained_one_by_one(base: list[Json], 
 
 @every_overlay
 def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(overlay: Path) -> None:
-    """A cluster may permit the system's classes only in namespaces with a ResourceQuota for them."""
+    """A cluster may permit the system's priority classes only in namespaces with a ResourceQuota for them."""
     found = rendered(overlay)
     assert not [each for each in found if each["kind"] == "PriorityClass"]
     allowed = set()
@@ -244,10 +237,7 @@ def scheduler_config(objects: Sequence[Json]) -> Json:
 
 
 MARGIN = 60
-"""Maximum seconds that the scheduler needs for a pod in addition to the wait for its volumes.
-
-They are the time from the placement until the wait begins, and the time from the end of the wait until the binding.
-"""
+"""Maximum seconds from the placement of a pod to its binding, without the wait for the pod's volumes."""
 
 
 def test_the_cards_of_a_pod_stay_allocated_while_the_scheduler_waits_for_its_volumes() -> None:
@@ -275,9 +265,7 @@ def test_with_cert_manager_vcuda_certs_registers_only_and_writes_no_secret() -> 
 
 
 def test_the_second_scheduler_has_the_right_to_its_configured_lease() -> None:
-    """No generated ConfigMap may have the name of the Lease. Otherwise kustomize would add the hash of that ConfigMap
-    to the name in the rule.
-    """
+    """If a generated ConfigMap had the Lease's name, kustomize would add a hash to the Lease's name in the Role."""
     objects = overlay_of("scheduler")
     election = scheduler_config(objects)["leaderElection"]
     role = one(objects, "Role", "vcuda-scheduler")

@@ -34,8 +34,9 @@ def base() -> list[Json]:
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
-    """The policy in-effect.quota.vcuda.io must select the same namespaces, because the controller uses it to find out
-    whether a quota is in effect.
+    """By the policy in-effect.quota.vcuda.io, the controller finds out whether the webhook is called for a namespace.
+
+    So both must select the same namespaces.
     """
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
@@ -82,7 +83,7 @@ def test_an_apply_does_not_change_the_ca_bundles(overlay: Path) -> None:
 
 
 def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: list[Json]) -> None:
-    """The first Job waits longer for a replica than the CronJob."""
+    """The two pod specs differ only in one point: the first Job waits longer for a webhook replica."""
     job, cron_job = one(base, "Job", "vcuda-certs-first"), one(base, "CronJob", "vcuda-certs")
     waits = container(job)["args"].pop()
     assert waits == "--timeout=25m"
@@ -106,7 +107,7 @@ def test_the_rotation_finds_the_configurations_the_service_and_the_secret(base: 
 
 
 def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_image_changes(tmp_path: Path) -> None:
-    """Kubernetes deletes these Jobs when they are done, and permits no change of their image."""
+    """Kubernetes deletes these Jobs when they have finished, and permits no change of their image."""
     components = ["scheduler", "client-certificates"]
     jobs = [each for each in rendered(composed(tmp_path, components)) if each["kind"] == "Job"]
     assert len(jobs) == 4
@@ -115,7 +116,7 @@ def test_gitops_tools_report_no_first_job_as_missing_and_replace_it_when_its_ima
 
 
 def test_the_extenders_rotation_requires_no_configuration() -> None:
-    """No webhook configuration exists for the extender, because the scheduler reads the CA from a file."""
+    """The scheduler reads the CA of the extender from a file, so the extender has no webhook configuration."""
     objects = overlay_of("scheduler")
     for kind, name in (("CronJob", "vcuda-extender-certs"), ("Job", "vcuda-extender-certs-first")):
         assert flags(one(objects, kind, name))["unregistered"] is True
@@ -127,9 +128,7 @@ def test_the_extenders_rotation_requires_no_configuration() -> None:
 
 
 def test_the_client_certificate_is_issued_with_rights_for_its_names_only(tmp_path: Path) -> None:
-    """The manifests contain the Secrets and the ConfigMap without data, so the account needs no right to create
-    objects.
-    """
+    """The manifests have empty Secrets and an empty ConfigMap, so the ServiceAccount needs no right to create them."""
     objects = rendered(composed(tmp_path, ["client-certificates"]))
     job, cron_job = one(objects, "Job", "vcuda-client-certs-first"), one(objects, "CronJob", "vcuda-client-certs")
     assert pod_spec(job) == pod_spec(cron_job)

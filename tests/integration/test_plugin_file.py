@@ -1,7 +1,4 @@
-"""The single file of the plugin `kubectl gpuquota`.
-
-It has only Python code, packages at the locked versions, a manifest for krew, and shell completion.
-"""
+"""The single file of the plugin `kubectl gpuquota`: only Python code, locked packages, krew manifest, completion."""
 
 import hashlib
 import os
@@ -69,7 +66,7 @@ def test_under_the_name_that_kubectl_looks_for_it_completes_words(plugin: Path, 
 
 
 def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
-    """An older Python compiles only the first module of the file, so this module must not use newer syntax."""
+    """An older Python compiles only __main__.py of the plugin's file, so this module must not use newer syntax."""
     with zipfile.ZipFile(plugin) as archive:
         text = archive.read("__main__.py").decode()
     checked, _, _ = text.partition("if sys.argv")
@@ -79,7 +76,7 @@ def test_an_older_python_gets_one_sentence(plugin: Path) -> None:
 
 
 class OldPython:
-    """A replacement of the module sys, with the version of Python 3.9."""
+    """A replacement of the module sys that reports Python 3.9."""
 
     version_info = (3, 9, 6)
 
@@ -112,7 +109,7 @@ def test_the_manifest_has_the_fields_that_krew_documents(plugin: Path, tmp_path:
     manifest = manifest_of(plugin, tmp_path)
     assert {*manifest} == {"apiVersion", "kind", "metadata", "spec"}
     assert (manifest["apiVersion"], manifest["kind"]) == ("krew.googlecontainertools.github.com/v1alpha2", "Plugin")
-    # Krew requires that the plugin has the name of its manifest file, which is also the command after `kubectl`.
+    # Krew requires that the plugin has the name of its manifest file. This name is also the command after `kubectl`.
     assert manifest["metadata"] == {"name": "gpuquota"}
     spec = manifest["spec"]
     assert {*spec} == {"version", "homepage", "shortDescription", "description", "caveats", "platforms"}

@@ -22,7 +22,7 @@ def python(text: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("program", ["webhook", "controller", "certs"])
 def test_a_server_without_the_packages_of_the_extra_names_it(program: str) -> None:
-    """None in sys.modules makes the packages impossible to import."""
+    """If sys.modules has None for a package, an import of the package fails as if it were not installed."""
     missing = "import sys; sys.modules.update(msgspec=None, kubernetes=None, flask=None, cryptography=None)"
     done = python(f"{missing}; from vcuda import programs; programs.{program}()")
     assert (done.returncode, done.stdout) == (1, "")
@@ -38,7 +38,7 @@ def test_a_missing_module_of_our_own_is_not_mistaken_for_a_missing_package() -> 
 
 @pytest.mark.parametrize("module", ["controller.plugin.cli", "controller.plugin.complete"])
 def test_the_plugin_imports_nothing_that_is_compiled(module: str) -> None:
-    """The plugin's single file contains no other packages, and the base package requires no other."""
+    """The plugin's single file contains no packages except these, and the base package requires no others."""
     done = python(
         f"import sys; before = {{*sys.modules}}; import {module}\n"
         "loaded = [each for name, each in sys.modules.items() if name not in before]\n"

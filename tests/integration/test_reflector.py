@@ -80,7 +80,7 @@ def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Scr
 
 
 def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
-    """The first callback and other threads get the complete new view. Earlier snapshots do not change."""
+    """The callback finds the complete new view already at the first event of the second LIST."""
     script.answers.append(page(10, item("a", 1, value=1), item("b", 2, value=2)))
     script.answers.append(page(30, item("c", 21, value=3), token="t"))
     script.answers.append(page(30, item("d", 22, value=4)))
@@ -91,7 +91,7 @@ def test_the_view_is_replaced_in_one_step(kube: Kube, script: Script) -> None:
 
 
 def test_new_decoding_rules_cause_a_new_list_of_unchanged_objects(kube: Kube, script: Script) -> None:
-    """The new rules may keep objects that the old rules dropped. The end of the open watch is not a failure."""
+    """The new rules may keep objects that the old rules dropped. Ending the open watch is no failure."""
     listed = [item("a", 1, value=1), item("b", 2, value=-1)]
     script.answers += [page(10, *listed), page(30, *listed)]
     script.watches += [stream(event("ADDED", item("c", 11, value=3)), forever), stream(bookmark(31))]
@@ -183,9 +183,7 @@ def test_an_event_without_an_identifiable_object_causes_a_new_list(kube: Kube, s
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """If the object is in a LIST, the reflector's view leaves it out. If it is in an event, it keeps its last valid
-    value.
-    """
+    """The view omits an undecodable object of a LIST. If an event is undecodable, the object keeps its last value."""
     script.answers.append(page(10, item("good", 1, value=1), item("bad", 2, value="x"), {"metadata": 5}))
     turned_bad, turned_good = item("good", 11, value="y"), item("bad", 13, value=4)
     other = event("ADDED", item("other", 12, value=3))
@@ -290,7 +288,7 @@ def test_a_watch_that_lasted_resets_the_delays(kube: Kube, script: Script) -> No
     now = [0.0]
 
     def let_pass(_old: int | None, seconds: int | None) -> None:
-        """Advance the clock by as many seconds as the value of the event's object."""
+        """Advance the clock by the value of the event's object, in seconds."""
         now[0] += seconds or 0
 
     script.answers.append(page(10))
@@ -326,9 +324,7 @@ def test_the_age_of_the_last_event_is_reset_by_list_watch_event_and_bookmark(kub
 
 
 def large(name: str, version: int) -> dict[str, object]:
-    """Return an object that is larger than the reflector's limit. Its fields are in the order in which the API server
-    writes them.
-    """
+    """Return an object that exceeds the reflector's size limit. The API server writes fields in this order."""
     metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, "value": 9, "text": "x" * MOST_OBJECT_BYTES}
 

@@ -1,4 +1,4 @@
-"""A reflector stops at once, whatever it does at the time, and shows no partial result."""
+"""A stopped reflector ends at once in any state, and adds no partial LIST to its view."""
 
 import itertools
 import threading
@@ -13,7 +13,7 @@ from vcuda.kube import Backoff, Kube, Reflector
 
 @pytest.mark.parametrize("where", ["watching", "waiting"])
 def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The watch would last for minutes, and the wait for an hour."""
+    """Without the stop, the watch would last for minutes, and the wait after the failed LIST for an hour."""
     script.answers.append(page(10) if where == "watching" else status(500, "no"))
     reached = threading.Event()
     waiting = Backoff(first=3600, ceiling=3600)
@@ -26,7 +26,7 @@ def test_stop_is_prompt(kube: Kube, script: Script, where: str, monkeypatch: pyt
 
 
 class Signal:
-    """A logger that sets an event of the test when the reflector logs a LIST or a failed watch."""
+    """A logger that sets ``reached`` when the reflector logs a LIST or a failed watch."""
 
     def __init__(self, reached: threading.Event) -> None:
         self._reached = reached

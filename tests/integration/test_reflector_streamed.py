@@ -91,7 +91,7 @@ def test_a_server_that_does_not_stream_is_tried_once_and_then_lists_in_pages(
 
 
 def test_any_other_error_is_reported_by_the_list_and_the_next_one_is_streamed(kube: Kube, script: Script) -> None:
-    """The error, for example a missing right, may be temporary."""
+    """The error, for example a missing right, may be temporary. So the reflector requests a streamed list again."""
     script.streams.append(status(403, "cannot watch"))
     script.answers.append(status(403, "cannot list"))
     script.streams.append(stream(listed(10, item("a", 3, value=1))))
@@ -143,7 +143,7 @@ def test_a_synced_view_survives_a_list_that_breaks(kube: Kube, script: Script) -
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """The object keeps its last valid value while its uid is the same."""
+    """An object that can no longer be decoded keeps its last valid value, because its uid is unchanged."""
     good = listed(10, item("good", 1, value=1), item("bad", 2, value="x"))
     script.streams.append(stream(good, EXPIRED))
     turned_bad = event("ADDED", item("other", 12, value=3)) + event("MODIFIED", item("other", 13, value="z"))
@@ -171,7 +171,7 @@ def test_an_object_with_an_unchanged_version_is_not_decoded_again(kube: Kube, sc
 def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_result(
     kube: Kube, script: Script
 ) -> None:
-    """More objects are already in the buffers, and the stream would last for minutes."""
+    """Without the stop, the reflector would read more objects from its buffers. The stream would last for minutes."""
     script.streams.append(stream(listed(10, item("a", 1, value=1)), b"\n"))
     reflector = stopped_at_its_first_object(kube)
     assert not reflector.alive
@@ -183,7 +183,7 @@ def test_stop_during_the_initial_events_ends_them_at_once_and_shows_no_partial_r
 def test_a_stream_that_becomes_silent_during_the_list_is_ended(
     kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a dead connection would block the first list forever."""
+    """If the reflector did not end the stream, a dead connection would block the first list forever."""
     monkeypatch.setattr("vcuda.kube.reflector.SILENCE", 0.2)
     script.streams.append(stream(event("ADDED", item("half", 3, value=9)), forever))
     script.answers.append(page(10, item("a", 3, value=1)))

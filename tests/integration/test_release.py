@@ -26,9 +26,7 @@ NAMED = (f"--image={IMAGE}", f"--repository={REPOSITORY}")
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The directories with the files of two runs of `make release`. The SBOM is left out, because it needs another
-    package.
-    """
+    """The output directories of two runs of `make release`, without the SBOM, which needs another package."""
     kubectl()  # if kubectl is missing, the test is skipped here
     if not (release.ROOT / ".git").exists():
         pytest.skip("no git repository: a release is made from a commit")

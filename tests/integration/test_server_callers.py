@@ -25,9 +25,7 @@ NOW = datetime.now(UTC)
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 GUARDED = ["POST /mutate", "POST /validate", "POST /quota", "GET /mutate", "GET /nowhere"]
 REFUSED = (ssl.SSLError, ConnectionResetError, BrokenPipeError)
-"""The errors that a client with a certificate of another CA gets. With TLS 1.3 they occur only when the
-client reads.
-"""
+"""The errors of a client whose certificate is from another CA. With TLS 1.3 they occur only when the client reads."""
 
 EXPIRY = "vcuda_client_certificate_expiry_seconds"
 NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stranger", "next"

@@ -1,6 +1,4 @@
-"""The certificate that the webhook process serves after the files have changed, or after its worker process was
-replaced.
-"""
+"""The certificate that the webhook serves after the files have changed, or after its worker process was replaced."""
 
 import os
 import signal
@@ -70,9 +68,7 @@ def replace_worker(server: WebhookProcess) -> None:
 def test_a_new_worker_serves_the_certificate_of_the_files_from_its_first_connection(
     directory: Path, server: WebhookProcess
 ) -> None:
-    """The parent process, from which gunicorn forks the worker, still has the old certificate in memory. It may have
-    expired.
-    """
+    """gunicorn forks a new worker from its parent process, whose certificate in memory may have expired."""
     authority = make_authority(NOW)
     write_as_kubelet(directory, make_leaf(authority, DEVELOPMENT, NOW))
     replace_worker(server)

@@ -1,6 +1,4 @@
-"""``vcuda-webhook serve --standalone`` pins ResourceClaims, and charges them to the same quota as pods and stored
-claims.
-"""
+"""``vcuda-webhook serve --standalone`` limits ResourceClaims to one GPU model, and charges them like pods."""
 
 import json
 from collections.abc import Iterator
@@ -33,9 +31,7 @@ def held(count: int = 1) -> Manifest:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
-    """A standalone webhook that knows the devices of three drivers and a ResourceClaimTemplate. Namespace full has a
-    stored claim.
-    """
+    """A standalone webhook with devices of three drivers, a ResourceClaimTemplate, and a claim in namespace full."""
     directory = tmp_path_factory.mktemp("cluster")
     quota, nodes = directory / "gpuquota.yaml", directory / "cluster.yaml"
     quota.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": CONFIG}))
@@ -49,9 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]
 
 
 def review(server: WebhookProcess, manifest: Manifest, **fields: object) -> Json:
-    """Send a manifest to /mutate, apply the patch, and send the result to /validate, as the API server does. Return the
-    answer.
-    """
+    """Send a manifest through /mutate and /validate, as the API server does. Return the last answer."""
     kind = {"group": GROUP, "version": VERSION, "kind": manifest["kind"]}
     return server.admit(manifest, kind=kind, **fields)
 

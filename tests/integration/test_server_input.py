@@ -17,14 +17,12 @@ DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
 
 @pytest.fixture(scope="module")
 def server(target: Target) -> WebhookProcess:
-    """A running webhook that is attacked by all tests of the file. At the end its log must have no error and no stack
-    trace.
-    """
+    """A running webhook for all tests of this file. At the end its log must have no error and no stack trace."""
     return target.server
 
 
 def fault_of(reply: Reply) -> str:
-    """Assert that the answer is an HTTP error in the usual JSON form, and return its message."""
+    """Assert that the answer is an HTTP error with its status and message in JSON, and return the message."""
     assert b"Traceback" not in reply.body
     answer = reply.decoded()
     assert answer.keys() == {"error", "status"}
@@ -37,7 +35,7 @@ def encoded(subject: object, **fields: object) -> str:
 
 
 def with_quantity(quantity: str) -> str:
-    """Return a review of a pod that requests cores. The quantity of cores is inserted unchanged into the JSON."""
+    """Return a review of a pod that requests cores. ``quantity`` is inserted unchanged into the JSON."""
     return encoded(gpu_pod("p", "steady", {"tencent.com/vcuda-core": "HERE"})).replace('"HERE"', quantity)
 
 

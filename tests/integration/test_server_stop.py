@@ -1,6 +1,6 @@
 """No request is lost when the webhook stops.
 
-This is also true while the API server is down, and if clients keep silent connections.
+This is also true while the API server is down, and if clients keep connections open without a request.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.integration.silent import silence
 from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
 
 LONG = ("--drain-seconds", "600")
-"""The flag for a drain that is longer than any test. In the drain a stopping webhook still answers.
+"""The flag for a drain that is longer than any test. During its drain, a stopping webhook still answers.
 
 A second SIGTERM to the worker ends the drain.
 """
@@ -61,9 +61,7 @@ def closed_port() -> Iterator[str]:
 
 
 def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
-    """Send SIGTERM to the webhook, and wait until /readyz fails. The webhook is then in its drain, and
-    still answers.
-    """
+    """Send SIGTERM to the webhook, and wait until /readyz fails. The webhook then drains: it still answers."""
     server.process.send_signal(signal.SIGTERM)
     while (reply := exchange(connection, "GET", "/readyz")).body != b"this replica is stopping\n":
         pass
@@ -73,7 +71,7 @@ def leave(server: WebhookProcess, connection: HTTPSConnection) -> None:
 def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
     """End the drain of the stopping webhook. Return the first answer that rejects a request because of the stop.
 
-    The requests of this function go to /quota, which admits them before that, even without an API server.
+    The requests go to /quota, because until then the webhook admits them there, even without an API server.
     """
     os.kill(server.worker(), signal.SIGTERM)
     while (reply := exchange(connection, "POST", "/quota", POD)).status == HTTPStatus.OK:
@@ -82,9 +80,7 @@ def close_gate(server: WebhookProcess, connection: HTTPSConnection) -> Reply:
 
 
 def assert_come_again(reply: Reply, reason: str) -> None:
-    """Assert that the answer is a 503 that closes the connection. The API server then repeats the call on another
-    connection.
-    """
+    """Assert that the answer is a 503 that closes the connection. The API server then retries on a new connection."""
     assert reply.status == HTTPStatus.SERVICE_UNAVAILABLE
     assert reply.headers["Retry-After"] == "1"
     assert reply.headers["Connection"] == "close"
@@ -122,7 +118,7 @@ def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """The drain ends while the request still waits for the API server to read its ledger."""
+    """When the drain ends, the webhook still handles a request: it waits for the API server to return a ledger."""
     edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
     fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
     with (
@@ -149,10 +145,10 @@ def test_without_the_api_server_no_pod_is_admitted_and_the_caller_retries(
     flags = in_cluster(tmp_path, certificates, closed_port)
     with serving(*flags, ca=certificates / "ca.crt") as server:
         reply = server.get("/readyz")
-        assert (reply.status, reply.body) == (503, b"the quota has not been read yet\n")
+        assert (reply.status, reply.body) == (503, b"this replica has not read the quota and the nodes yet\n")
         assert server.get("/healthz").status == HTTPStatus.OK, "a restart would not help"
         for path in ("/mutate", "/validate"):
-            assert_come_again(server.send("POST", path, POD), "the quota has not been read yet")
+            assert_come_again(server.send("POST", path, POD), "this replica has not read the quota and the nodes yet")
         assert server.metric("vcuda_quota_config_valid") == 1, "nothing is known to be wrong with it"
         assert server.metric("vcuda_admissions_total") == 0
         assert server.terminate() == 0
@@ -177,7 +173,7 @@ def test_no_secret_is_ever_printed(tmp_path: Path, certificates: Path, closed_po
 
 
 def test_connections_without_a_request_do_not_delay_a_stop(quota: Path) -> None:
-    """By default gunicorn waits for such connections until its timeout, which is longer than this test."""
+    """By default gunicorn waits for idle connections until its timeout, which is longer than this test."""
     with serving("--standalone", "--quota", quota, *LONG) as server, closing(server.connect()) as connection:
         connection.connect()
         with closing(server.connect()) as other:

@@ -75,7 +75,7 @@ def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
 
 
 def test_http_1_1_is_agreed_with_a_client_that_prefers_http_2(directory: Path) -> None:
-    """With HTTP/2, all calls of the API server would share one connection, and be served one after another."""
+    """With HTTP/2, the API server would send all calls on one connection, where they would wait for each other."""
     write_plainly(directory, new_leaf())
     client = trusting()
     client.set_alpn_protocols(["h2", "http/1.1"])
@@ -213,7 +213,7 @@ def test_a_certificate_that_openssl_finds_too_weak_is_rejected(directory: Path) 
 def test_files_that_change_while_they_are_read_are_read_at_the_next_poll(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first poll runs between the writes of the two files."""
+    """The first poll reads the files when the key is already replaced, and the certificate is not."""
     first, second = new_leaf(), new_leaf()
     write_plainly(directory, first)
     serving = ServingCertificate(directory)

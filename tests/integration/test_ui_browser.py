@@ -74,9 +74,7 @@ def cell(page: Page, namespace: str, model: str) -> Locator:
 def test_the_page_renders_without_errors_and_every_text_and_field_is_readable(
     browser: Browser, leader: Served, path: str, scheme: str, size: Size
 ) -> None:
-    """Each color of the table (a step of the used share) is tried. The page makes no request to another host, and does
-    not scroll horizontally.
-    """
+    """The test covers each color that shows a used share. The page calls no other host, and is not too wide."""
     with tab(browser, size, color_scheme=scheme) as opened:
         page = opened.open(leader.url + path)
         assert page.evaluate("document.scrollingElement.scrollWidth") <= size[0]
@@ -233,7 +231,8 @@ def test_a_reader_whose_session_at_the_proxy_has_ended_is_led_to_the_login(
     opened: Tab, leader: Served, served: Callable[[Sample], Served]
 ) -> None:
     page = opened.open(leader.url)
-    # The login has another origin than the page, and the page may load nothing from another origin.
+    # The usage page may load nothing from another origin, such as the login. So the browser must open the login
+    # instead.
     leader.login = f"{served(Sample()).url}?login"
     page.get_by_role("columnheader", name="T4").get_by_role("link").click()
     page.wait_for_url(leader.login)
@@ -291,7 +290,7 @@ def test_a_page_that_lost_its_leader_says_so_and_follows_the_next_one(browser: B
 
 
 def test_a_hidden_tab_disconnects_and_catches_up_when_it_is_visible(opened: Tab, leader: Served) -> None:
-    """A browser permits only a few connections per server, which a few hidden tabs would use up."""
+    """A browser permits only a few connections per server. A few hidden tabs would use them up."""
     page = opened.open(leader.url)
     see = "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
     see += " document.dispatchEvent(new Event('visibilitychange')); return source.readyState }"
@@ -334,7 +333,7 @@ def test_everything_can_be_reached_by_the_tab_key_and_shows_its_focus(opened: Ta
 def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
     browser: Browser, leader: Served, size: Size
 ) -> None:
-    """On a phone each row looks like a card, but is still a row."""
+    """On a phone each row looks like a card, but a screen reader must still find a table row."""
     with tab(browser, size) as opened:
         page = opened.open(leader.url)
         tree = page.locator("body").aria_snapshot()
@@ -349,7 +348,7 @@ def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
 
 
 def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
-    """One row with such a name is part of the page, and another row arrives by a live update."""
+    """The page shows such a name when it is loaded, and again after a live update."""
     hostile = """<img src=x onerror="alert(1)">"'</td></script>"""
     sample = Sample()
     sample.report(namespace_use(hostile, model_use(hostile, 8, 1)))

@@ -34,14 +34,12 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def asleep(queue: WorkQueue, clock: Clock, executor: ThreadPoolExecutor) -> Future[str | None]:
-    """Start a thread that waits for the next key of the work queue. Return when the thread has found that no key is
-    due.
-    """
+    """Start a thread that waits for the next key of the work queue. Return when the thread has found no key due."""
     while clock.looked.acquire(blocking=False):
         continue
     turn = executor.submit(queue.next)
-    # The waiting thread has read the clock. The thread holds the queue's lock until it sleeps, so any change of the
-    # queue from now on happens while the thread sleeps.
+    # The thread has read the clock, and holds the queue's lock until it sleeps. So the test can change the queue only
+    # while the thread sleeps.
     assert clock.looked.acquire(timeout=PATIENT)
     return turn
 

@@ -10,9 +10,7 @@ from typing import Any
 
 
 class Echo(ThreadingTCPServer):
-    """A TLS server that sends its input back. Like the webhook, it uses its current TLS context for each new
-    connection.
-    """
+    """A TLS server that sends its input back. Each new connection gets the current TLS context, as in the webhook."""
 
     def __init__(self, current: Callable[[], ssl.SSLContext], host: str) -> None:
         super().__init__((host, 0), BaseRequestHandler)
@@ -20,7 +18,7 @@ class Echo(ThreadingTCPServer):
         self.address = "{}:{}".format(*self.socket.getsockname())
 
     def finish_request(self, request: Any, client_address: object) -> None:  # noqa: ARG002
-        # The server ignores an OSError. If the handshake fails, the client reports the reason in the test.
+        # Ignore a failed handshake, because the client in the test reports the reason.
         with suppress(OSError), self._current().wrap_socket(request, server_side=True) as connection:
             while received := connection.recv(64):
                 connection.sendall(received)

@@ -1,4 +1,4 @@
-"""A server of the usage page that leads or stands by as the test decides."""
+"""A server of the usage page. A test decides whether it acts as the leader or as a standby."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from examples.usage import Sample
 class Served:
     """A running server of the usage page, and the data of the page.
 
-    Without a ``feed`` (the live updates) the page is that of a standby.
+    ``feed``: the live updates. If it is None, the server acts as a standby.
     """
 
     sample: Sample
@@ -25,18 +25,15 @@ class Served:
     feed: Feed | None = None
     url: str = ""
     login: str = ""
-    """The login address to which a proxy redirects requests when the session of the reader has ended.
-
-    Empty if the session has not ended.
-    """
+    """The login address to which a proxy redirects each request. Empty while the reader's session is valid."""
 
     def lead(self) -> None:
-        """Make the server act as the server of a leader, with a new feed of live updates."""
+        """Make the server act as the leader, with new live updates."""
         self.feed = Feed(self.sample.source(), self.views)
         self.feed.start()
 
     def stand_by(self) -> None:
-        """Make the server act as the server of a standby, which ends all live updates."""
+        """Make the server act as a standby, and end all live updates."""
         if self.feed:
             self.feed.close()
         self.feed = None
@@ -56,6 +53,6 @@ def serving(sample: Sample, teardown: ExitStack) -> Served:
 
 
 def redirection(served: Served) -> Response | None:
-    # A login is required for every path but the static files, because the browser may have cached them.
+    # The static files need no login, because the browser may have cached them.
     ended = served.login and flask.request.endpoint != "static"
     return flask.redirect(served.login) if ended else None

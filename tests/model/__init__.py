@@ -1,3 +1,1 @@
-"""The rules of the ledger as a model, which is small enough to be explored completely: `python -m
-tests.model --full`.
-"""
+"""A model of the ledger's rules, small enough to explore every state: `python -m tests.model --full`."""

@@ -12,9 +12,9 @@ REST_EVERY = 200
 
 
 def main() -> int:
-    """Explore the cases, and print a table of them.
+    """Explore the model with the correct rules, and with each deliberately wrong rule. Print the results.
 
-    Return 1 if a rule is violated, or if a rule can be broken without an effect.
+    Return 1 if the correct rules lead to a violation, or if a wrong rule leads to none.
     """
     parser = argparse.ArgumentParser(prog="python -m tests.model", description="explore the model of the ledger")
     parser.add_argument("--full", action="store_true", help="within large bounds too (half an hour, 2 GB)")
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
-    """Explore each case. Print a line about it, and if a rule is violated, the steps that lead to the violation."""
+    """Explore the model within each of these bounds. Print the number of states, and the steps to any violation."""
     found = []
     print(f"{'states':>10}{'transitions':>13}{'seconds':>9}  bounds")
     for title, bounds in cases.items():
@@ -43,13 +43,13 @@ def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
 
 
 def progress(states: int) -> None:
-    """Show the number of explored states on a terminal."""
+    """Print the number of explored states if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\r{states:>10,}", end="", file=sys.stderr, flush=True)
 
 
 def show_broken(rule: str) -> int:
-    """Print the steps that show the effect of one broken rule."""
+    """Print the steps by which one deliberately wrong rule leads to a violation. Return the exit status."""
     mutant = next((each for each in MUTANTS if each.broken == rule), None)
     if mutant is None:
         print("must be one of:", *(each.broken for each in MUTANTS), sep="\n  ")

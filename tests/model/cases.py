@@ -1,7 +1,4 @@
-"""The cases that the model explores.
-
-They are the rules within several bounds, and each rule broken in turn, which must lead to a violation.
-"""
+"""The bounds within which the model is explored, and deliberately wrong rules, which must lead to a violation."""
 
 from typing import NamedTuple
 
@@ -15,13 +12,13 @@ RESERVING = Bounds()
 RUNNING_ON = EXACT._replace(replicas=1, runs=2, presumed=1)
 """Bounds in which the containers of a pod run for some ticks after its forced deletion.
 
-They run for longer than a charge stays pending, and than it stays terminating by default.
+This is longer than a charge stays pending, and longer than a charge stays terminating by default.
 """
 
 RUNNING_ON_RESERVED = RESERVING._replace(replicas=1, runs=1)
 """Bounds in which the containers of a pod run for only one tick after its forced deletion.
 
-The time is so short that a replica may admit such pods from its reservation.
+This is not longer than the deadline of a pod, so a replica may admit the pod from its reservation.
 """
 
 SMALL = {
@@ -38,7 +35,7 @@ SMALL = {
     "forced deletions, and an end": RUNNING_ON._replace(ends=1),
     "forced deletions of granted pods": RUNNING_ON_RESERVED,
 }
-"""The cases that `make test` explores. They have about 60,000 states (worlds)."""
+"""The bounds that `make test` explores. Within them, the model has about 60,000 states (worlds)."""
 
 FULL = SMALL | {
     "nothing reserved, three pods in groups": EXACT._replace(pods=3, limit=2),
@@ -60,13 +57,13 @@ FULL = SMALL | {
     "forced deletions of granted pods, a crash": RUNNING_ON_RESERVED._replace(crashes=1),
     "forced deletions of granted pods, two of two": RUNNING_ON_RESERVED._replace(limit=2, pods=3, reserve=2),
 }
-"""The cases that `python -m tests.model --full` explores."""
+"""The bounds that `python -m tests.model --full` explores."""
 
 
 class Mutant(NamedTuple):
-    """A broken rule, and the bounds within which it leads to a violation.
+    """A deliberately wrong rule (``broken``) in place of ``rule``, and bounds within which it leads to a violation.
 
-    ``rests``: True if the only violation is a charge that is still there when all processes are at rest.
+    ``rests``: True if the only violation is a charge that is never released.
     """
 
     rule: str
@@ -80,7 +77,7 @@ class Mutant(NamedTuple):
 
     @property
     def rest_every(self) -> int:
-        """Return the number of states (worlds) from which one is brought to rest; 0 if none is."""
+        """Return 20 if every 20th state (world) is checked for charges that are never released; 0 if none is."""
         return 20 if self.rests else 0
 
 

@@ -1,7 +1,4 @@
-"""Explores all states (worlds) to which the rules lead, those with the fewest steps first.
-
-It returns the steps to the first violation.
-"""
+"""Explores all states (worlds) to which the rules lead, with the fewest steps first, up to the first violation."""
 
 import time
 from collections import deque
@@ -35,9 +32,9 @@ def steps(world: World, bounds: Bounds) -> list[Step]:
 def fault_of(world: World, bounds: Bounds) -> str:
     """Return the violation in this state (world), or an empty text.
 
-    Live pods, storable pods and pods whose containers still run must be within the limit together. A 403 is given only
-    if an exact count would also give it. A terminating charge counts for that, if a process can suppose that the
-    containers still run.
+    The live pods, the pods that may still be stored, and the pods whose containers still run must fit the limit
+    together. A replica may reject a pod with a 403 only if the other pods use the whole limit. Terminating charges
+    count as used.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
     storable = sum(pod.stage == ASKED and pod.yes for pod in world.pods)
@@ -60,7 +57,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
 
 
 def _refusable(world: World, live: int, bounds: Bounds) -> int:
-    """REFUSE: return the usage that leads to a 403. It is counted by a LIST that began after the request."""
+    """REFUSE: return the usage by which a replica decides on a 403. A LIST that began after the request counts it."""
     if bounds.broken == "refused by the ledger":
         return world.committed + world.pending + world.terminating
     if bounds.broken == "refused by a LIST and what is pending":
@@ -71,11 +68,11 @@ def _refusable(world: World, live: int, bounds: Bounds) -> int:
 def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, rest_every: int = 0) -> Explored:
     """Explore all states (worlds), or stop at the first violation.
 
-    ``rest_every``: one of so many states is also brought to rest, to find charges that are never released; 0 for none.
+    ``rest_every``: the number of states for each state that is checked for charges that are never released; 0 for none.
     """
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
-    # Maps each world to the world before it. Equal pods are stored once, because otherwise a million worlds would not
+    # Maps each world to the world before it. Equal pods share one object, because otherwise a million worlds would not
     # fit into memory.
     before: dict[World, World | None] = {start: None}
     shared: dict[object, object] = {}
@@ -105,8 +102,8 @@ def _trace(world: World, before: dict[World, World | None], bounds: Bounds) -> t
     path = [world]
     while (earlier := before[path[-1]]) is not None:
         path.append(earlier)
-    # A world in `before` may have other names for its pods and replicas. So the trace repeats the steps from the first
-    # world, in which each pod and replica keeps its name.
+    # The worlds in `before` may have exchanged the names of pods and replicas (see `canonical`). So repeat the steps
+    # from the first world, without exchanged names.
     at, sentences = first(bounds), []
     for to in path[-2::-1]:
         words, at = next(step for step in steps(at, bounds) if canonical(step[1], bounds) == to)
@@ -131,16 +128,14 @@ RESTING = (
     "the reservation",
     "a tick",
 )
-"""The beginnings of the texts of steps that happen without further requests, stored pods and deletions.
-
-They are in the order in which the steps happen, the quickest first.
-"""
+"""The beginnings of the texts of all steps that neither request, store nor delete a pod, the quickest step first."""
 
 
 def unrest_of(world: World, bounds: Bounds) -> str:
-    """Return the charges that are left when no more requests arrive and all processes follow the rules, as a text.
+    """Return a text about charges that are never released, or an empty text.
 
-    Only the charges of live pods should be left.
+    After this state (world), no pod is requested, stored or deleted, and all other steps happen until none is left.
+    Then only the charges of live pods may exist.
     """
     quiet = world._replace(
         pods=tuple(pod._replace(at=tuple(AWAY if at == WAITING else at for at in pod.at)) for pod in world.pods)
@@ -164,6 +159,7 @@ def _rank(words: tuple[object, ...]) -> float:
     if sentence.startswith("{} sends") and (words[2] or words[4]):
         return -1
     rank = next((number for number, each in enumerate(RESTING) if sentence.startswith(each)), -1)
-    # Settle by the newest view first. Otherwise settling by a view that shows no change could be repeated forever.
+    # Settle by the newest view of the pods first. By an older view, settling could be repeated forever without
+    # progress.
     newest = isinstance(words[-1], int) and sentence.startswith(("settled", "the reservation"))
     return rank + 0.5 - int(str(words[-1])) / 100 if newest else rank

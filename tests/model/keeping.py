@@ -1,8 +1,8 @@
 """The rules that keep the ledger correct: settling, proof of absence, reaping, loss and opening.
 
-Any number of leaders may act, each with a view of the pods of any age. The model needs no late writes of leaders. Such
-a write equals a decision that a leader makes later by an old view: the facts of the view still hold, and the ledger
-must still have the version of the view.
+Any number of leaders may act. The view of a leader (the pods as its watch shows them) may be of any age. In the model,
+no write of a leader lands late. Such a write would equal a later decision by the same old view: the view is still true,
+and the write lands only if the ledger still has the version that the leader read.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,13 +26,13 @@ from tests.model.world import (
 
 
 def counted(world: World, view: int, bounds: Bounds, since: int | None = None) -> World:
-    """SETTLE: recount the ledger by the pods of one view, and remove the pending charges of pods that the view has seen
-    stored.
+    """SETTLE: recount the ledger by one view of the pods. Remove the pending charges of pods that were seen stored.
 
-    TERMINATING: if the watch saw the forced deletion of a pod, the charge of the pod becomes terminating. UNSEEN: a
-    decrease from before the watch began becomes terminating too.
+    TERMINATING: if the watch saw the forced deletion of a pod, the charge of the pod becomes terminating. UNSEEN: if
+    the count decreased before the watch began, the decrease becomes terminating too.
 
-    ``since``: the version at which the watch began; None for a LIST, which sees no deletion.
+    ``view``: the version of the view. ``since``: the version at which the watch began; None for a LIST, which sees no
+    deletion.
     """
     keeps = bounds.broken == "a count from another view"
     began = view if since is None else since
@@ -62,14 +62,14 @@ def _forgets(bounds: Bounds) -> bool:
 
 
 def _unseen(world: World, pods: Mapping[int, Pod], view: int, began: int, bounds: Bounds) -> int:
-    """Return the decrease of the count that no deletion in the watch explains. New pods may hide deleted pods."""
+    """Return by how much the count fell without a deletion that the watch saw. New pods may hide deleted pods."""
     if not (bounds.runs and began) or bounds.broken == "an unseen decrease releases":
         return 0
     seen = sum(pod.pending != NOT_PENDING and pods[i].pending == NOT_PENDING for i, pod in enumerate(world.pods))
     held = sum(pod.held == NOT_HELD != pods[i].held for i, pod in enumerate(world.pods))
     live = sum(pod.stored_at <= view and _is_live(pod, view) for pod in world.pods)
-    # Some new pods may have been admitted from a reservation without a write of their charges. So they may hide a
-    # decrease.
+    # Pods that were admitted from a reservation may be stored before their charges are written. Such new pods may hide
+    # a decrease.
     hidden = 0 if bounds.broken == "hidden by what was granted" else sum(each.amount for each in world.reserved[:-1])
     before = world.committed + seen
     return min(max(before + hidden - live - held, 0), before)
@@ -80,7 +80,7 @@ def _is_live(pod: Pod, view: int) -> bool:
 
 
 def settle(world: World, bounds: Bounds) -> Iterator[Step]:
-    """SETTLE: a leader recounts the ledger by any view that is not older than the view of the last count."""
+    """SETTLE: a leader recounts the ledger by any view of the pods that is not older than the last count's view."""
     for view in range(world.newest + 1):
         for since in range(view + 1) if bounds.runs else (0,):
             if (new := counted(world, view, bounds, since)) != world:
@@ -93,11 +93,11 @@ def settle(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def gone(world: World, bounds: Bounds) -> Iterator[Step]:
-    """GONE: a leader removes a pending charge after the deadline, if a LIST that began after the deadline lacks the
-    pod.
+    """GONE: after the deadline of a pending charge, a leader removes it if a LIST that began later lacks the pod.
 
-    The pod may have been stored and deleted by force. A leader that has watched since before the charge would have seen
-    that. Any other leader waits until it has watched for as long as a pod may run. So the pod has ended by then.
+    The pod may have been stored and then deleted by force. A leader whose watch began before the charge would have seen
+    this. Any other leader waits until its watch is as old as the longest time for which a pod may run. Then the
+    containers of the pod have ended.
     """
     for i, pod in enumerate(world.pods):
         absent = pod.stage != STORED or bounds.broken == "gone without a read"
@@ -120,7 +120,7 @@ def release(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def reap(world: World, bounds: Bounds) -> Iterator[Step]:
-    """REAP: the leader removes a reservation that was not written again for longer than lease and deadline together.
+    """REAP: the leader removes a reservation that no write has renewed for longer than lease and deadline together.
 
     The same write recounts the ledger by a LIST that began after this time.
     """
@@ -144,9 +144,10 @@ def reap(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def _by_long_watch(world: World, bounds: Bounds) -> World:
-    """Return the world as known to a leader that watched while the reservation became old enough to be reaped.
+    """Return the world after a leader with a long watch has made the charges of deleted pods terminating.
 
-    This leader has seen every forced deletion since then, even if another leader has missed it.
+    This leader has watched while the reservation became old enough to be reaped. So it has seen every forced deletion
+    in this time, even if another leader has missed it.
     """
     pods = {
         i: pod._replace(held=bounds.hold)
@@ -167,9 +168,9 @@ def _with(world: World, slot: int, new: Reserved) -> World:
 
 
 def loss(world: World, bounds: Bounds) -> Iterator[Step]:
-    """LOSS: the ledger is deleted, or is created again after that.
+    """LOSS: the ledger is deleted without END, or a missing ledger is created.
 
-    The new ledger has the whole limit reserved for no replica, until REAP removes this reservation.
+    The new ledger reserves the whole limit, so that nothing is admitted, until REAP or OPEN removes this reservation.
     """
     nothing = (NOTHING,) * len(world.reserved)
     if world.exists and world.losses:
@@ -189,7 +190,7 @@ def _forgotten(pod: Pod) -> Pod:
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
-    """OPEN: a replica finds no mark and sets it. The namespace has had no ledger before, so REAP is not needed."""
+    """OPEN: if the namespace has no mark (the record of an earlier ledger), set it and open the ledger without REAP."""
     lost = len(world.reserved) - 1
     if not world.exists or not world.reserved[lost].amount:
         return
@@ -204,7 +205,7 @@ def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
 
 
 def end(world: World, bounds: Bounds) -> Iterator[Step]:
-    """END: delete a ledger in which nothing is charged. Then delete its mark, if nobody has written the mark since."""
+    """END: delete a ledger in which nothing is charged. Then delete the namespace's mark, unless it was renewed."""
     held = world.terminating and bounds.broken != "ended with something terminating"
     charged = world.pending or held or any(each.amount for each in world.reserved)
     if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):

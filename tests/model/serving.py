@@ -41,7 +41,7 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
-    """Return the world with these pods and replicas replaced, by their numbers.
+    """Return the world with these pods and replicas replaced. The keys are the numbers of the pods and replicas.
 
     ``others``: further fields of the world.
     """
@@ -58,19 +58,19 @@ def name(replica: int) -> str:
 
 
 def place(pod: Pod, replica: int, where: int) -> Pod:
-    """Return the pod after a change of its place in this replica, for example to WAITING."""
+    """Return the pod with a new place in this replica, for example WAITING."""
     return pod._replace(at=(*pod.at[:replica], where, *pod.at[replica + 1 :]))
 
 
 def reserve(world: World, slot: int, amount: int, bounds: Bounds) -> tuple[Reserved, ...]:
-    """Return the reservations after the one in this slot was replaced. The age of the new reservation is 0."""
+    """Return the reservations with a new amount in this slot. The age of the new reservation is 0."""
     kept_age = bounds.broken == "reaped although renewed"
     new = Reserved(amount, world.reserved[slot].age if kept_age else 0) if amount else NOTHING
     return (*world.reserved[:slot], new, *world.reserved[slot + 1 :])
 
 
 def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
-    """CAS: a write has landed. Reject every other write that was computed before it."""
+    """CAS: a write has landed. Reject every other write that was computed from an earlier version of the ledger."""
     if bounds.broken == "no compare-and-swap":
         return world
     losers = {
@@ -87,13 +87,13 @@ def compare_and_swap(world: World, bounds: Bounds, sender: int = -1) -> World:
 
 
 BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
-"""The place of a pod in its replica after its write was rejected, by its place before."""
+"""For each place of a pod that is part of a pending write: its place after the API server has rejected the write."""
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
     """DEADLINE: the API server stores a pod once, only after its admission, and before its deadline.
 
-    `time_passes` ensures the deadline.
+    The function `time_passes` ensures the deadline.
     """
     asked_new = False
     for i, pod in enumerate(world.pods):
@@ -143,7 +143,7 @@ def time_passes(world: World, bounds: Bounds) -> Iterator[Step]:
 def left(world: World, replica: int, bounds: Bounds) -> int:
     """GRANT: return the number of charges that a replica may still admit from its reservation.
 
-    It is 0 after the lease. While a write is pending, the number is right for each possible outcome of the write.
+    The number is 0 after the lease. While a write is pending, the number is right whether the write lands or not.
     """
     reserved, lease, write = world.replicas[replica]
     if bounds.runs > bounds.deadline and bounds.broken != "granted although it may run for long":
@@ -180,7 +180,7 @@ def _yes(pod: Pod) -> Pod:
 
 
 class Batch(NamedTuple):
-    """The content of a write: the pods that it adds, the pods admitted before, and the next reservation."""
+    """A write: the pods that it adds, the pods admitted before from the reservation, and the next reservation."""
 
     replica: int
     added: tuple[int, ...]
@@ -191,7 +191,8 @@ class Batch(NamedTuple):
 def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
     """SYNC and FLUSH: a replica sends one write.
 
-    It adds waiting pods, makes the charges pending that were admitted before, and sets the next reservation.
+    The write adds the pods that wait for an answer, makes the charges admitted from the reservation pending, and sets
+    the next reservation.
     """
     for r, replica in enumerate(world.replicas):
         if replica.write != NO_WRITE or not world.exists or _is_lost(world, r, bounds):
@@ -203,8 +204,8 @@ def sync_and_flush(world: World, bounds: Bounds) -> Iterator[Step]:
             for amount in range(bounds.reserve + 1):
                 if not (group or granted or replica.reserved or amount):
                     continue
-                # A write that adds a charge keeps the reservation, with or without its granted part. Only a write
-                # without such a charge may set another reservation.
+                # A write that adds a pod keeps the reservation, or reduces it by the charges admitted from it. Only a
+                # write that adds no pod may set any other reservation.
                 if group and amount not in (replica.reserved - len(granted), replica.reserved):
                     continue
                 batch = Batch(r, group, granted, amount)
@@ -218,7 +219,7 @@ def _is_lost(world: World, r: int, bounds: Bounds) -> bool:
 
 
 def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
-    """SYNC: return whether the limit has room for the write. A write that does not raise the sum needs no room."""
+    """SYNC: return whether the limit has room for the write. A write that raises no usage needs no room."""
     own = world.reserved[batch.replica].amount
     if bounds.broken == "a lost reservation is renewed" and not own:
         own = world.replicas[batch.replica].reserved
@@ -233,7 +234,7 @@ def fits(world: World, batch: Batch, bounds: Bounds) -> bool:
 
 
 def send(world: World, batch: Batch, bounds: Bounds) -> Step:
-    """FLUSH: send the write of a replica. The age of the lease begins now, and not when the write is confirmed."""
+    """FLUSH: send the write of a replica. The new lease begins now, and not when the write is confirmed."""
     r, added, flushed, amount = batch
     pods = {i: place(world.pods[i], r, FLUSHED) for i in flushed}
     for i in added:
@@ -278,8 +279,8 @@ def _pending(pod: Pod) -> Pod:
 def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
     """A replica learns the outcome of its write.
 
-    UNKNOWN: without an answer, the write stays pending. LOSTRES: a replica finds that its reservation was removed. It
-    then has none, and need not write the charges that it admitted from it.
+    UNKNOWN: without an answer, the write stays pending. LOSTRES: if the reservation of a replica was removed from the
+    ledger, the replica forgets the reservation and the charges that it admitted from it.
     """
     for r, replica in enumerate(world.replicas):
         write = replica.write
@@ -290,9 +291,9 @@ def outcomes(world: World, bounds: Bounds) -> Iterator[Step]:
         elif write == NO_WRITE and world.exists and _is_lost(world, r, bounds):
             pods = {i: place(pod, r, AWAY) for i, pod in enumerate(world.pods) if pod.at[r] == GRANTED}
             yield ("{} finds its reservation gone", name(r)), change(world, pods, {r: Replica(0, bounds.lease + 1)})
-        # If the replica has no reservation, it may write again from the same version: only one of the two writes lands,
-        # and no write admits a pod before it is confirmed. With a reservation, the replica would not know how much of
-        # it is left.
+        # A replica without a reservation may write again from the same version: only one of the two writes lands, and
+        # no pod is admitted before its write is confirmed. A replica with a reservation would not know how much of it
+        # is left.
         elif write != NO_WRITE and (not bounds.reserve or bounds.broken == "a read of the old version settles it"):
             for number in [n for n, late in enumerate(world.late) if late == NO_LATE][:1]:
                 pods = {

@@ -1,9 +1,8 @@
 """The state of the model (world): one namespace's pods, the replicas, the ledger, and the pending writes.
 
-Time is in ticks. Each age is the age of an event, and stops growing when it no longer matters. So the number of worlds
-is finite, although time does not end. "Longer than X" means X and one tick; the tick is the margin. A process that
-measures an age begins when it sees the event, never earlier. So one age represents all such processes, including late
-ones.
+Time is in ticks. The age of an event stops growing when it no longer matters. So the number of worlds is finite,
+although time does not end. "Longer than X" means X and one tick, which is the margin. The model has the true age of an
+event. A process that sees the event late measures a smaller age, and acts later. The model permits this too.
 """
 
 import functools
@@ -12,8 +11,9 @@ from typing import NamedTuple
 # The states of a pod. In the state NEVER, the pod's deadline has passed, so the pod is never stored.
 NEW, ASKED, STORED, DELETED, NEVER = range(5)
 
-# The state of a pod in one replica. AWAY: unknown. WAITING: the call waits. GRANTED: admitted from the reservation.
-# FLUSHED: admitted before, and now part of the pending write. SYNCED: part of the pending write, which admits it.
+# The place of a pod in one replica. AWAY: the replica has no work with the pod. WAITING: the caller waits. GRANTED:
+# admitted from the reservation. FLUSHED: admitted before, and now part of the pending write. SYNCED: part of the
+# pending write, which admits it.
 AWAY, WAITING, GRANTED, FLUSHED, SYNCED = range(5)
 
 NOT_PENDING = -1
@@ -23,13 +23,13 @@ EVERYTHING = 99
 
 
 class Bounds(NamedTuple):
-    """The size of the model, and the rule that is ``broken``.
+    """The size of the model, and the name of the rule that is deliberately wrong (``broken``).
 
     Every pod takes 1 of ``limit``. A replica may reserve up to ``reserve``; with 0, it admits a pod only by a write.
-    ``lease`` and ``deadline`` are in ticks. ``crashes`` of replicas, ``losses`` and ``ends`` of the ledger are the
-    maximum numbers of these events. ``runs``: ticks for which the containers of a pod run after its forced deletion.
-    With 0, no pod is deleted by force. ``presumed``: ticks for which an unseen decrease stays terminating if no longer
-    grace period is recorded.
+    ``lease`` and ``deadline`` are in ticks. ``crashes`` of replicas, and ``losses`` and ``ends`` (deletions) of the
+    ledger, are maximum numbers.
+    ``runs``: ticks for which the containers of a pod run after its forced deletion; 0 if no pod is deleted by force.
+    ``presumed``: ticks for which an unseen decrease stays terminating if no longer grace period is recorded.
     """
 
     limit: int = 1
@@ -49,7 +49,7 @@ class Bounds(NamedTuple):
 
     @property
     def overdue(self) -> int:
-        """Return the age in ticks from which a pending charge may be proven absent."""
+        """Return the age in ticks of a pending charge from which its pod may be proven absent."""
         return {"gone without an age": 0, "gone without a margin": self.deadline}.get(self.broken, self.deadline + 1)
 
     @property
@@ -63,12 +63,12 @@ class Bounds(NamedTuple):
 
     @property
     def hold(self) -> int:
-        """Return the ticks for which a leader keeps a charge after it has seen the pod's forced deletion."""
+        """Return for how many ticks a leader keeps a charge after it has seen the pod's forced deletion."""
         return self.runs + (self.broken != "released before its time")
 
     @property
     def hold_unseen(self) -> int:
-        """Return for how many ticks a charge stays in the ledger as terminating if no watch saw the end of its pod."""
+        """Return for how many ticks a charge stays terminating if no watch saw the deletion of its pod."""
         return (self.presumed if self.broken == "terminating for the default only" else self.runs) + 1
 
     @property
@@ -80,12 +80,12 @@ class Bounds(NamedTuple):
 class Pod(NamedTuple):
     """One pod, with one uid.
 
-    ``stored_at`` and ``deleted_at`` are numbers of events. They are counted from the version at which the ledger's pods
-    were counted; 0 means before that version. ``pending`` is the age of the pod's pending charge, and ``known`` is True
-    if it has had one. ``late``: the late writes that contain the pod, as bits.
-
-    ``runs``: ticks for which the containers still run after the forced deletion. ``held``: ticks until the terminating
-    charge may be released; `NOT_HELD` if the pod has none.
+    ``stored_at``, ``deleted_at``: the numbers of the events that stored and deleted the pod, counted from the version
+    of the ledger's last count; 0 is any earlier event.
+    ``pending``: the age of the pod's pending charge. ``known``: True if it has had one.
+    ``late``: the late writes that contain the pod, as bits.
+    ``runs``: ticks for which the containers still run after the forced deletion.
+    ``held``: ticks until the terminating charge may be released; `NOT_HELD` if the pod has none.
     """
 
     stage: int = NEW
@@ -102,9 +102,9 @@ class Pod(NamedTuple):
 
 
 class Write(NamedTuple):
-    """A pending write of a replica, with the reservation that it sets; -1 if there is no write.
+    """A pending write of a replica. ``reserve``: the reservation that the write sets; -1 if there is no write.
 
-    The age is counted from the tick in which the write was sent.
+    ``age``: the ticks since the write was sent.
     """
 
     reserve: int = -1
@@ -142,7 +142,7 @@ NOTHING = Reserved()
 
 
 class LateWrite(NamedTuple):
-    """A write whose sender no longer waits for the answer. It may land while the ledger has the write's version."""
+    """A write whose sender no longer waits. It may land while the ledger has the version from which it was computed."""
 
     slot: int = -1
     reserve: int = 0
@@ -154,10 +154,11 @@ NO_LATE = LateWrite()
 class World(NamedTuple):
     """One state of the model.
 
-    ``reserved`` has a slot for each replica, for each id of a crashed replica, and for the lost ledger. ``marked``: the
-    namespace is known to have had a ledger. ``opening``: the replica that set this mark had read the ledger before, and
-    the ledger has not changed since. ``unmarking``: a process that deleted a ledger will delete the mark that the
-    namespace had then. ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
+    ``reserved``: a slot for each replica, for each id of a crashed replica, and for the lost ledger.
+    ``marked``: the namespace has a mark, which records that it has had a ledger.
+    ``opening``: the replica that set the mark had read the ledger before, and the ledger has not changed since.
+    ``unmarking``: a process that deleted a ledger will delete the mark that the namespace had then.
+    ``unseen``: for each charge of a decrease that no watch saw, the ticks until it may be released.
     """
 
     pods: tuple[Pod, ...]
@@ -216,7 +217,7 @@ def first(bounds: Bounds) -> World:
 
 
 def canonical(world: World, bounds: Bounds) -> World:
-    """Return one representative of all worlds that differ only in names, or in things that no longer matter."""
+    """Return the same world for all worlds that differ only in names, or in things that no longer matter."""
     plain = simplified(world, bounds)
     ordered = World(tuple(sorted(plain.pods)), *plain[1:])
     return min(ordered, _swapped(ordered)) if bounds.replicas == 2 else ordered
@@ -233,10 +234,10 @@ def simplified(world: World, bounds: Bounds) -> World:
 @functools.cache
 def _simplified(pod: Pod, deadline: int) -> Pod:
     if pod.stage == ASKED:
-        # The pod has been admitted. A second admission would change nothing, so the model may forget what is known.
+        # The pod is admitted, and a second admission would change nothing. So the model may forget ``known``.
         return pod._replace(known=False) if pod.yes else pod
     settled = pod.stage in (DELETED, NEVER) and not (pod.stored_at or pod.deleted_at)
-    # The pending charge of an ended pod counts as old enough to be released, so it may be released earlier than in
+    # The pending charge of an ended pod counts as old enough to be removed. So it may be removed earlier than in
     # reality.
     pending = deadline + 1 if pod.pending != NOT_PENDING else NOT_PENDING
     return pod._replace(stage=NEVER if settled else pod.stage, age=0, yes=False, pending=pending, known=False)

@@ -1,4 +1,4 @@
-"""Tests of ledgers in memory, and of recent choices of a model, which influence the next choices."""
+"""Tests of ledgers in memory, and of the list of models that /mutate has recently chosen."""
 
 import asyncio
 from fractions import Fraction
@@ -39,7 +39,7 @@ def within(charge: Charge, limit: Limit | None) -> bool:
 
 
 class Admissions(RuleBasedStateMachine):
-    """Any order of calls in one namespace. The ledger must agree with a list of the admitted pods."""
+    """Makes calls for one namespace in any order. After each call, the ledger must charge exactly the admitted pods."""
 
     demands = Bundle[ChargeRequest]("demands")
 
@@ -85,7 +85,7 @@ class Admissions(RuleBasedStateMachine):
 
     @rule(demand=demands)
     def repeat(self, demand: ChargeRequest) -> None:
-        """Repeat an earlier call. An admitted call is admitted under any quota. A refused call is decided again."""
+        """Repeat a request. An admitted pod must be admitted again. A refused request is decided again."""
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
         elif demand.uid not in self.finished:
@@ -162,7 +162,7 @@ CHOICES = st.tuples(
 def test_a_charge_removes_the_oldest_equal_choice(
     steps: list[tuple[str, str, Charge, float]],
 ) -> None:
-    """A plain list must give the same result. The release of a missing or expired choice changes nothing."""
+    """The recorded choices must equal those in a plain list. Releasing a missing or expired choice has no effect."""
     clock = Clock()
     choices = RecentChoices(clock.monotonic)
     model_of: list[tuple[float, str, Charge]] = []

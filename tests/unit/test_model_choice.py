@@ -23,14 +23,14 @@ BOTH = Candidates(("M40", "P100"), frozenset(), {})
 
 
 def used(**cores: int) -> dict[str, Usage]:
-    """Return the usage of each model. The arguments are numbers of cores."""
+    """Return the usage of each model. A keyword is a model, and its value is the number of used cores."""
     return {model: Usage(Charge(used)) for model, used in cores.items()}
 
 
 def chosen(
     candidates: Candidates,
     asked: Charge = CARD,
-    usage: Mapping[str, Usage] = {},  # the default is only read
+    usage: Mapping[str, Usage] = {},  # never changed, so a mutable default is safe
     quota: NamespaceQuota = QUOTA,
 ) -> tuple[str, str] | tuple[Shortage, ...]:
     """Return the chosen model and the reason for its choice. If no model has room, return the shortages."""
@@ -113,8 +113,8 @@ def test_with_prefer_most_free_the_model_with_the_most_free_cards_is_chosen_if_t
 
 
 def test_cards_of_pending_pods_do_not_count_as_free() -> None:
-    """The published numbers of free cards are some seconds old. The pods of a burst must not all be pinned to one
-    model.
+    """The published numbers of free cards are some seconds old. If the cards of pending pods still counted as free, a
+    burst of pods would all be pinned to one model.
     """
     free = {"M40": FreeCards(8, 3, 300), "P100": FreeCards(8, 2, 200)}
     candidates = Candidates(("M40", "P100"), frozenset(("M40", "P100")), {}, Rule.MOST_FREE, free)
@@ -145,7 +145,7 @@ def test_figures_of_an_earlier_and_of_a_later_release_are_read() -> None:
 
 
 HALVES, WHOLE = FreeCards(8, 0, 400, 400, 50), FreeCards(1, 1, 100, 0, 100)
-"""Free cards of two models: eight cards that are each half in use, and one card that is completely free."""
+"""Free cards of two models. HALVES: eight cards that are each half in use. WHOLE: one card that is completely free."""
 
 
 IN_P100 = (
@@ -166,7 +166,7 @@ IN_M40 = ("M40", "the first in the namespace's quota, 8 cards of 8 cards free")
 def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     containers: list[tuple[int, int]], halves: FreeCards, expected: tuple[str, str]
 ) -> None:
-    """A container cannot combine free parts of several cards, and a pinned pod cannot change its model later."""
+    """A container cannot combine parts of several cards. Pinned to this model, the pod would wait for a free card."""
     limits = [{"tencent.com/vcuda-core": cores, "tencent.com/vcuda-memory": memory} for cores, memory in containers]
     asking = view(pod(*(container(each) for each in limits)))
     request, quota = read_request(asking), NamespaceQuota({"M40": Limit(800), "P100": Limit(800)})

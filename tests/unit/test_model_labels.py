@@ -1,4 +1,4 @@
-"""Tests of the model label that the leader writes to nodes. The operator's label is never overwritten."""
+"""Tests of the GPU model label that the leader writes to nodes. A label that a user set is never overwritten."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ NOTHING: Manifest = {}
 
 
 class Labeller:
-    """The leader's labelling of nodes, with an API server double and a stopped clock. The test calls it."""
+    """The leader's component that labels nodes, with an API server double. The test sets the time and starts checks."""
 
     def __init__(self, api: ApiDouble, *, writes: bool = True, keys: NodeLabels = LABELS) -> None:
         self.api = api
@@ -69,7 +69,7 @@ class Labeller:
         self.duty.devices_changed()
 
     def store(self, manifest: Manifest, path: str = PATH) -> None:
-        """Store the node together with our earlier changes to it, and deliver it to the watches."""
+        """Store the node, keep the label and annotation that the leader wrote, and deliver it to the watches."""
         known = self.api.objects.get(path, NOTHING).get("metadata", NOTHING)
         metadata = {**manifest["metadata"]}
         for part, key in (("labels", MODEL), ("annotations", DISCOVERED)):
@@ -79,14 +79,12 @@ class Labeller:
         self.look(0)
 
     def change(self, manifest: Manifest) -> None:
-        """Store a changed node, and check the node as soon as its interval permits."""
+        """Store a changed node. Let the minimum time between two checks of a node pass, and check the node."""
         self.store(manifest)
         self.look()
 
     def look(self, seconds: float = LOOK_SECONDS) -> list[Mapping[str, Any]]:
-        """Let time pass, deliver the stored objects to the watches, and check all due nodes. Return the events in the
-        log.
-        """
+        """Let time pass, deliver stored objects to the watches, and check all due nodes. Return the log entries."""
         self.now += seconds
         queue, served = self.duty.reconciler.queue, [END]
         with structlog.testing.capture_logs() as logs:
@@ -186,7 +184,7 @@ def test_a_label_of_gpu_feature_discovery_is_not_changed(api: ApiDouble) -> None
     assert {*api.calls} == {"LIST"}
 
 
-# Tests of a changed source, which changes the GPU model of a node
+# Tests of nodes whose sources (for example the register of HAMi) report another GPU model than before
 
 
 def test_a_lost_source_changes_nothing(labeller: Labeller) -> None:
@@ -303,7 +301,7 @@ def test_the_first_check_of_a_node_uses_its_slices(labeller: Labeller) -> None:
     assert labeller.metadata["annotations"][DISCOVERED] == f"{A100_PRODUCT} from resourceslices"
 
 
-# Tests of the bounds of Events and writes for nodes that change all the time
+# Tests that a node that changes all the time causes only a bounded number of Events and writes
 
 
 def test_a_source_that_changes_every_second_causes_one_event_in_five_minutes(labeller: Labeller) -> None:
@@ -328,7 +326,7 @@ def test_a_label_that_is_removed_every_second_is_written_once_a_minute(labeller:
     for _ in range(int(REWRITE_SECONDS) * 2):
         labeller.api.store(PATH, node(hami(A100)))
         labeller.look(0.5)
-        labeller.look(0.5)  # the watch also delivers the controller's own write
+        labeller.look(0.5)  # the watch has delivered the controller's own write
     assert labeller.api.calls.count("PATCH") in (2, 3)
 
 
@@ -347,7 +345,7 @@ def test_a_lasting_doubt_is_reported_once_an_hour(labeller: Labeller) -> None:
 
 
 def test_a_forbidden_write_is_not_repeated_on_every_node(labeller: Labeller) -> None:
-    """The policy rejects each of these writes if it permits another label than the one in --model-label."""
+    """If the admission policy permits another label than the one in --model-label, it rejects each of these writes."""
     labeller.api.deliver = rejected(ApiError(403, "this account changes of nodes …"), "PATCH")
     for number in range(20):
         labeller.api.store(f"/api/v1/nodes/n{number}", node(hami(A100), name=f"n{number}"))
@@ -366,7 +364,7 @@ def test_nothing_is_kept_of_a_deleted_node(labeller: Labeller) -> None:
     assert labeller.duty.counts() == ({}, {})
 
 
-# Tests of messages that name an unusable quota
+# Tests of the log messages about a quota for models that no node has
 
 
 def test_a_cluster_without_any_model_is_reported_once_after_all_nodes_were_checked(labeller: Labeller) -> None:

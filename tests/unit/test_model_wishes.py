@@ -1,4 +1,4 @@
-"""Tests of the order of models by an object's annotation, its namespace's quota, or the quota document."""
+"""Tests of the order in which models are tried. An annotation, the namespace's quota or the quota document sets it."""
 
 import asyncio
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def wishing(text: str) -> Mapping[str, str]:
 
 
 def policy(quota: NamespaceQuota = QUOTA) -> PolicySnapshot:
-    """A policy with two models outside of the pod's quota: L40S has a quota in team-b, and B200 is on a node."""
+    """Return a policy with two models that the pod's quota lacks: L40S has a quota in team-b, and B200 is on a node."""
     whole = Quota({"team-a": quota, "team-b": OTHERS}, version="41")
     nodes = Nodes.of({"one": {MODEL: "B200"}}, LABELS)
     return PolicySnapshot(whole, nodes, claims=claim_policy(quota=whole))
@@ -129,7 +129,7 @@ def test_a_quota_that_only_warns_admits_with_the_reason(make: Any, wish: str) ->
 
 
 def test_validate_never_reads_the_annotation() -> None:
-    """A tenant may edit the annotation after /mutate. /validate reads the model from the node selection alone."""
+    """A tenant may edit the annotation after /mutate. /validate reads the model only from the node selection."""
     for wish in ("A10O", "T4", ",,,"):
         stored = pod(wish, affinity=held_to("A100"))
         stored["metadata"]["uid"] = "one"

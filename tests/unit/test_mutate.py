@@ -92,7 +92,7 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
 
 
 class Counted(Ledgers):
-    """Test ledgers whose usage is a count of the stored pods. If ``stored`` is None, the count takes too long."""
+    """Test ledgers that also count the stored pods. If ``stored`` is None, the count misses its deadline."""
 
     def __init__(self, now: Mapping[str, int], stored: Mapping[str, int] | None) -> None:
         super().__init__(now)
@@ -146,7 +146,7 @@ def test_over_a_quota_that_does_not_enforce_a_pod_is_pinned_to_the_first_model(m
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
 def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mode) -> None:
-    """The scheduler keeps track of the cards, and the pod still uses a card."""
+    """The pod uses a card even without a model, and only the GPU scheduler keeps track of the cards."""
     manifest = vcuda_pod(nodeSelector={MODEL: "A100"}, nodeName="n1", annotations=FORGED)
     given = replace(policy_for(replace(QUOTA, mode=mode)), hints=Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(creation(manifest, given, Ledgers({}))))
@@ -160,7 +160,7 @@ def test_a_pod_without_a_model_is_still_cleaned_and_gets_the_scheduler(mode: Mod
     ]
 
 
-# Tests of all that decides which model is chosen for a pod
+# Tests of the usage that /mutate reads to choose a model, and of its recent choices for other pods
 
 
 def test_a_rejection_is_never_based_on_cached_usage() -> None:
@@ -169,7 +169,7 @@ def test_a_rejection_is_never_based_on_cached_usage() -> None:
 
 
 def models_of_a_burst(limits: dict[str, Limit], **fields: Any) -> list[str]:
-    """Return the models of four pods of one card that are created before any of them is charged."""
+    """Create four pods of one card before any of them is charged. Return the models that /mutate chooses."""
     choices, given = RecentChoices(), policy_for(NamespaceQuota(limits))
     calls = (creation(vcuda_pod(), given, Ledgers({}), choices, **fields) for _ in range(4))
     return [asyncio.run(mutate(each)).model for each in calls]

@@ -1,4 +1,4 @@
-"""Tests of the webhook's memory of namespaces: only existing ones, a bounded number, each for a limited time."""
+"""Tests of the webhook's bounded cache of existing namespaces, which keeps each namespace for a limited time."""
 
 import asyncio
 from unittest import mock

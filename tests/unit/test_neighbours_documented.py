@@ -1,4 +1,4 @@
-"""Tests of the manifests in the pages about other projects. The webhook must count their pods."""
+"""Tests of the example manifests in docs/neighbours.md and docs/workloads.md. The webhook must charge their pods."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,9 @@ from tests.documented import documented, documented_objects
 from webhook.cli import main
 
 QUOTA = "team-a: {quota: {H100: 8, T4: 8, A100: 8}}"
-"""A quota for the documented manifests. The order of its models has no effect, because each manifest names
-its model.
-"""
+"""The quota for the documented manifests. The order of models has no effect, because each manifest names its model."""
 COUNTED = {"Deployment": (1, "A100"), "Notebook": (1, "T4"), "PyTorchJob": (2, "A100"), "RayCluster": (2, "A100")}
-"""For each kind, the number of GPU pods that its manifest creates, and their model."""
+"""Maps each kind to the number of GPU pods that its documented manifest creates, and to their model."""
 
 
 def test_every_manifest_of_the_pages_names_its_kind() -> None:

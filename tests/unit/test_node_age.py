@@ -15,12 +15,12 @@ FAILED = Keep(KeepReason.ERROR, "Device or resource busy")
 
 
 def at(seconds: float, *, wall: float | None = None) -> Now:
-    """Return the moment ``seconds`` after the start. ``wall`` replaces the time that the wall clock shows."""
+    """Return the moment ``seconds`` after the start. If ``wall`` is set, the wall clock shows that time."""
     return Now(WALL + seconds if wall is None else wall, 1000 + seconds)
 
 
 def seen(patience: AgePolicy, *moments: Now, inode: int = 1, stamp: float = OLD) -> list[Keep | None]:
-    """Return the result for one directory in a sweep of the node agent, at each of these moments."""
+    """Let one sweep per moment find a directory. Return each sweep's reason to keep it; None if it may be removed."""
     said = []
     for moment in moments:
         patience.begin(moment)
@@ -67,7 +67,7 @@ def test_a_directory_changed_within_the_grace_period_stays(
 
 
 def test_a_directory_missing_in_a_sweep_starts_over(watched: ObservedAge) -> None:
-    """The directory of a pod that exists is also missing among those that a sweep asks for."""
+    """A sweep asks only about directories of deleted pods. So a directory is also missing while its pod exists."""
     seen(watched, at(0), at(60))
     watched.begin(at(120))
     assert seen(watched, at(400), at(460)) == [ONCE, YOUNG]

@@ -36,7 +36,7 @@ Script = list[tuple[list[DirectoryOutcome], Keep | BaseException | None]]
 
 @dataclass
 class Sweeps:
-    """Replaces the sweeps. Each reports its outcomes, then returns or raises its result. The last one is repeated."""
+    """Replaces the function that sweeps. Each call plays the next entry of ``script``, and the last one is repeated."""
 
     script: Script
 
@@ -62,7 +62,7 @@ def logs() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The monotonic clock of the node agent's loop, as a list whose only element is the time."""
+    """Replace the monotonic clock of the node agent's loop. Return a list whose only element is the time in seconds."""
     now = [1000.0]
     monkeypatch.setattr("controller.garbage.node.agent.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
     return now

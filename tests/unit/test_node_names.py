@@ -112,7 +112,7 @@ def test_a_directory_stays_by_its_name_and_the_existing_pods(
 def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None
 ) -> None:
-    """The mirror pod of a running static pod may be missing, for example if its namespace does not exist."""
+    """A static pod may run without a mirror pod, for example if its namespace is missing. The kubelet lists it."""
     assert keep_in_root(GPU_MANAGER, STATIC, FileKind.DIRECTORY, PodPresence(kubelet=kubelet)) == expected
 
 

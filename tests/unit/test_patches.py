@@ -40,7 +40,7 @@ Each case has the manifest of a pod (``.pod.yaml``) and the expected patch (``.p
 
 @pytest.mark.parametrize("case", NAMES)
 def test_the_patch_is_the_expected_one(case: str) -> None:
-    """Each pod is pinned to M40 in pools public and lab. For scheduler-… a flag of the webhook names a scheduler."""
+    """Each pod is pinned to M40 in pools public and lab. In cases scheduler-…, a webhook flag sets the scheduler."""
     pod = view(yaml.safe_load((CASES / f"{case}.pod.yaml").read_text()))
     hints = Hints(scheduler=SCHEDULER if case.startswith("scheduler-") else None)
     types = annotations_for(pod, read_request(pod).schemes, "M40", CardTypes(), has_share=False)
@@ -87,7 +87,7 @@ def admitted(draw: st.DrawFn) -> Admitted:
 
 
 def for_every_admitted_pod(test: Any) -> Any:
-    """Return the test for many random pods. Pods for which the webhook chooses no model are skipped."""
+    """Return the test with random admitted pods as input. Pods for which the webhook chooses no model are skipped."""
     quiet = [HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large]
     return settings(max_examples=50, suppress_health_check=quiet)(given(admitted())(test))
 
@@ -102,7 +102,7 @@ def test_a_patched_pod_runs_on_exactly_the_selected_nodes_of_its_model_and_pools
 
 @for_every_admitted_pod
 def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
-    """A pod runs on a node if any one of its terms matches. An empty term matches no node."""
+    """A pod runs on a node if any one of its node selector terms matches. An empty term matches no node."""
     before = required_terms_of(case.sent)
     after = required_terms_of(case.patched)
     assert after
@@ -118,7 +118,6 @@ def test_every_term_is_pinned_and_empty_ones_stay_empty(case: Admitted) -> None:
 
 
 def required_terms_of(pod: Mapping[str, Any]) -> list[Manifest]:
-    """Return the terms of the pod's required node affinity; an empty list if it has none."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or []
 
@@ -175,7 +174,7 @@ In addition, the patch may add requirements to the terms of the required node af
 
 
 def users_own(pod: Manifest) -> Manifest:
-    """Return the pod without the fields that the patch may change. A parent that is null or empty counts as absent."""
+    """Return the pod without the fields that the patch may change, and without their parents if those are empty."""
     own = copy.deepcopy(pod)
     for path, keys in MAY_CHANGE.items():
         part = own
@@ -202,8 +201,8 @@ def test_the_users_own_terms_are_only_extended(case: Admitted) -> None:
 
 @for_every_admitted_pod
 def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
-    """HAMi-DRA compares the annotation with the product name of a device. Without a register (an annotation that lists
-    the node's cards), only the model is known, and its name may differ from the product name.
+    """HAMi-DRA compares the annotation for card types with product names of devices. If no node annotation lists the
+    cards, only the model is known, and the model's name may differ from the product name.
     """
     annotations = case.patched["metadata"]["annotations"]
     before = case.sent["metadata"].get("annotations") or {}
@@ -213,7 +212,7 @@ def test_without_a_register_no_type_of_card_is_written(case: Admitted) -> None:
 
 
 def counts_cards(case: Admitted) -> bool:
-    """Return whether the pod requests a plain number of cards. It keeps its scheduler on nodes without HAMi."""
+    """Return whether the pod requests only a number of cards. On nodes without HAMi, such a pod keeps its scheduler."""
     request = read_request(view(case.sent))
     return not request.registered and all(scheme.register for scheme in request.schemes)
 
@@ -276,7 +275,7 @@ def nearly_pinned(draw: st.DrawFn) -> Manifest:
 def test_a_pod_that_validate_accepts_cannot_leave_its_model_and_pools(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes
 ) -> None:
-    """/mutate may never have been called, or another webhook may have changed the pod after /mutate."""
+    """/validate must not rely on /mutate. Another webhook may have changed the pod, or /mutate was never called."""
     verdict = Webhook(PolicySnapshot(Quota({"team-a": quota}), cluster)).validate(pod)
     event(verdict.outcome)
     if verdict.allowed:

@@ -1,4 +1,4 @@
-"""Tests that docs/architecture.md lists the modules of a create and of a turn of the settler in their order."""
+"""Tests that docs/architecture.md lists in order the modules that run for a new pod and in a turn of the settler."""
 
 import asyncio
 import base64
@@ -52,7 +52,7 @@ def create(service: Service, uid: str) -> None:
 
 
 def test_the_modules_of_a_create_are_documented_in_their_order(api: ApiDouble) -> None:
-    """Another pod has created the ledger before. The documented list begins when the ledger exists."""
+    """First create another pod, because the documented list begins when the ledger exists."""
     policy = PolicySnapshot(
         Quota({"team-a": NamespaceQuota({"M40": Limit(400)})}, version="1"),
         Nodes.of({"node-1": {LABELS.model: "M40"}}, LABELS),

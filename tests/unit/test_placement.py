@@ -86,7 +86,7 @@ A_OR_NEW = required(*(term(fields=[requirement("metadata.name", "In", name)]) fo
 
 
 def selecting(key: str, operator: str, *values: str) -> Manifest:
-    """Return the part of a pod's spec that selects nodes by this label, or by their names (metadata.name)."""
+    """Return the pod spec fields that select nodes by this label or, for key metadata.name, by the nodes' names."""
     line = requirement(key, operator, *values)
     return {"affinity": required(term(fields=[line]) if key == "metadata.name" else term(line))}
 
@@ -206,7 +206,7 @@ def test_a_model_with_a_node_for_the_pod_is_a_candidate(pod: Manifest, quota: Na
 def test_the_model_of_a_future_node_is_a_candidate_too(
     pod: Manifest, quota: NamespaceQuota, cluster: Nodes, data: st.DataObject
 ) -> None:
-    """A node that is added later may suit the pod."""
+    """A node that is added later may suit the pod, so the candidates must not depend on the present nodes."""
     labels = data.draw(strategies.label_sets())
     later = Nodes.of({**cluster.labels, "node-new": labels}, LABELS)
     found = find_candidates(view(pod), read_request(view(pod)), quota, cluster)
@@ -257,7 +257,7 @@ def test_without_pools_in_the_quota_only_the_model_counts(pin: Pin, within: bool
 
 
 def at_length(n: int, *lines: Manifest) -> Manifest:
-    """Return a pod with one term, of ``n`` different requirements for one key and the given requirements."""
+    """Return a pod with one node selector term: ``n`` different requirements for one key, and the given ones."""
     above = [requirement("example.com/rank", "Gt", str(number)) for number in range(n)]
     return vcuda_pod(affinity=required(term(*above, *lines)))
 
@@ -268,7 +268,7 @@ def by_model(n: int) -> Manifest:
 
 
 def by_many(n: int, terms: int) -> Manifest:
-    """Return a pod with ``n`` keys in its nodeSelector. Each of its ``terms`` terms contradicts one of the keys."""
+    """Return a pod with ``n`` keys in its nodeSelector. Each of ``terms`` node selector terms contradicts one key."""
     alternatives = (term(requirement(f"key-{number}", "NotIn", "v")) for number in range(terms))
     return vcuda_pod(nodeSelector={f"key-{number}": "v" for number in range(n)}, affinity=required(*alternatives))
 
@@ -291,9 +291,8 @@ def by_terms(n: int, key: str, operator: str, *values: str) -> Manifest:
 def test_placement_takes_linear_time_in_the_pods_size_and_not_more_for_more_nodes(
     pod_of: Callable[[int], Manifest],
 ) -> None:
-    """Tenants write these terms. With an earlier algorithm, N requirements for one key took N³ steps per model, which
-    stopped admission. Stored pods count too: a tenant can add terms to a gated pod, and the leader reads all stored
-    pods.
+    """Tenants write these node selector terms. With an earlier algorithm, N requirements for one key took N³ steps per
+    model, which stopped admission. A tenant can also add terms to a gated pod, and the leader reads all stored pods.
     """
     small, large = msgspec.json.encode(pod_of(200)), msgspec.json.encode(pod_of(800))
     growth = len(large) / len(small)
@@ -307,11 +306,11 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return the number of function calls that find the candidate models and read the pod's model. Measured time would
-    depend on the machine.
+    """Return the number of function calls that find the candidate models and read the pod's model. A measured time
+    would depend on the machine.
     """
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
-    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # this call fills the nodes' caches
+    find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fills the nodes' caches, and must not be counted
     counted = itertools.count()
     sys.setprofile(lambda *_: next(counted) and None)
     try:

@@ -186,7 +186,7 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
     ],
 )
 def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
-    """A policy permits only the controller to write reports, but the policy may be missing."""
+    """The policy that lets only the controller write reports may be missing, so the plugin checks name and labels."""
     cluster.publish("team-a", M40)
     forged = {"namespace": "team-b", "mode": "enforce", "models": [M40]}
     metadata = {"name": name, "namespace": "team-b", "labels": labels}

@@ -101,7 +101,7 @@ def test_a_rejected_deployment_shows_the_present_decision_and_the_pods_that_use_
 def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     cluster: Cluster, short: Shortage, needed: float | None, of_memory: bool, sentence: str
 ) -> None:
-    """The webhook's own code writes the rejection. Its first sentence is about model M40."""
+    """The webhook's own code writes the rejection. Its first sentence is about M40, and its second about ``short``."""
     deployment(cluster)
     cluster.refusal = ApiError(
         403, exceeded("team-a", shortage("M40", Charge(900, 0), Charge(), Limit(1, None)), short)

@@ -21,7 +21,7 @@ def charge_of(manifest: Manifest) -> Charge:
 
 
 def gpu_manager(cores: int, blocks: int = 0) -> dict[str, int]:
-    """Return a request in the resources of gpu-manager, for cores and for blocks of 256 MiB of memory."""
+    """Return limits in gpu-manager's resources: hundredths of a card's cores, and blocks of 256 MiB of memory."""
     return {CORES: cores, **({MEMORY: blocks} if blocks else {})}
 
 
@@ -197,7 +197,6 @@ LIMITS = "spec.containers[0].resources.limits"
 
 
 def refusals(manifest: Manifest) -> list[str]:
-    """Return the text of every fault in the requests of the pod."""
     return [str(fault) for fault in read_request(view(manifest)).faults]
 
 
@@ -215,7 +214,7 @@ def refusals(manifest: Manifest) -> list[str]:
     absurd=("1e30", "1e30 is larger than any cluster"),
 )
 def test_an_amount_that_is_no_whole_number_is_rejected(resource: str, amount: str, why: str) -> None:
-    """Other faults may follow from this one, and are not reported."""
+    """The wrong amount may cause further faults, which are not reported."""
     sentence = f"{LIMITS}[{resource}]: must be a whole number of at least 0: {why}"
     assert refusals(vcuda_pod({resource: amount})) == [sentence]
 
@@ -229,8 +228,7 @@ WRONG_CORE_LIMITS = [
     *(("50", cores, WITHIN.format(60)) for cores in ((10, 60), (60, 10))),
     *((text, (200,), LEAVE_OUT) for text in ("100", "200", "x")),
 ]
-"""Wrong core limits. Each row has the annotation's text, the cores that each container requests, and the expected
-message.
+"""Wrong core limits. Each has the annotation's text, the cores that each container requests, and the expected message.
 
 The limit must suit the container that requests the most cores.
 """
@@ -238,7 +236,7 @@ The limit must suit the container that requests the most cores.
 
 @pytest.mark.parametrize("scheme", [GPU_MANAGER, NVIDIA_VCUDA], ids=lambda scheme: scheme.name)
 class TestCoresOfTheContainer:
-    """Tests of gpu-manager and its fork. The cores and memory of a request are those of the whole container."""
+    """Tests of gpu-manager and nvidia-vcuda. Their requests state the cores and memory of the whole container."""
 
     @pytest.mark.parametrize("memory", [0, 4])
     @pytest.mark.parametrize(
@@ -289,14 +287,14 @@ def test_a_core_limit_of_another_scheme_is_not_read() -> None:
 @pytest.mark.parametrize("scheme", [HAMI, VGPU_MANAGER], ids=lambda scheme: scheme.name)
 @pytest.mark.parametrize("count", [0, 1, 2])
 class TestCoresOfEachVgpu:
-    """Tests of HAMi and vgpu-manager. There a request has a number of vGPUs, and the cores of each vGPU."""
+    """Tests of HAMi and vgpu-manager. Their requests state the number of vGPUs, and the cores of each vGPU."""
 
     @pytest.mark.parametrize("memory", [0, 100])
     @pytest.mark.parametrize("cores", [101, 150, 200, 300])
     def test_more_than_the_card_of_a_vgpu_is_rejected(
         self, scheme: Scheme, count: int, cores: int, memory: int
     ) -> None:
-        """Whole cards are requested by the number of vGPUs, so even 200 cores per vGPU are wrong."""
+        """A vGPU has at most one card, so even 200 cores per vGPU are wrong. More cards are requested as more vGPUs."""
         sentence = f"{LIMITS}[{scheme.cores}]: a vGPU must have at most 100 cores (one card); got {cores}"
         limits = {str(scheme.count): count, scheme.cores: cores, scheme.memory: memory}
         assert refusals(vcuda_pod(limits)) == [sentence]

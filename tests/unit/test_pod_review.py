@@ -1,4 +1,4 @@
-"""Tests of the reviews to which the quota applies. The rules are the same for /mutate and /validate."""
+"""Tests of which admission reviews are checked against a quota. The rules are the same for /mutate and /validate."""
 
 from http import HTTPStatus
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_vcuda_pod_in_a_limited_namespace_is_decided() -> None:
 
 
 def test_two_schemes_are_named_once_each_for_any_number_of_containers() -> None:
-    """The names are a label of metrics, so pods with many containers must create no further values."""
+    """The schemes are the value of a metric label. A pod with many containers must not add further values to it."""
     both = pod(*[container({"nvidia.com/gpu": 1}), container({"tencent.com/vcuda-core": 100})] * 50)
     assert limited(review(both)).scheme == "nvidia.com/gpu,gpu-manager"
 
@@ -58,7 +58,7 @@ def test_metrics_name_hami_only_if_no_other_plugin_could_serve_the_request(limit
 
 
 def test_the_namespace_is_the_requests_own() -> None:
-    """In a review for /mutate, the API server may not have filled the field of the pod yet."""
+    """At /mutate, the pod's own field metadata.namespace may still be empty."""
     elsewhere = vcuda_pod(metadata={"namespace": "team-b"})
     assert limited(review(elsewhere, "team-a")).namespace == "team-a"
     assert outcome(review(vcuda_pod(metadata={"namespace": "team-a"}), "team-b")) == "unlimited"
@@ -93,7 +93,7 @@ def test_only_creation_is_decided_and_no_subresource(fields: dict[str, str]) -> 
     ],
 )
 def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupVersionKind, named: str) -> None:
-    """An admission would hide that the rules of the registration are wrong."""
+    """If the object were admitted, nobody would notice that the rules of the webhook configuration are wrong."""
     message = f"this webhook reviews pods, not {named}; correct the webhook's rules"
     answer = AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer

@@ -35,8 +35,8 @@ class Busy:
 
 
 def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDouble) -> None:
-    """If the version is too new, the charge of a pod that is stored in between is never counted. If the version is too
-    old, a leader with exactly that view removes the charge again.
+    """The version must be that of the counted pods. With a newer version, a pod created in between would never be
+    charged. With an older one, another leader could release the pod's charge.
     """
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector = cast("Reflector[KeptPod]", Busy())
@@ -45,7 +45,7 @@ def test_a_view_counts_exactly_the_pods_of_its_version_during_changes(api: ApiDo
 
 
 def store(api: ApiDouble, manifest: Manifest, **metadata: Any) -> None:
-    """Store a pod in namespace team-a. ``metadata`` has further fields."""
+    """Store a pod in namespace team-a. ``metadata`` is added to the manifest's own metadata."""
     api.store(POD, {**manifest, "metadata": {**manifest["metadata"], "namespace": "team-a", **metadata}})
 
 
@@ -82,7 +82,7 @@ def test_a_bound_pod_deleted_before_its_end_is_reported_for_as_long_as_it_may_ru
 
 
 def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
-    """The charge moves from committed to terminating. By this order, the charge is counted at every moment."""
+    """The charge of a deleted pod moves from committed to terminating. It must be counted at every moment."""
     store(api, stored_pod(CARD, "uid-1", **BOUND))
     watch = PodInformer(api.kube, LABELS, lambda _: None)
     watch.reflector.relist()

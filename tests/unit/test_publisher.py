@@ -64,7 +64,7 @@ def test_any_other_error_is_logged_and_retried(api: ApiDouble, publisher: Publis
 
 
 def test_a_write_without_an_answer_is_repeated(api: ApiDouble, publisher: Publisher) -> None:
-    """The second attempt finds the report that the first attempt has stored."""
+    """The first attempt stores the report, but its answer is lost. The second attempt finds the stored report."""
     api.deliver = Script(lost_reply, methods=("POST",))
     assert publish(publisher, times=2) == ["usage not published"]
     assert (published_in(api), api.calls) == (["team-a"], ["PATCH", "POST", "PATCH"])
@@ -153,7 +153,7 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_the_age_of_a_reservation_is_a_metric_while_cards_are_reserved() -> None:
-    """The age of a deleted reservation of team-b is still recorded, and its metric is absent."""
+    """In team-b, nothing is reserved any more. An age is still recorded there, but the metric must be absent."""
     uses = {"team-a": use_of(reserved=3.0), "team-b": replace(use_of(), namespace="team-b")}
     registry = CollectorRegistry()
     registry.register(UsageCollector(lambda: uses, {"team-a": 7, "team-b": 99}.copy))

@@ -11,7 +11,6 @@ GIB = 1024
 
 
 def faults(text: str) -> list[str]:
-    """Return the text of every fault in the quota document ``text``."""
     return [str(fault) for fault in quota_faults(text)]
 
 
@@ -105,7 +104,7 @@ def test_memory_becomes_whole_mib(written: str, mib: int) -> None:
 
 
 def test_yaml_keys_stay_as_written() -> None:
-    """In YAML 1.1 these keys are numbers, booleans or null."""
+    """YAML 1.1 reads these keys as numbers, booleans or null. Here they are names of namespaces and models."""
     quota = parse_quota("no: {quota: {4090: 1, 1e3: 1, 0x10: 1, 010: 1}}\n123: {}\non: {}\nnull: {}")
     assert list(quota.namespaces) == ["no", "123", "on", "null"]
     assert list(quota.namespaces["no"].limits) == ["4090", "1e3", "0x10", "010"]
@@ -210,7 +209,7 @@ def test_an_invalid_amount_of_memory_in_json_is_rejected() -> None:
 
 @pytest.mark.parametrize("name", ["A", "team_a", "-a", "a-", "a.b", "", "é", "a" * 64, "**", "a\\n"])
 def test_an_impossible_namespace_is_a_fault(name: str) -> None:
-    """gpu-admission's example has such an entry. Without a fault, it would silently never apply."""
+    """gpu-admission's example has such a name. Without a fault, the quota of this name would silently never apply."""
     (fault,) = faults(f'"{name}": {{}}')
     assert fault.endswith(f": {NO_NAMESPACE}")
 
@@ -227,7 +226,7 @@ def test_a_model_and_pool_that_a_label_can_have_are_accepted(name: str) -> None:
     assert quota.namespaces["a"] == NamespaceQuota({name: Limit(100)}, (name,))
 
 
-# Tests of a document with a mistake in its shape
+# Tests of a document with a value of the wrong type, for example a list instead of a mapping
 
 NOT_A_DOCUMENT = "must be a mapping with one entry per namespace, for example team-a: {quota: {A100: 8}}; got "
 NOT_AN_ENTRY = "must be a mapping, for example {quota: {A100: 8}}; got "

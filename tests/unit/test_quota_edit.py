@@ -229,7 +229,7 @@ def test_an_edit_is_accepted_although_the_usage_is_not_known(error: VcudaError) 
 
 
 def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
-    """The stored document is malformed and was never in force. It must be possible to correct it."""
+    """The stored document is malformed, so no quota is in force yet. A correction of the document must be accepted."""
     assert warnings("team-a: {quota: {M40: 1, X: 1}}", None, team_a=Charge(200)) == [
         f"team-a.quota.M40: the limit is 1 card, but the usage is 2 cards; {TAIL}"
     ]
@@ -256,8 +256,8 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:
-    """By the new rows, a node's product belongs to a model of the quota. The setting of one row has no effect because
-    of a DeviceClass.
+    """By the edited gpu_models, product M40 of a node belongs to model Tesla. Field `cards` of Tesla has no effect,
+    because a DeviceClass offers devices as nvidia.com/gpu.
     """
     whole = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource="nvidia.com/gpu")})
     claims = ClaimPolicy.of(whole, NODES.model_of, Quota(), BUILT_IN)

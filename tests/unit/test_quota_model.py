@@ -101,7 +101,7 @@ def test_a_cards_memory_is_never_counted_too_low(charge: Charge, limit: Limit) -
 
 @given(st.integers(1, 50), st.integers(1, 10**9))
 def test_as_many_exclusive_cards_fit_as_the_limit_has(count: int, memory: int) -> None:
-    """The memory of cards is rounded up. By that the last card might exceed the limit of memory."""
+    """The memory of cards is rounded up. Even so, the last card must fit within the limit of memory."""
     card, limit = Charge(100, 0, 100), Limit(count * 100, memory)
     used = Charge(100 * (count - 1), 0, 100 * (count - 1))
     assert fits(limit, used, card)
@@ -207,8 +207,8 @@ CARD, SOME_PENDING = Charge(100, 0, 100), Usage(Charge(20, 900), Charge(0, 400))
 def test_a_shortage_of_memory_is_reported_with_its_figures(
     cores: int, used: Usage, asked: Charge, figures: str, end: str
 ) -> None:
-    """The requested figure is the increase of the total, so that the figures add up. With a limit of 1000 MiB for three
-    cards, the first card is 334 MiB and the second 333 MiB.
+    """The requested figure is the increase of the rounded total, so that the figures add up. With a limit of 1000 MiB
+    for three cards, the first card takes 334 MiB and the second 333 MiB.
     """
     short = Shortage("M40", asked, used, Limit(cores, 1000))
     sentence = f"memory of M40 in namespace team-a, requested: {figures}, limited: 1000, {end}"
@@ -224,7 +224,7 @@ def test_exceeded_names_every_model_in_order() -> None:
 
 @given(LIMITS, CHARGES, CHARGES)
 def test_a_rejection_says_how_much_more_is_needed(limit: Limit, used: Charge, asked: Charge) -> None:
-    """The amount must be exact. If the text says "can never fit", no release must be enough."""
+    """The amount must be exact. If the text says "can never fit", the pod must not fit even into an unused quota."""
     if fits(limit, used, asked):
         return
     short = shortage(limit, used, asked)

@@ -65,7 +65,7 @@ def test_the_page_equals_the_generated_one(rendered: str) -> None:
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=[leaf.name for leaf in LEAVES])
 def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags.Leaf, rendered: str) -> None:
-    """The page is compared with the printed --help, because the page itself is generated from other data."""
+    """docs/reference.md is generated from other data than the printed --help, so the two may differ."""
     section = rendered.partition(f"### {leaf.name}\n")[2].partition("\n### ")[0]
     shown = CliRunner().invoke(leaf.command, ["--help"])
     options = shown.output.partition("\nOptions:\n")[2]
@@ -77,7 +77,7 @@ def test_every_flag_that_help_shows_is_in_the_page_with_its_variable(leaf: flags
 
 
 def test_every_flag_has_a_variable_but_those_of_the_plugin() -> None:
-    """The reference and the README promise that."""
+    """docs/reference.md and the README promise a variable for each of these flags."""
     without = {leaf.name: [option.name for option in options(leaf) if not variables(leaf, option)] for leaf in LEAVES}
     assert {name for name, flags in without.items() if flags} == {
         "kubectl gpuquota",

@@ -34,7 +34,7 @@ def configured(models: str = "", schemes: str = "") -> GpuResources:
 
 
 def nodes_with(*cards: Card, scheme: str = HAMI.name, named: GpuResources = BUILT_IN) -> Nodes:
-    """Return two T4 nodes. The register (an annotation) of one lists these cards, and the other has no register."""
+    """Return two T4 nodes. One has an annotation that lists these cards (a register), and the other has none."""
     labels = {name: {MODEL: "T4"} for name in ("registered", "plain")}
     return Nodes.of(labels, LABELS, {"registered": {scheme: Register.of(*cards)}}, named.models)
 
@@ -87,8 +87,8 @@ def test_without_the_setting_a_share_is_charged_all_cores_of_its_card() -> None:
     a_stated_memory=configured("{T4: {memory: 8Gi}}", "{hami: {default_cores: memory}}"),
 )
 def test_registers_that_change_no_charge_leave_the_resources_as_they_are(known: GpuResources) -> None:
-    """If the resources changed with each new register (an annotation that lists a node's cards), all pods would be
-    listed again.
+    """If each new register (an annotation that lists a node's cards) led to a new GpuResources object, the controller
+    would LIST all pods again.
     """
     assert known.with_registered(nodes_with(SMALL).registered_cards) is known
 
@@ -144,8 +144,8 @@ def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble)
     parts, whole = resources_with(), resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 15360})
     request = view(pod(container(GPU)))
     assert [read_request(request, known).charge_on("T4") for known in (parts, whole)] == [QUARTER, WHOLE]
-    # A new register (a node annotation that lists the cards) that changes no charge must lead to the same object.
-    # Otherwise all pods would be decoded again.
+    # A new register (a node annotation that lists the cards) that changes no charge must lead to the same GpuResources
+    # object. Otherwise all pods would be decoded again.
     assert resources_with({"id": "GPU-1", "type": "Tesla T4", "devmem": 16384}) is whole
 
 

@@ -22,7 +22,7 @@ OURS = [
 
 
 def as_hami(cards: list[Card]) -> str:
-    """Write a register as HAMi does from version 2.8 on: without fields that are zero or false."""
+    """Return the register as HAMi writes it from version 2.8 on: without fields that are zero or false."""
     modes: dict[bool, dict[str, Any]] = {
         True: {"mode": "mig", "migProfiles": [{"name": "1g.5gb"}]},
         False: {"mode": "hami-core"},
@@ -35,7 +35,7 @@ def as_hami(cards: list[Card]) -> str:
 
 
 def as_hami_text(cards: list[Card]) -> str:
-    """Write a register as HAMi 2.5 to 2.7 does. Earlier versions leave out the fields index and mode."""
+    """Return the register as HAMi 2.5 to 2.7 writes it. Earlier versions leave out the fields index and mode."""
     modes = {True: ",0,mig", False: ""}
     return "".join(f"{card.uuid},10,{card.memory},100,{card.type},0,true{modes[card.mig]}:" for card in cards)
 

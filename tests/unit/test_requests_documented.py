@@ -64,9 +64,9 @@ PROOF = {
     "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
     "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
 }
-"""The tests that prove a row of docs/requests.md. The key is the beginning of the row.
+"""Maps the beginning of each row in docs/requests.md to the tests that prove the row.
 
-The values are the test functions or files in tests/unit that prove the row's promise.
+A test is a function, or a file in tests/unit.
 """
 
 
@@ -75,7 +75,7 @@ def page() -> str:
 
 
 def rows() -> list[str]:
-    """Return the rows of the page's tables with a column "it is charged", without the leading bar of each row."""
+    """Return the rows of the tables that have a column "it is charged", without the leading bar of each row."""
     lines = page().splitlines()
     found = []
     for at in (at for at, line in enumerate(lines) if HEAD.match(line)):

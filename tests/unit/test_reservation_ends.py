@@ -20,7 +20,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 
 @pytest.fixture
 def world() -> Iterator[ReservationWorld]:
-    """Return a test world in which replica A holds a reservation (quota in advance), and has made the last write."""
+    """Return simulated replicas and leaders. Replica A has reserved quota in advance, and was the last to write."""
     with ReservationWorld() as world:
         world.reserve(A)
         written(world)
@@ -62,7 +62,7 @@ def test_a_replica_that_stops_reserves_nothing_any_more(world: ReservationWorld)
 def test_a_reservation_is_reaped_when_none_of_its_pods_can_be_stored_any_more(
     world: ReservationWorld, leader: int, rate: float
 ) -> None:
-    """The leader measures the time on its own clock, from when it first saw the reservation."""
+    """The leader measures the reservation's age on its own clock, from when it first saw the reservation."""
     world.crash(A)
     world.settle(leader)
     [holder] = world.ledger().reserved

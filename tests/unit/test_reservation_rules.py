@@ -1,4 +1,4 @@
-"""Tests that each rule of reservations is needed: if the rule is broken, a scenario must fail."""
+"""Tests that each rule for reservations is needed: if the code breaks the rule on purpose, a scenario must fail."""
 
 import functools
 import math
@@ -28,11 +28,11 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
     scenarios.play(scenario, ReservationWorld())
 
 
-# Each of these reservation classes breaks one rule, which a test must notice.
+# Each of these classes breaks one rule for reservations on purpose. The scenarios must detect this.
 
 
 class GrantsWithoutRoom(ReservationLease):
-    """A broken rule: a replica admits a charge that is larger than the rest of its reservation."""
+    """Wrong on purpose: a replica admits a charge that is larger than the rest of its reservation."""
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
         self._left[asked.model] = asked.charge
@@ -40,7 +40,7 @@ class GrantsWithoutRoom(ReservationLease):
 
 
 class LeasedFromTheAnswer(ReservationLease):
-    """A broken rule: the lease is counted from the answer to a write, and not from the time when the write was sent."""
+    """Wrong on purpose: the lease starts when a write is answered, and not when the write is sent."""
 
     def confirmed(self, answered: float) -> None:
         super().confirmed(answered)
@@ -48,9 +48,7 @@ class LeasedFromTheAnswer(ReservationLease):
 
 
 class GrantsFromTheNext(ReservationLease):
-    """A broken rule: a replica admits charges from its next reservation while the write of that reservation may still
-    fail.
-    """
+    """Wrong on purpose: a replica admits charges from its next reservation, although that write may still fail."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         sent = super().send(ledger, charges, *terms)
@@ -59,7 +57,7 @@ class GrantsFromTheNext(ReservationLease):
 
 
 class GrantsFromTheOld(ReservationLease):
-    """A broken rule: during a write, a replica admits charges from its old reservation, which this write replaces."""
+    """Wrong on purpose: during a write, a replica admits charges from the old reservation that the write replaces."""
 
     def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
         left = {**self._left}
@@ -69,14 +67,14 @@ class GrantsFromTheOld(ReservationLease):
 
 
 class WritesNoGranted(ReservationLease):
-    """A broken rule: a replica writes its next reservation, but not the charges that it admitted from the last one."""
+    """Wrong on purpose: a write of the next reservation leaves out the charges that were admitted from the last one."""
 
     def flushed(self, ledger: Ledger) -> Ledger:
         return msgspec.structs.replace(super().flushed(ledger), pending=ledger.pending)
 
 
 class ForgetsLaterGrants(ReservationLease):
-    """A broken rule: a replica forgets the charges that it admitted during a write."""
+    """Wrong on purpose: a replica forgets the charges that it admitted during a write."""
 
     def confirmed(self, answered: float) -> None:
         self.granted = {}
@@ -84,14 +82,14 @@ class ForgetsLaterGrants(ReservationLease):
 
 
 class GrantsTwice(ReservationLease):
-    """A broken rule: a replica does not subtract admitted charges from its reservation, so the room is used twice."""
+    """Wrong on purpose: a replica does not subtract admitted charges from its reservation, so it admits too many."""
 
     def _remaining(self) -> dict[str, Charge]:
         return {**self._reserved}
 
 
 class KeepsReaped(ReservationLease):
-    """A broken rule: a replica keeps using its reservation after the leader has removed it from the ledger."""
+    """Wrong on purpose: a replica keeps using its reservation after the leader has removed it from the ledger."""
 
     def observe(self, ledger: Ledger) -> None:
         missing = {} if self.holder in ledger.reserved else {self.holder: Reservation({}, -1)}
@@ -99,14 +97,14 @@ class KeepsReaped(ReservationLease):
 
 
 class SameHolder(ReservationLease):
-    """A broken rule: each replica has the same id as every other replica."""
+    """Wrong on purpose: all replicas have the same id."""
 
     def __init__(self, *clock: Any) -> None:
         super().__init__(*clock)
         self.holder = "the same"
 
 
-# Each of these functions of a replica or of the leader breaks one rule, which a test must notice.
+# Each of these functions breaks one rule for replicas or leaders on purpose. The scenarios must detect this.
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
@@ -138,7 +136,7 @@ reservations = ChargeAges.reservations
 
 
 def reservations_as(**changed: float) -> Callable[..., Overdue]:
-    """Return a version of ``reservations`` that acts as if each reservation had these values."""
+    """Return a version of `ChargeAges.reservations` that reads these values in each reservation."""
 
     def expired(ages: ChargeAges, namespace: str, ledger: Ledger, *now: Any) -> Overdue:
         reserved = {replica: msgspec.structs.replace(each, **changed) for replica, each in ledger.reserved.items()}
@@ -163,9 +161,7 @@ def nothing_expired(*_: object) -> Overdue:
 
 
 class Broken(NamedTuple):
-    """A broken rule: ``value`` replaces the attribute ``name`` of ``where``. Then ``scenario`` must fail with
-    ``wrong``.
-    """
+    """Breaks a rule: attribute ``name`` of ``where`` becomes ``value``. ``scenario`` must then fail with ``wrong``."""
 
     where: object
     name: str

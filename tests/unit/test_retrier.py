@@ -1,4 +1,4 @@
-"""Tests of the retry of rejected workloads: the oldest rejections come first, and no more retry than fit."""
+"""Tests of the retrier of rejected workloads: the oldest rejections come first, and no more pods retry than fit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,12 +35,12 @@ def read(manifest: Mapping[str, Any]) -> Owner:
 
 
 def rooms(free: Mapping[str, int | FreeQuota]) -> dict[str, FreeQuota]:
-    """Return the free quota of each model. A plain number means so many cores, with unlimited memory."""
+    """Return the free quota of each model. A plain number is the number of free cores, with unlimited memory."""
     return {model: FreeQuota(room) if isinstance(room, int) else room for model, room in free.items()}
 
 
 def chosen(free: Mapping[str, int | FreeQuota], *owners: Owner, quota: NamespaceQuota = QUOTA) -> list[int]:
-    """Return the indexes of the owners that may retry. The owners were rejected in the order of the arguments."""
+    """Return the indexes of the owners that may retry. ``owners`` are in the order of their rejections."""
     refused = [RefusedOwner(str(index), f"2026-01-01T00:00:0{index}Z", each) for index, each in enumerate(owners)]
     in_order = retries.oldest_first(reversed(refused))
     return [int(each.path) for each in retries.select_retries(in_order, quota, rooms(free), NODES)]
@@ -151,7 +151,7 @@ def test_with_prefer_most_free_a_flexible_owner_leaves_the_model_with_little_roo
 
 
 def test_rejections_at_the_same_time_are_ordered_by_path() -> None:
-    """Each pass of the retrier must choose the same owner."""
+    """If two rejections are equally old, each pass of the retrier must choose the same one."""
     same = [RefusedOwner(path, "2026-01-01T00:00:00Z", owner()) for path in ("c", "a", "b")]
     assert [each.path for each in retries.oldest_first(same)] == ["a", "b", "c"]
 
@@ -230,7 +230,7 @@ JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
     ],
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
-    """Tenants can write Events, and the leader reads owners with its own rights."""
+    """Tenants can write Events. An Event must not make the leader read an object in another namespace."""
     for namespace in ("team-a", "team-b"):
         api.store(f"/apis/batch/v1/namespaces/{namespace}/jobs/train", JOB)
     store_event(api, name)
@@ -247,7 +247,7 @@ REFUSED = {"spec": {"replicas": 1}, "status": {"conditions": [failure()]}}
     "bad", [{"spec": {"replicas": "many"}}, {"status": [1]}, {"metadata": {"name": "bad", "labels": 3}}]
 )
 def test_a_workload_that_cannot_be_decoded_affects_no_other(bad: Mapping[str, Any], api: ApiDouble) -> None:
-    """The rejection of one valid workload is in its condition, and that of the other is in an Event."""
+    """One valid workload has its rejection in its status conditions, and the other one in an Event."""
     collections = (REPLICA_SETS.format("team-a"), REFUSED), ("/apis/batch/v1/namespaces/team-a/jobs", JOB)
     for collection, good in collections:
         api.store(f"{collection}/good", {**good, "metadata": {"name": "good"}})
@@ -291,7 +291,7 @@ class Retried:
 
 
 def test_an_owner_that_cannot_be_judged_in_time_is_judged_in_a_later_pass(api: ApiDouble) -> None:
-    """Each reading of the clock uses a fifth of the time of one pass."""
+    """Each reading of the clock moves the clock on by a fifth of the time that one pass may take."""
     retried = Retried(api, owners=40, tick=BUDGET_SECONDS / 5)
     for _ in range(20):
         before = retried.told()
@@ -329,7 +329,7 @@ def test_an_event_of_a_replica_set_causes_a_list_of_replica_sets(api: ApiDouble)
 
 
 def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> None:
-    """Other namespaces must have their turns between two slow passes."""
+    """Between two slow passes over one namespace, other namespaces must have their turns."""
     retried = Retried(api, owners=1)
 
     def slow(method: str, _timeout: float, effect: Effect) -> bytes:

@@ -31,7 +31,7 @@ def test_a_gpu_stays_charged_while_a_container_may_use_it_and_no_longer(scenario
 
 
 class Broken(NamedTuple):
-    """A broken rule. The attribute ``name`` of ``where`` is replaced by ``value``. Then ``scenario`` must fail."""
+    """Breaks a rule on purpose: attribute ``name`` of ``where`` becomes ``value``. Then ``scenario`` must fail."""
 
     where: object
     name: str
@@ -131,8 +131,8 @@ def test_a_pod_that_has_ended_releases_its_gpu_at_once(*, claimed: bool) -> None
 
 
 def test_a_claim_stays_in_the_count_until_the_watch_of_pods_shows_that_its_pod_has_ended() -> None:
-    """The watch of claims is ahead. The claim must not become terminating, because a terminating charge stays for a
-    fixed time.
+    """The claim watch shows that the pod has released the claim, before the pod watch shows that the pod has ended. If
+    the charge became terminating then, it would stay for a fixed time.
     """
     world = RunningWorld()
     pod = running(world, "pod", LONG, claimed=True)
@@ -185,7 +185,7 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     assert world.used() == 0
 
 
-# Tests of a count that is lower than before, if no watch saw why, and if new pods hide the decrease
+# Tests of deletions that no watch saw: the count is lower than before, but new pods may hide the decrease
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     ],
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """Pods that a replica admits from its reservation are stored before they are pending. Meanwhile another pod
-    vanishes.
+    """If new pods are stored while a deletion is not seen, the count may stay the same. A pod that a replica admits
+    from its reservation is stored before its charge is pending in the ledger.
     """
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)

@@ -1,6 +1,6 @@
-"""A state machine for deletions, with any order of deletions, restarts and changes of leader.
+"""A state machine test of deletions, restarts and changes of leader in any order.
 
-The ledger charges every GPU that the kubelet may still use.
+The ledger must charge every GPU that the kubelet may still use.
 """
 
 import math
@@ -22,11 +22,11 @@ GRACES = st.sampled_from([600, 60, 30, 0])
 COLLECTIONS = st.sampled_from([PODS, CLAIMS])
 WHICH = st.integers(0, 9)
 BOUND = 5
-"""The number of steps until a pod is bound. They include the steps of its claim, if it has one."""
+"""The maximum number of steps until a pod is bound: three steps of the pod and two of its claim."""
 
 
 class RunningMachine(RuleBasedStateMachine):
-    """A state machine for deleted pods. Each rule is one step of one process, such as the leader or the kubelet."""
+    """Simulates deleted pods. Each rule is one step of one process, such as the leader or the kubelet."""
 
     @initialize(graces=st.lists(GRACES, min_size=2, max_size=4))
     def start(self, graces: list[int]) -> None:
@@ -42,13 +42,13 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(grace=GRACES, claimed=st.booleans(), steps=st.integers(0, BOUND))
     def create(self, grace: int, *, claimed: bool, steps: int) -> None:
-        """Create a pod and let it make ``steps`` steps: admitted, stored, its claim admitted and stored, bound."""
+        """Create a pod. Make ``steps`` of five steps: admit it, store it, admit its claim, store that, bind the pod."""
         self.number += 1
         self._go_on(TruePod(f"pod-{self.number}", grace, f"claim-{self.number}" if claimed else ""), steps)
 
     @rule(which=WHICH, steps=st.integers(1, 4))
     def go_on(self, which: int, steps: int) -> None:
-        """Let a pod that is not bound yet make some further steps towards its binding."""
+        """Make some further steps towards the binding of a pod that is not bound yet."""
         coming = [pod for pod in self.world.pods.values() if self._is_coming(pod)]
         if coming:
             self._go_on(coming[which % len(coming)], steps)
@@ -83,7 +83,7 @@ class RunningMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, steps=st.integers(0, 2))
     def delete_by_force(self, which: int, steps: int) -> None:
-        """Delete a pod in any state by force. Then let the claim controller make some steps."""
+        """Delete a pod in any state by force. Then let the claim controller make steps to release its claim."""
         stored = self._running() or [pod for pod in self.world.pods.values() if pod.stored]
         if stored:
             pod = stored[which % len(stored)]

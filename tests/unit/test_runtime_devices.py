@@ -119,9 +119,7 @@ REQUESTS: dict[str, Mapping[str, int]] = {
     "a time slice": {"nvidia.com/gpu.shared": 1},
     "a device of a DeviceClass": {f"{CLASS}gpu.nvidia.com": 1},
 }
-"""The requests for which a device plugin or a CDI specification sets NVIDIA_VISIBLE_DEVICES in the
-container, by name.
-"""
+"""The requests, by name, for which a device plugin or a CDI specification sets NVIDIA_VISIBLE_DEVICES."""
 
 
 @pytest.mark.parametrize("limits", REQUESTS.values(), ids=REQUESTS)
@@ -180,8 +178,8 @@ def test_cuda_version_is_refused_unless_the_container_hides_the_cards(
 
 
 def test_a_claim_does_not_permit_cuda_version_as_its_driver_is_not_known() -> None:
-    """With NVIDIA_VISIBLE_DEVICES set to void, the pod is admitted. Its user loses nothing, because a CDI device makes
-    its cards available with any value.
+    """With NVIDIA_VISIBLE_DEVICES set to void, the pod is admitted. It still gets the cards of its claim, because CDI
+    gives them to the container whatever the value is.
     """
     using = {"resources": {"claims": [{"name": "gpu"}]}}
     refused = pod(container(env=[LEGACY], **using), resourceClaims=[CLAIM])

@@ -1,8 +1,8 @@
 """Tests of a cluster's settings for schemes (the resource names of one vendor).
 
-In some tests the webhooks of HAMi and vgpu-manager change the pods too. A row of ``tests/data/peers/webhooks.json`` has
-a pod's limits, key ``gpu_schemes``, the JSON Patch of the vendor's webhook, and the expected charge (cores, MiB and
-hundredths of card memory) and scheduler.
+In some tests the webhooks of HAMi and vgpu-manager change the pods too. For these tests, tests/data/peers/webhooks.json
+has pods' limits, values of ``gpu_schemes``, JSON Patches of the vendor's webhook, and the expected charges (cores, MiB
+and hundredths of card memory) and schedulers.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ def webhook(schemes: str, scheduler: str | None = None, **data: str) -> Webhook:
 @pytest.mark.parametrize("order", ["theirs first", "ours first", "ours alone"])
 @pytest.mark.parametrize("row", RECORDED, ids=lambda row: row["name"])
 def test_charge_pin_and_scheduler_are_the_same_in_either_order_of_the_webhooks(row: dict[str, Any], order: str) -> None:
-    """If another webhook changes a pod after ours, the API server calls ours again (reinvocationPolicy). In the end
-    nothing is left to change.
+    """If another webhook changes a pod after /mutate, the API server calls /mutate again (reinvocationPolicy). A
+    further call must change nothing.
     """
     asked, sent = webhook(row["settings"]), vcuda_pod(row["limits"])
     theirs = row["patch"] if order != "ours alone" else []

@@ -1,4 +1,4 @@
-"""Tests that the table of schemes (the resource names of each vendor) agrees with its users."""
+"""Tests that the table of schemes (the resource names of each vendor) agrees with the code and policies that use it."""
 
 import re
 from collections.abc import Iterable, Set
@@ -18,7 +18,7 @@ EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name
 
 @EACH
 def test_another_resource_of_a_vendors_domain_is_refused(scheme: Scheme) -> None:
-    """Each scheme has a pattern for the names of its vendor's resources, which must match such a resource too."""
+    """A scheme's pattern for its vendor's resources must also match resources that the scheme does not list."""
     assert all(GpuResources((scheme,)).vendors.match(resource) for resource in scheme.resources)
     domain, _, part = scheme.vendor_domain.partition("/")
     assert BUILT_IN.is_unknown_gpu(f"{domain}/{part.removesuffix('*')}missing")
@@ -35,8 +35,8 @@ def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(
 
 @EACH
 def test_some_settings_are_only_for_counted_schemes(scheme: Scheme) -> None:
-    """A percentage of memory makes sense only with a number of vGPUs. A core limit makes sense only for the cores of a
-    whole container.
+    """A percentage of memory needs a number of vGPUs. A core limit needs a scheme in which cores are those of the whole
+    container.
     """
     assert scheme.count or not scheme.memory_percentage
     assert scheme.count or not scheme.counts_plain_cards
@@ -50,7 +50,7 @@ def test_a_scheme_with_wanted_models_has_unwanted_ones(scheme: Scheme) -> None:
 
 @EACH
 def test_a_users_annotation_is_never_an_allocation_record(scheme: Scheme) -> None:
-    """The records of an allocation are removed from every pod."""
+    """/mutate removes the allocation records of schedulers from every pod, but must keep what a user wrote."""
     written = {*scheme.resources, *filter(None, (scheme.core_limit, scheme.wanted_models, scheme.unwanted_models))}
     for other in SCHEMES:
         for key in written:
@@ -83,7 +83,7 @@ def test_a_key_of_a_scheme_is_complete_or_a_prefix(key: str) -> None:
 
 
 def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -> None:
-    """If this fails, add the keys of a new scheme to the policy, or remove unused ones from it."""
+    """If this fails, add the keys of a new scheme to policies.yaml, or remove the unused keys there."""
     documents = yaml.safe_load_all(POLICIES.read_text())
     [policy] = [
         each["spec"]

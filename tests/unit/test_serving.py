@@ -27,8 +27,8 @@ def cluster(**nodes: tuple[str, dict[str, Register]]) -> Nodes:
 
 
 SEPARATE = cluster(h1=("A100", HAMI), p1=("T4", {}), v1=("V100", VGPU))
-"""A cluster in which all nodes of a model are of the same kind: either HAMi or NVIDIA's device plugin. No node has
-model L4.
+"""A cluster in which the nodes of a model are alike: HAMi serves A100, NVIDIA's device plugin T4, and vgpu-manager
+V100. No node has model L4.
 """
 MIXED = cluster(h1=("A100", HAMI), p1=("A100", {}), h2=("A100", HAMI))
 
@@ -63,7 +63,7 @@ IGNORED = {"labels": {"hami.io/webhook": "ignore"}}
 
 
 def created(asked: Webhook, manifest: Manifest) -> tuple[str, str]:
-    """Return the model and the scheduler of the pod after both calls. Assert that a second /mutate changes nothing."""
+    """Call /mutate and /validate. Return the pod's model and scheduler. Assert that a second /mutate is a no-op."""
     answer = asked.mutate(manifest)
     assert answer.allowed, answer.message
     stored = patched(manifest, answer.patch)
@@ -149,7 +149,7 @@ def test_a_pod_that_neither_opts_out_nor_names_a_scheduler_uses_hami_on_a_mixed_
 
 @pytest.mark.parametrize("fields", [IGNORED, {"schedulerName": "volcano"}], ids=["opted out", "its own scheduler"])
 def test_a_pod_whose_narrowing_was_undone_is_rejected(fields: dict[str, Any]) -> None:
-    """The pod does not use HAMi's scheduler, so HAMi's device plugin would not serve it."""
+    """The pod may run on a node of HAMi, but HAMi's device plugin serves only pods that use HAMi's scheduler."""
     answer = webhook(MIXED, "A100").validate(vcuda_pod(WHOLE, affinity=held_to("A100"), **fields))
     assert "the pod's node selection allows nodes that its scheduler must not use" in answer.message
 

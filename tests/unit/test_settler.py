@@ -28,7 +28,7 @@ from vcuda.quota.terms import STORABLE_SECONDS
 POD = "/api/v1/namespaces/team-a/pods/train-0"
 CARD = {"tencent.com/vcuda-core": 100}
 ENDS_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""Seconds after which a ledger is deleted if its limit or its namespace was not seen in that time."""
+"""A ledger is deleted after its limit or its namespace has been missing for this many seconds."""
 
 
 # Tests of the resync, which is the periodic pass over all ledgers
@@ -58,7 +58,7 @@ def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledge
 
 
 def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replica: Replica) -> None:
-    """The difference is due to a recent event."""
+    """A ledger that is queued for settling may differ because of a recent event."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, COUNTED), stored_pod(CARD))
     settling.settler.queue.add("team-a")
     assert settling.full_resync() == []
@@ -66,7 +66,7 @@ def test_a_ledger_that_is_about_to_be_settled_is_no_drift(api: ApiDouble, replic
 
 
 def test_if_the_watch_is_older_than_the_count_the_pods_are_listed(api: ApiDouble, replica: Replica) -> None:
-    """A webhook replica has counted at a newer version, and no event has advanced the watch since."""
+    """A replica has counted the pods at a version that the controller's watch has not reached yet."""
     settling = Settling(api, replica, Ledger({"M40": TWO}, "105"), stored_pod(CARD))
     api.store("/api/v1/namespaces/team-b/pods/other", {"metadata": {"name": "other"}})
     settling.settler.queue.add("team-a")
@@ -86,7 +86,7 @@ def settling(api: ApiDouble, replica: Replica) -> Settling:
 
 
 def overtake(api: ApiDouble, replica: Replica, times: int) -> list[str]:
-    """Let the replica charge a pod before each of the next ``times`` writes of the ledger. Return the pods' uids."""
+    """Let the replica charge a pod before each of the next ``times`` writes, which then conflict. Return the uids."""
     left = iter(uids := [f"uid-{number}" for number in range(times)])
 
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
@@ -231,7 +231,7 @@ def test_settling_lags_while_a_namespace_is_due(api: ApiDouble, replica: Replica
     assert settling.counted("lag_seconds") == 0
 
 
-# Tests of the proofs that the settler needs to release a charge, to delete a ledger, or to use a count
+# Tests that the settler needs proof before it releases a charge, deletes a ledger, or uses a count
 
 MALFORMED = "team-a: {quota: {M40: four}}"
 
@@ -258,7 +258,7 @@ def test_a_ledger_without_a_limit_stays_while_a_pod_may_still_be_stored(api: Api
 def test_charges_are_settled_even_if_the_document_was_malformed_from_the_start(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """Replicas may still use an earlier valid document and charge pods by it."""
+    """Replicas may still use an earlier valid document, and charge pods by it."""
     ledger = Ledger({"M40": Charge(400, 0, 400)}, COUNTED, {"uid-1": Pending("M40", ONE)})
     Settling(api, replica, ledger, stored_pod(CARD, "uid-1"), document=MALFORMED).settle()
     settled = replica.store.read("team-a").ledger
@@ -272,7 +272,7 @@ def test_with_a_malformed_document_no_ledger_is_created_or_deleted(api: ApiDoubl
 
 
 def test_a_count_is_no_newer_than_the_list_that_it_was_made_from(api: ApiDouble) -> None:
-    """With a newer version, a pod that is stored after the LIST would count as seen, and its charge would be lost."""
+    """If the count had a newer version than the LIST, a pod stored after the LIST would never be charged."""
     api.store(POD, stored_pod(CARD))
     [page] = api.list_pages("/api/v1/namespaces/team-a/pods")
     view = LedgerStore(api.kube, "vcuda-quota", lambda: Nodes(LABELS)).count_pods("team-a")
@@ -284,7 +284,7 @@ BOUND = stored_pod(CARD, "uid-1", nodeName="gpu-1", terminationGracePeriodSecond
 
 
 def test_a_pod_deleted_by_force_stays_charged_through_a_change_of_leader(api: ApiDouble, replica: Replica) -> None:
-    """The next leader has never seen this pod, and measures its terminating time on its own clock."""
+    """The next leader has never seen this pod. It measures on its own clock how long the charge stays terminating."""
     first = Settling(api, replica, Ledger({"M40": ONE}, COUNTED), BOUND)
     first.settle()
     api.remove(POD)
@@ -330,8 +330,8 @@ def test_ledgers_without_a_limit_have_their_own_turns(api: ApiDouble, replica: R
 def test_an_empty_ledger_is_deleted_without_a_list_even_if_it_is_newer_than_the_watches(
     api: ApiDouble, replica: Replica, gone: bool
 ) -> None:
-    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The mark (a ConfigMap) of each
-    namespace is deleted too.
+    """Thousands of ledgers may be deleted at once, so each deletion must be cheap. The ConfigMap that shows that the
+    namespace had a ledger is deleted too.
     """
     settling = Settling(api, replica, Ledger({}, FAR), document=NOBODY, gone=gone)
     settling.settle()
@@ -351,7 +351,7 @@ def test_a_limit_that_is_restored_in_time_keeps_the_ledger(api: ApiDouble, repli
 
 
 def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: ApiDouble, replica: Replica) -> None:
-    """A pod that no watch saw may still run, and the limit may be restored later."""
+    """A pod that no watch saw may still run. If the limit is restored later, the ledger must charge this pod."""
     settling = Settling(api, replica, Ledger({"M40": ONE}, LISTED), document=NOBODY)
     for name in ("some", "other"):
         api.store(f"/api/v1/namespaces/team-b/pods/{name}", {"metadata": {"name": name}})
@@ -362,7 +362,7 @@ def test_a_ledger_with_charges_is_counted_by_a_list_before_its_deletion(api: Api
 def test_the_ledger_of_a_deleted_namespace_is_deleted_when_nothing_is_pending_or_may_run(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """A late watch lacks a namespace that exists."""
+    """A namespace that the watch lacks may still exist, because the watch may lag."""
     settling = Settling(api, replica, Ledger({}, COUNTED, {"uid-1": Pending("M40", ONE)}, {"uid-2": RAN}), gone=True)
     settling.settle()
     settling.later(500)

@@ -1,4 +1,4 @@
-"""Tests of stale allocations of cards, by each rule and for each vendor, and of expired locks on nodes."""
+"""Tests of the rules by which an allocation of cards is stale, for each vendor, and of expired locks on nodes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -44,7 +44,7 @@ def without_times(pod: StoredPod, scheme: Scheme) -> StoredPod:
 
 
 def find_stale(pod: StoredPod, now: float, *nodes: str) -> tuple[Removal, ...]:
-    """Return the stale allocations of the pod. The cluster has these nodes; by default it only has gpu-1."""
+    """Return the stale allocations of the pod in a cluster with these nodes, by default only gpu-1."""
     return tuple(stale.find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT))
 
 
@@ -83,7 +83,7 @@ def test_exactly_the_keys_that_the_scheme_wrote_are_removed(scheme: Scheme) -> N
     ids=lambda text: text[:12] or "empty",
 )
 def test_an_impossible_time_counts_as_the_pods_creation(scheme: Scheme, text: str) -> None:
-    """The largest 64-bit number is among these times: vgpu-manager means "never" by it."""
+    """The largest 64-bit number is among these times, because vgpu-manager writes it for "never"."""
     pod = stored(scheme, at=START + 50, created=START, annotations={})
     assert due(with_annotations(pod, dict.fromkeys(scheme.predicate_times, text))) == LATE
 
@@ -105,7 +105,7 @@ def test_the_time_of_each_scheme_is_used(scheme: Scheme, at: float, counts: floa
 
 
 def test_the_newest_of_two_times_is_used() -> None:
-    """HAMi writes one time when it chooses the node, again at each attempt, and another when it binds the pod."""
+    """HAMi writes one time whenever it chooses a node for the pod, and another time when it binds the pod."""
     for newer in HAMI.predicate_times:
         again = with_annotations(stored(HAMI, annotations={}), {newer: unix(HAMI, START + 70)})
         assert due(again) == LATE + 70
@@ -136,7 +136,7 @@ def test_a_bind_that_never_finished_has_its_own_reason(scheme: Scheme) -> None:
 
 @EACH
 def test_a_success_mark_does_not_keep_the_allocation_of_an_unbound_pod(scheme: Scheme) -> None:
-    """A device plugin only serves bound pods, so the mark was copied together with the pod's manifest."""
+    """A device plugin serves only bound pods. The mark on an unbound pod was copied with another pod's manifest."""
     assert rules(stored(scheme, phase="done"), LATE) == ["unbound"]
 
 
@@ -187,7 +187,7 @@ def test_an_allocation_without_a_node_is_never_stale_on_a_bound_pod(scheme: Sche
 def test_an_allocation_for_another_node_than_the_pods_is_stale_after_its_time(
     scheme: Scheme, status: str, nodes: tuple[str, ...]
 ) -> None:
-    """Within that time, the pod may still be starting."""
+    """Before that time, the pod may still be starting."""
     pod = stored(scheme, status=status, bound="gpu-2")
     assert rules(pod, LATE - 1, *nodes) == []
     [removal] = find_stale(pod, LATE, *nodes)
@@ -276,8 +276,8 @@ def pods(draw: st.DrawFn) -> StoredPod:
 
 @given(pod=pods(), now=st.integers(0, 2000).map(lambda s: START + s), nodes=st.sets(st.sampled_from([NODE, "gpu-2"])))
 def test_a_pod_is_due_exactly_when_something_on_it_is_stale(pod: StoredPod, now: float, nodes: set[str]) -> None:
-    """A loop that checks a pod only when it is due must miss no stale allocation, and must never check a pod without a
-    result.
+    """The controller checks a pod only at the time from ``first_stale``. It must miss no stale allocation, and must
+    never check a pod in vain.
     """
     since = stale.first_stale(pod, nodes.__contains__, now, TIMEOUT)
     found = stale.find_stale(pod, nodes.__contains__, now, TIMEOUT)

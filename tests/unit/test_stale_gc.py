@@ -110,7 +110,7 @@ def test_a_removed_allocation_is_not_checked_again_while_the_watch_lags(past: Cl
 
 @pytest.mark.parametrize("between", [False, True], ids=["before the loop reads the pod", "between read and patch"])
 def test_a_pod_that_is_bound_before_the_watch_has_seen_it_keeps_its_allocation(past: Cleaner, between: bool) -> None:
-    """The patch requires the resourceVersion that was checked, and the bound pod has a newer version."""
+    """The patch requires the resourceVersion that was checked. The binding changes it, so the patch fails."""
     kept = marks_on(past.api)
     past.api.deliver = before("PATCH" if between else "GET", lambda: bind(past))
     assert past.serve() == []
@@ -156,7 +156,7 @@ def test_a_patch_that_is_always_rejected_is_retried_later(past: Cleaner, refusal
 
 @pytest.mark.parametrize("loss", [lost_request, lost_reply])
 def test_a_patch_whose_answer_is_lost_is_followed_by_another_check(past: Cleaner, loss: Any) -> None:
-    """If the patch took effect, nothing is left to remove."""
+    """If the first patch took effect, the second check finds nothing to remove."""
     past.api.deliver = Script(loss, methods=("PATCH",))
     [line] = past.serve()
     assert line["log_level"] == "warning"
@@ -191,7 +191,7 @@ def test_a_pod_that_cannot_be_read_delays_no_other(past: Cleaner) -> None:
 
 
 def test_a_pod_that_no_longer_requests_vcuda_is_not_changed(past: Cleaner) -> None:
-    """The pod was deleted, and another pod without a GPU request has the same name."""
+    """The pod was deleted, and a new pod without a GPU request has the same name."""
     past.api.store(POD, {**past.api.objects[POD], "spec": {"containers": [{"name": "main"}]}})
     assert past.serve() == []
     assert marks_on(past.api)
@@ -209,7 +209,7 @@ def test_a_pod_that_was_allocated_again_is_checked_when_that_can_be_stale(past: 
 
 @pytest.fixture
 def orphaned(cleaner: Cleaner) -> Cleaner:
-    """Return the loop after its watch saw the deletion of the node. The allocation is too new to be stale by time."""
+    """Return the loop after its watch saw that the node was deleted. The allocation is too new to be stale by time."""
     store(cleaner)
     cleaner.api.remove(LOCKED)
     cleaner.watch()
@@ -217,7 +217,7 @@ def orphaned(cleaner: Cleaner) -> Cleaner:
 
 
 def test_a_node_missing_in_the_watch_counts_as_deleted_only_after_a_read(orphaned: Cleaner) -> None:
-    """The node exists here, so its pods wait for the usual time."""
+    """The node exists although the watch lacks it, so the allocation becomes stale only after the usual time."""
     orphaned.api.store(LOCKED, {"metadata": {"name": NODE}})
     assert orphaned.serve() == []
     assert marks_on(orphaned.api)
@@ -256,7 +256,7 @@ def test_without_the_right_to_read_nodes_pods_are_still_cleared_in_time(orphaned
             raise refused
         return plain(path, *arguments, **named)
 
-    # This test replaces `get` instead of a Delivery, because a Delivery does not have the path of the call.
+    # The API server double's hook `deliver` does not get the path of a call, so this test replaces `get`.
     orphaned.api.get = get  # type: ignore[method-assign]
     for orphaned.now in (START, START + RETRY_SECONDS, START + TIMEOUT - 1):
         assert {(line["log_level"], line["error"]) for line in orphaned.serve()} == {("warning", str(refused))}
@@ -367,7 +367,7 @@ def test_a_dry_run_writes_nothing_and_reports_once_until_the_pod_changes(api: Ap
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_loop_is_stuck_when_no_turn_has_ended_for_five_periods(cleaner: Cleaner, failing: bool) -> None:
-    """A turn that failed has ended too: if the API server does not answer, a restart would not help."""
+    """A failed turn counts as ended, because a restart does not help if the API server does not answer."""
     assert not cleaner.gc.is_stuck(), "a loop that has not started is not stuck"
     store(cleaner, status="Failed")
     seen: list[bool] = []

@@ -33,7 +33,7 @@ OWN = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims/{}"
 
 
 def pinned(name: str, *requests: Manifest, **fields: Any) -> Manifest:
-    """Return a claim as the API server stores it: with a uid, and with the pin (model selector) of /mutate for A100."""
+    """Return a claim as the API server stores it: with a uid, and limited to model A100 by the patch of /mutate."""
     bare = claim(*requests, name=name, uid=f"{name}-uid", namespace="team-a")
     patch = read_claim(view(bare), claim_policy()).patch("A100")
     return {**jsonpatch.apply_patch(bare, json.dumps(patch)), **fields}
@@ -196,7 +196,7 @@ def test_a_claim_is_charged_until_it_is_deleted_and_its_pending_charge_counts_on
 def test_while_the_watch_is_quiet_claims_are_listed_only_if_the_ledger_differs(
     api: ApiDouble, store: LedgerStore, counted: Charge, pending: tuple[str, ...], *, listed: bool
 ) -> None:
-    """A quiet watch does not learn newer versions. Without this rule each settling would LIST the claims."""
+    """A watch without events stays at an old version. If that alone led to a LIST, each settling would need one."""
     admitted = {f"{name}-uid": Pending("A100", CARD) for name in pending}
     ledger = Ledger(pending=admitted, claimed={"A100": counted}, claim_resource_version="999")
     informer = claim_informer(api, store)
@@ -227,7 +227,7 @@ def test_a_list_and_the_watch_count_a_claims_devices_alike_and_once(api: ApiDoub
 def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
     api: ApiDouble, requests: list[Manifest], taken: Charge
 ) -> None:
-    """The leader remembers the charge of the deleted class."""
+    """The leader remembers the claim's charge from before its DeviceClass was deleted."""
     own = {"mine": CLASSES["gpu.nvidia.com"]}
     with_class = ClaimCounter(claim_policy(classes={**CLASSES, **own}))
     known = claim(*requests, name="a", uid="a-uid", namespace="team-a")
@@ -245,7 +245,7 @@ def test_while_a_class_is_deleted_a_claim_keeps_its_charge(
 
 
 def test_watches_begin_when_the_api_server_serves_claims_and_delay_nothing(api: ApiDouble) -> None:
-    """The API server begins to serve claims with an upgrade to Kubernetes 1.34."""
+    """The API server begins to serve claims while the controller runs, at an upgrade to Kubernetes 1.34."""
     answers: list[Exception | None] = [Unavailable("away"), NotFound(404, "no such group"), None]
     waited: list[float] = []
 
@@ -287,7 +287,7 @@ EVENTS, PODS = "/api/v1/namespaces/team-a/events", "/api/v1/namespaces/team-a/po
 
 
 def woken(api: ApiDouble) -> list[str]:
-    """Return the names of the pods that were woken since the last call of this method."""
+    """Return the names of the pods that the retrier has annotated since the last call of this function."""
     pods = [each for path, each in api.objects.items() if path.startswith(PODS) and each["metadata"].get("annotations")]
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
@@ -333,7 +333,7 @@ def test_some_of_many_waiting_pods_are_woken_per_turn_and_none_without_served_cl
 
 
 def test_few_pods_of_forged_events_are_looked_up_per_turn(api: ApiDouble) -> None:
-    """The Events of one user must not delay other namespaces."""
+    """A user can write many Events. They must not delay the retries in other namespaces."""
     for number in range(3 * MOST_AT_ONCE):
         api.store(f"{EVENTS}/a{number}.1", refused(f"a{number}"))
     retrier = ClaimRetrier(api.kube, lambda: True)

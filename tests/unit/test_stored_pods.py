@@ -60,7 +60,7 @@ def test_the_cards_that_its_annotations_give_it_are_kept_with_its_version() -> N
 
 
 def test_requirements_added_to_a_gated_pod_do_not_remove_its_charge() -> None:
-    """KEP-3838 permits any number of such requirements."""
+    """Users may add any number of requirements to a gated pod (KEP-3838)."""
     added = builders.requirement("x", "NotIn", *(f"v{number}" for number in range(1000)))
     affinity = builders.required(builders.term(builders.requirement(builders.MODEL, "In", "M40"), added))
     assert kept(stored(affinity=affinity, schedulingGates=[{"name": "a/b"}])).model == "M40"
@@ -149,7 +149,7 @@ def test_an_empty_value_is_ignored() -> None:
 
 
 def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
-    """The other fields of these pods may differ: a gated pod's node selection may be narrowed later."""
+    """Pods with equal requests may differ in other fields: a gated pod's node selection may be narrowed later."""
     cache = RequestCache(BUILT_IN, builders.LABELS)
     long = [{"name": "A", "value": "x" * LONGEST_REMEMBERED}]
     many = [{"tencent.com/vcuda-core": 100 * number} for number in range(1, MOST_REQUESTS_REMEMBERED + 2)]
@@ -163,15 +163,15 @@ def test_the_request_of_equal_pods_is_parsed_once_and_never_confused() -> None:
         assert read_stored(pod, builders.LABELS, BUILT_IN, cache) == read_stored(pod, builders.LABELS)
 
 
-# Tests of how many bytes are kept of a stored pod
+# Tests of how many bytes of a stored pod the controller keeps in memory
 
 
 HUGE = 250_000
-"""The size in bytes of the largest annotations of a pod in these tests. Kubernetes permits 256 KiB."""
+"""The size in bytes of the largest annotation in these tests. Kubernetes permits 256 KiB for all annotations."""
 
 
 def size_of(pod: StoredPod) -> int:
-    """Return the bytes that are kept of the texts that a tenant can write. Each share of a card counts as 100 bytes."""
+    """Return how many bytes are kept of the texts that a tenant can write. Each share of a card counts as 100 bytes."""
     found, cards = pod.allocation, pod.cards
     texts = [pod.model or "", pod.node, pod.extended_claim, cards.node if cards else ""]
     texts += [text for kept in (found.annotations, found.labels) for text in (*kept, *kept.values())] if found else []
@@ -185,7 +185,7 @@ ANNOTATIONS = sorted({name for scheme in SCHEMES for name in scheme.allocation_a
 @pytest.mark.parametrize("fill", ["x", "0,", "\U0001f4a9", ":", "9"], ids=["text", "cards", "wide", "colons", "digits"])
 @pytest.mark.parametrize("name", ANNOTATIONS)
 def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: str) -> None:
-    """Users can write such annotations in namespaces whose quota is not enforced."""
+    """In namespaces whose quota is not enforced, users can store pods with such annotations."""
     key = f"{name}0" if name.endswith("-") else name
     text = fill * (HUGE // len(fill.encode()))
     asked = {"tencent.com/vcuda-core": 10**9}
@@ -226,7 +226,7 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
-    """Text that no rule reads may be dropped without a mark."""
+    """A pod is marked as cut only if a rule reads the text that was cut."""
     limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut

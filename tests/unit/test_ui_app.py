@@ -1,4 +1,4 @@
-"""Tests of the HTTP answers of the usage page. `test_ui_hostile.py` has those of hostile names and requests."""
+"""Tests of the HTTP answers of the usage page. `test_ui_hostile.py` tests hostile names and requests."""
 
 import gzip
 import re
@@ -102,7 +102,7 @@ def test_both_pages_say_when_their_figures_were_read() -> None:
 
 
 def test_a_sum_over_different_models_says_so() -> None:
-    """The second column shows the limit that is used up most."""
+    """Column "Fullest limit" shows the limit of which the largest part is used."""
     client = client_of(company())
     assert "141</b> of 360 cards of 4 models are free" in html_of(client, "/")
     assert "<b>21.55</b> of 32 cards of 2 models in use" in html_of(client, "/namespaces/notebooks")

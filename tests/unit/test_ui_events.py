@@ -116,7 +116,7 @@ def test_only_the_newest_are_remembered() -> None:
 
 
 def test_events_of_one_namespace_never_displace_those_of_another() -> None:
-    """Events of many namespaces fill the memory for Events. The namespace with the most Events loses one."""
+    """If the memory for Events is full, the namespace with the most Events loses one."""
     storm = [(namespace, at) for at in range(20, 59) for namespace in ("x", "y")]
     assert "a/1" in remembered(("a", 1), *storm, most=5, most_of_one=3)
     assert remembered(("a", 1), ("b", 2), *storm, most=3).count("b/2") == 1

@@ -68,7 +68,6 @@ def next_change(feed: Feed, clock: Clock, stream: Iterator[bytes]) -> dict[str, 
 
 
 def changes(text: bytes) -> list[dict[str, Any]]:
-    """Return the changes that this part of a listener's stream contains."""
     pairs = itertools.pairwise(text.decode().splitlines())
     return [json.loads(data.removeprefix("data: ")) for event, data in pairs if event == "event: change"]
 
@@ -133,7 +132,7 @@ def test_a_new_namespace_or_model_reloads_the_page(feed: Feed, sample: Sample, c
 
 
 def test_a_moved_pod_updates_the_page_of_its_namespace(feed: Feed, sample: Sample, clock: Clock) -> None:
-    """The figures of the namespace did not change."""
+    """Only the list of pods changes. The figures of the namespace stay the same."""
     version = feed.picture().version
     _, looker = listen(feed, version, "team-a")
     look(feed, clock)
@@ -172,7 +171,7 @@ def test_a_listener_that_is_too_late_loads_the_page_again(feed: Feed, sample: Sa
 
 @pytest.mark.parametrize("since", ["", "another-1", "1", "x-y", "-", "²", "{epoch}-99"])
 def test_a_version_of_another_leader_reloads_the_page(feed: Feed, since: str) -> None:
-    """The version may also be from the future, or malformed."""
+    """The version that the browser sends may also be from the future, or malformed."""
     epoch = feed.picture().version.partition("-")[0]
     _, stream = listen(feed, since.format(epoch=epoch))
     assert b"event: reset" in next(stream)
@@ -184,8 +183,8 @@ def test_without_changes_a_heartbeat_shows_that_the_connection_is_alive(feed: Fe
 
 
 def test_the_number_of_listeners_is_bounded(feed: Feed) -> None:
-    """A closed listener releases its place once, even if it is closed twice. A browser may close the connection before
-    the first byte is sent.
+    """A listener that is closed twice must release its place only once. A browser may close the connection before the
+    first byte is sent.
     """
     version = feed.picture().version
     listen(feed, version)

@@ -1,4 +1,4 @@
-"""Tests that nothing in the usage page can be attacked: names, other sites, methods and files."""
+"""Tests that the usage page resists attacks by hostile names, other sites, HTTP methods and file paths."""
 
 import json
 from collections.abc import Callable
@@ -156,7 +156,7 @@ def test_only_the_static_files_are_served_as_files(path: str) -> None:
 )
 @pytest.mark.parametrize("path", ["/", "/updates", "/namespaces/notebooks", "/static/page.js", "/nothing"])
 def test_the_page_is_served_only_under_its_own_names(host: str, served: bool, path: str) -> None:
-    """With DNS rebinding, another site's name resolves to this address. That site could then read the usage page."""
+    """With DNS rebinding, another site's name resolves to the page's address. That site could then read the page."""
     answer = client_of(company(), names=("GPU.example.com",)).head(path, headers={"Host": host})
     assert (answer.status_code != HTTPStatus.MISDIRECTED_REQUEST) is served
     assert HEADERS.items() <= dict(answer.headers).items()

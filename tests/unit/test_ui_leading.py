@@ -39,7 +39,7 @@ def pod(name: str, charge: Charge, model: str | None = "M40", node: str = "", li
 
 
 def test_a_pod_is_shown_with_its_charge_under_the_namespace_s_limit() -> None:
-    """The memory of whole cards is their share of the namespace's memory limit."""
+    """A whole card is shown with its share of the namespace's memory limit."""
     quota = NamespaceQuota({"M40": Limit(400, 4000)})
     pods = [pod("whole", Charge(100, 0, 100)), pod("share", Charge(50, 300)), pod("ended", Charge(100), live=False)]
     assert holder_rows(pods, quota, AT) == [

@@ -61,7 +61,7 @@ def test_a_row_sums_its_models_exactly() -> None:
 
 
 def test_reserved_cards_are_shown_with_used_ones_and_are_not_available() -> None:
-    """Reserved cards do not darken the cell, because they are not used yet."""
+    """A darker cell means more used cards. Reserved cards are not used yet, so they do not count."""
     models = model_use("M40", 8, 4, reserved=1.5), model_use("P100", 2, reserved=0.5)
     found = row_of(namespace_use("a", *models))
     assert (found.total.used, found.total.reserved, found.total.available) == (4, 2, 4)
@@ -84,7 +84,7 @@ def test_numbers_are_written_as_people_write_them() -> None:
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-03-04", "2026-03-04T12:00:00", "2026-13-04T12:00:00Z"])
 def test_an_invalid_time_is_none(text: str) -> None:
-    """The API server never writes a time without a time zone."""
+    """A time without a time zone is invalid, because the API server never writes one."""
     assert refusals.moment(text) is None
 
 
@@ -120,7 +120,7 @@ ROWS = [
     ids=["names", "names turned", "most first", "least first", "equal", "fullest limit", "search", "none"],
 )
 def test_rows_are_in_the_requested_order(order: TableQuery, expected: list[str]) -> None:
-    """Equal numbers of used cards are ordered by the used share of the limit. Rows without the model are last."""
+    """If numbers of used cards are equal, the used share of the limit decides. Rows without the model are last."""
     assert [row.namespace for row in model.ordered(ROWS, order)] == expected
 
 

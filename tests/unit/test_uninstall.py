@@ -1,4 +1,4 @@
-"""Tests of `vcuda-controller uninstall`. They cover the objects that it removes, their order, and its timeout."""
+"""Tests of `vcuda-controller uninstall`: the objects that it deletes or changes, their order, and its timeout."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def installed(api: ApiDouble) -> ApiDouble:
 
 
 def uninstall(api: ApiDouble, clock: Clock) -> list[str]:
-    """Uninstall for at most ten seconds. Return the paths of the removed objects in their order."""
+    """Uninstall within at most ten seconds. Return the paths of the deleted and changed objects, in order."""
     lines: list[str] = []
     Uninstall(api.kube, "vcuda-quota-ledgers", lines.append, clock.pass_by, clock.monotonic).run(10)
     return [line.partition(" ")[0] for line in lines]

@@ -1,4 +1,4 @@
-"""Tests of units of resources that belong to no vendor's scheme (its resource names)."""
+"""Tests of `gpu_units`: the values of resources, such as MIG profiles, that belong to no vendor's scheme."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_a_unit_without_a_value_is_no_request(name: str) -> None:
 
 
 def test_units_are_compared_per_resource_as_by_the_scheduler() -> None:
-    """The units of two containers are added up. The units of an init container are not added to them."""
+    """The units of containers are added up. An init container runs before them, so its units are not added."""
     mig, shared = {"nvidia.com/mig-7g.40gb": 1}, {"nvidia.com/gpu.shared": 2}
     init = [container(mig), sidecar(shared)]
     request = read_request(view(pod(container(mig), container(shared), init=init)), known())
@@ -199,7 +199,7 @@ class World:
 
 
 def test_an_edit_of_only_the_units_lists_and_charges_the_pods_again(api: ApiDouble) -> None:
-    """Pods whose requests did not count before the edit must be read again too. No count may use the old values."""
+    """Pods that were not charged before the edit must be read again too. No count may use the old values."""
     world = World(api)
     world.edit("{}")
     world.pods.reflector.relist()

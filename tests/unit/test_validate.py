@@ -73,7 +73,7 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
 def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """retryAfterSeconds is set only if the shortage ends soon. The caller, kube-controller-manager, waits meanwhile."""
+    """retryAfterSeconds is set only if the shortage ends soon, because kube-controller-manager waits for that time."""
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     answer = asyncio.run(validate(creation(pod_of_cores(200), policy, ledgers)))
@@ -195,7 +195,7 @@ def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifes
     assert refusal(answer) == ("not-pinned", HTTPStatus.FORBIDDEN, message)
 
 
-# Tests of pods that are pinned to a model, but lack another part of the patch of /mutate
+# Tests of pods that are pinned to a model, but lack another change that /mutate makes
 
 
 def of_indices(count: int) -> dict[str, str]:

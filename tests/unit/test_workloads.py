@@ -34,7 +34,7 @@ def read(*manifests: object) -> list[Workload]:
 
 
 def unread(text: str) -> Unread:
-    """Return the only object in the text, which must be of a kind that is not decoded further."""
+    """Return the only object in the text. It must be an object from which no workload can be read."""
     (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found
@@ -121,7 +121,7 @@ def test_a_file_without_objects_has_no_workloads(text: str) -> None:
 
 
 def test_unquoted_text_that_yaml_converts_stays_text() -> None:
-    """YAML reads it as a date or a number. kubectl takes it as text too."""
+    """YAML reads such text as a date or a number, but kubectl keeps it as text."""
     text = "{kind: Pod, metadata: {name: x, annotations: {on: 2024-01-31, 7: seven}}, spec: {containers: []}}"
     (found,) = typed_workloads("file", text.replace("on:", "'on':"), "team-a")
     assert isinstance(found, Workload)
@@ -213,7 +213,7 @@ def test_yaml_without_a_json_equivalent_is_rejected(text: str) -> None:
 
 
 def test_built_in_objects_that_create_no_pods_are_skipped() -> None:
-    """A whole bundle can be checked, for example the output of kustomize."""
+    """A whole bundle of objects can be checked, for example the output of kustomize."""
     bundle = read(
         {"apiVersion": "v1", "kind": "Service", "spec": {"ports": []}},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole"},
@@ -251,7 +251,7 @@ def test_aliases_of_aliases_are_visited_once() -> None:
 
 
 def test_a_null_field_counts_as_absent(path: Path) -> None:
-    """YAML that is written by hand or by templates has such fields."""
+    """Manifests that are written by hand or by templates may have null fields."""
     path.write_text(yaml.safe_dump(vcuda_pod(nodeName=None)))
     (found,) = read_workloads([path], "team-a")
     assert isinstance(found, Workload)

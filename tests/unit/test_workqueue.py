@@ -23,8 +23,8 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Return all keys that are due now, in their order. The function adds a special key last, to recognize the end."""
-    end = f"end-{next(ENDS)}"  # each call needs a new name, because the queue delays a repeated key
+    """Return the keys that are due now, in their order. An extra last key ends the loop, because ``next`` would block."""
+    end = f"end-{next(ENDS)}"  # a new key for each call, because the queue delays a key that it served recently
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
     queue.served(end)
@@ -46,7 +46,7 @@ def test_names_are_served_in_the_order_of_their_times(queue: WorkQueue, clock: C
 
 
 def due_after(queue: WorkQueue, clock: Clock, seconds: float) -> list[str]:
-    """Let ``seconds`` pass, and return the keys that are due then. None may be due a tenth of a second before."""
+    """Advance the clock by ``seconds``, and return the keys that are due. Fails if a key was due 0.1 s earlier."""
     clock.now += seconds - 0.1
     assert due_now(queue) == []
     clock.now += 0.1
@@ -63,7 +63,7 @@ def test_the_earliest_time_is_used(queue: WorkQueue, clock: Clock, delays: tuple
 
 
 def test_two_turns_of_a_name_are_an_interval_apart_and_delay_no_other(queue: WorkQueue, clock: Clock) -> None:
-    """The running turn may have missed the change of an event that arrives meanwhile, so another turn follows."""
+    """An event that arrives during a turn may report a change that the turn missed. So another turn must follow."""
     queue.add("a")
     assert due_now(queue) == ["a"]
     queue.add("b")
@@ -162,11 +162,11 @@ def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue
     assert queue.lag() == 0
 
 
-# Tests of the loop
+# Tests of the reconcile loop
 
 
 class Reconciled:
-    """A loop that returns or raises, for each key, the answer in ``answers``. After an error, it retries within 4 s."""
+    """A `Reconciler` that returns or raises ``answers[key]`` for each key. Its first retry is at most 4 s after an error."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}
@@ -177,7 +177,7 @@ class Reconciled:
         )
 
     def serve(self, until: float = 0.0) -> list[Any]:
-        """Serve all keys that become due within ``until`` seconds. Return the lines that were logged."""
+        """Reconcile all keys that become due within ``until`` seconds. Return the log lines."""
         with structlog.testing.capture_logs() as logs:
             for _ in range(math.ceil(until * 10) + 1):
                 for key in due_now(self.loop.queue):
@@ -235,7 +235,7 @@ def test_a_failing_key_is_retried_less_and_less_often_until_it_succeeds(reconcil
 
 
 def test_an_internal_error_ends_the_loop(reconciled: Reconciled) -> None:
-    """The loop's caller then ends the process."""
+    """In the controller, `spawn` runs the loop. It logs the error, and the process ends."""
     reconciled.answers["bad"] = KeyError("bug")
     reconciled.loop.queue.add("bad")
     with pytest.raises(KeyError):

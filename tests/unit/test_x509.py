@@ -1,4 +1,4 @@
-"""Tests of the certificates that the CA signs, and of the certificates that it rejects."""
+"""Tests of the certificates that the CA issues, and of the names and times for which it issues none."""
 
 import string
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def signed(request: pytest.FixtureRequest, authority: Signed, leaf: Signed) -> S
 
 
 def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
-    """Verify the certificate chain as a TLS client does. Raises VerificationError if it is invalid."""
+    """Verify the certificate chain as a TLS client does. Raises VerificationError if the chain is invalid."""
     name: verification.Subject
     try:
         name = x509.IPAddress(ip_address(subject))
@@ -65,7 +65,7 @@ def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
 
 
 def set_bits(usage: x509.KeyUsage) -> set[str]:
-    """Return the set bits of a key usage, without the two that exist only together with key_agreement."""
+    """Return the bits that are set in a key usage. encipher_only and decipher_only are undefined without key_agreement."""
     bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
 
@@ -131,7 +131,7 @@ def test_a_leaf_never_outlives_its_authority() -> None:
 
 
 def test_serials_are_random_and_have_at_most_20_octets() -> None:
-    """Each of the 159 bits is 1 in some serial number and 0 in another."""
+    """If each of the 159 bits is 1 in one serial number and 0 in another, no bit is constant."""
     serials = [make_authority(NOW).certificate.serial_number for _ in range(64)]
     ever, always = 0, 2**159 - 1
     for serial in serials:
@@ -142,7 +142,7 @@ def test_serials_are_random_and_have_at_most_20_octets() -> None:
 
 
 def test_two_authorities_differ_by_name() -> None:
-    """During a rotation, a bundle has the old and the new CA. The names identify the CA that issued a certificate."""
+    """During a rotation, the caBundle has the old and the new CA. A client finds the issuer of a certificate by name."""
     assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
 
 
@@ -230,7 +230,7 @@ def test_joined_names_keep_their_order_without_duplicates() -> None:
     [
         *((name, name) for name in ("localhost", "*.example.com", "xn--bcher-kva.example", "a" * 63)),
         ("GPU.Example.com", "gpu.example.com"),
-        (".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5)),  # this name has 249 characters
+        (".".join(["a" * 49] * 5), ".".join(["a" * 49] * 5)),  # 249 characters; the maximum is 253
     ],
 )
 def test_valid_dns_names_are_accepted(text: str, name: str) -> None:
@@ -245,7 +245,7 @@ NO_DNS_NAMES = ("", "a.", "a..b", "a_b", "-a", "*", "a.*.b", "a\n", "a" * 64, "h
     [
         *((parse_dns_name, text, "not a DNS name") for text in NO_DNS_NAMES),
         (parse_dns_name, "bücher.example", "xn--"),
-        (parse_dns_name, ".".join(["a" * 50] * 5), "at most 253"),  # this name has 254 characters
+        (parse_dns_name, ".".join(["a" * 50] * 5), "at most 253"),  # 254 characters
         *((parse_dns_name, text, "must be given with --ip") for text in ("10.0.0.1", "::1")),
         *((parse_address, text, "must be an IP address") for text in ("localhost", "10.0.0.0/8")),
         (parse_address, "fe80::1%eth0", "such as %eth0"),

@@ -47,8 +47,8 @@ def _lines(
     filled = lookup(tuple(values_of(found, some)), found.kind, found.name)
     modified = [(one, _marked(objects[found])) for (one, _), objects in both.items() if found in objects]
     changed = {one: value for one, value in modified if value != some}
-    # If a kustomize component adds the object, the component's condition applies to the whole object. Then only the
-    # parts that another component changes need a condition of their own.
+    # If a kustomize component adds the object, the whole object gets the component's condition. Then only the fields
+    # that another component changes need a condition of their own.
     tree = merge(some, changed) if own is ABSENT and changed else merge(own, by_component)
     yield from write_object(tree, condition_of(own, by_component), filled)
 

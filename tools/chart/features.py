@@ -1,4 +1,4 @@
-"""The values of the Helm chart that enable kustomize components. Also renders the kustomize base with components."""
+"""Maps kustomize components to the Helm chart's values that enable them, and renders the base with components."""
 
 import functools
 import os
@@ -33,10 +33,10 @@ COMPONENTS: Mapping[str, str] = {
     "prometheus": ".Values.prometheus.enabled",
     "page": ".Values.page.enabled",
 }
-"""For each kustomize component, the chart's value that enables the component, as a condition in a template."""
+"""The chart's value that enables each kustomize component, in the syntax of a Helm template."""
 
 MODIFIES = {"node-host-pid": tuple(name for name in COMPONENTS if name.startswith("node-agent-"))}
-"""The components that change objects of other components, each with the names of these other components."""
+"""The components that change objects which other components add. Each is listed with those other components."""
 
 
 class Identity(NamedTuple):
@@ -57,11 +57,10 @@ def identity_of(found: Json) -> Identity:
 
 
 def render(*components: str, manifests: Path = MANIFESTS) -> Objects:
-    """Return the objects of the kustomize base with these components, as ``kubectl kustomize`` prints them.
+    """Return the objects that ``kubectl kustomize`` prints for the kustomize base with ``components`` enabled.
 
-    ``manifests``: the directory of the base and the components.
-
-    Raises FileNotFoundError if there is no kubectl on PATH, and subprocess.CalledProcessError if kustomize fails.
+    ``manifests``: the directory of the base and the components. Raises FileNotFoundError if kubectl is neither in
+    KUBEBUILDER_ASSETS nor on PATH, and subprocess.CalledProcessError if kustomize fails.
     """
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory) / "manifests"

@@ -1,8 +1,8 @@
 """Merges the variants of an object into one tree with conditions, from which a Helm template is written.
 
 One variant is the object in the kustomize base. Each kustomize component that changes the object makes another variant.
-If a part of the object is not in every variant, the part has a condition in the tree. The condition names the
-components that add or remove the part.
+If a part of the object (a field or a list item) is not in every variant, the part has a condition in the tree. The
+condition names the components that add or remove the part.
 """
 
 import difflib
@@ -15,14 +15,14 @@ import msgspec
 Json = Any
 
 ABSENT = object()
-"""Stands for the value of a part that one variant of an object lacks."""
+"""The value of a part (a field or a list item) in the variants of an object that lack this part."""
 
 
 class Condition(NamedTuple):
     """The condition under which the template renders a part of an object."""
 
     in_base: bool = True
-    """True if the part exists unless one of ``components`` is enabled; False if it exists only with one of them."""
+    """True: enabling one of ``components`` removes the part. False: only enabling one of ``components`` adds the part."""
     components: tuple[str, ...] = ()
 
     @property
@@ -40,10 +40,10 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """A value in the merged tree that depends on the enabled kustomize component.
+    """A field in the merged tree whose value depends on the enabled kustomize component.
 
-    ``by_component``: the value with each component.
-    ``base``: the value if none of these components is enabled.
+    ``by_component``: each component that changes the value, with the changed value.
+    ``base``: the value if none of these components is enabled; None if the field is then absent.
     """
 
     by_component: tuple[tuple[str, "Tree"], ...]
@@ -86,7 +86,7 @@ def merge(base: Json, variants: Mapping[str, Json]) -> Tree:
 
 
 def condition_of(base: Json, variants: Mapping[str, Json]) -> Condition:
-    """Return the condition under which an object has a part. The parameters are those of `merge`."""
+    """Return the condition under which an object has a value. The parameters are those of `merge`."""
     if base is ABSENT:
         return Condition(False, tuple(name for name, value in variants.items() if value is not ABSENT))
     return Condition(True, tuple(name for name, value in variants.items() if value is ABSENT))
@@ -108,8 +108,8 @@ def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
         by_component = {name: value.get(key, ABSENT) for name, value in variants.items()}
         own = whole.get(key, ABSENT)
         condition = condition_of(own, by_component)
-        # If a mapping is not in the base, the whole mapping has a condition. A key that all components of this
-        # condition have needs no further condition.
+        # If a mapping is not in the base, the whole mapping has a condition, which names the components that add it.
+        # A key that all these components add needs no condition of its own.
         if base is ABSENT and len(condition.components) == len(variants):
             condition = ALWAYS
         parts.append((key, merge(own, by_component), condition))
@@ -143,7 +143,7 @@ def _list(base: Json, variants: Mapping[str, Json]) -> Items:
 
 
 def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
-    """Return the items that components add at one position of a list. Equal items of several components are merged."""
+    """Return the items that components add at one position of a list. If several components add the same, return it once."""
     by_text: dict[str, tuple[Sequence[Json], list[str]]] = {}
     for component, items in found.items():
         by_text.setdefault(json.dumps(items, sort_keys=True), (items, []))[1].append(component)
@@ -155,7 +155,7 @@ def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...])
 
 
 def _name(item: Json) -> str:
-    """Return the text by which equal items of two variants of a list are found: the item's name or its content."""
+    """Return the text that identifies a list item in all variants: its name, or its content if it has no name."""
     if isinstance(item, dict) and "name" in item:
         return f"name: {item['name']}"
     return json.dumps(item, sort_keys=True)

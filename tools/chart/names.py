@@ -28,9 +28,8 @@ class Names(NamedTuple):
 
 DEFAULT = Names()
 
-# Matches vcuda-quota where it is the name of the namespace. The image and the webhook configurations have the same
-# name. So the pattern requires certain text around the name: an account, a flag, a DNS name, a command, a field of YAML
-# or CEL, or a list.
+# Matches vcuda-quota only as the name of the namespace, because the image and the webhook configurations have the same
+# name. So certain text must precede or follow the name, for example ``serviceaccount:`` or ``.svc``.
 _SYSTEM = re.compile(
     r"(?<=serviceaccount:)vcuda-quota(?=:)|(?<=namespace=)vcuda-quota$|(?<=\.)vcuda-quota(?=\.svc|$)"
     r"|(?<= -n )vcuda-quota(?= )|^vcuda-quota(?=/)|(?<=kube-system, )vcuda-quota(?=,)"
@@ -43,11 +42,11 @@ _QUOTA_COMMAND = re.compile(r"(?<= -n )kube-system describe configmap gpuquota")
 _RUNBOOKS = re.compile(r"^docs/troubleshooting\.md(?=#|$)")
 
 _NAMESPACE_KEYS = {"namespace", "namespaces", "values", "kubernetes.io/metadata.name"}
-"""The keys of a manifest whose value is the name of a namespace."""
+"""The keys of a manifest whose values may be names of namespaces."""
 
 
 def rename(found: Json, names: Names) -> Json:
-    """Return a manifest with ``names`` in place of the default names of namespaces and of the quota ConfigMap."""
+    """Return a copy of a manifest in which ``names`` replace the default names."""
     metadata = found["metadata"]
     renamed = _renamed(found, names, "")
     if found["kind"] == "Namespace":

@@ -1,6 +1,6 @@
-"""Writes Helm templates from the merged trees of objects (trees of all variants of an object, with conditions).
+"""Writes Helm templates from merged trees. A merged tree contains all variants of one object, with conditions.
 
-The condition of a part becomes an ``if`` of the template. The chart's values replace some parts of the objects.
+Each condition becomes an ``if`` in the template. Some fields of the objects get their values from the chart's values.
 """
 
 import json
@@ -19,7 +19,7 @@ _STEP = 2
 _OPEN = '{{ "{{" }}'
 """The template text for two literal braces. Without this text, two braces would begin an action of the template."""
 MARKS = Names("\ue000", "\ue001", "\ue002", "\ue003", "\ue004", "\ue005")
-"""Characters that no manifest contains. They mark the places of names, which the chart's values replace later."""
+"""Placeholders for names. The template has the chart's values in their place. No manifest contains these characters."""
 _VALUES = Names(
     ".Values.namespaces.system",
     ".Values.namespaces.ledgers",
@@ -31,16 +31,16 @@ _VALUES = Names(
 
 
 class Value(msgspec.Struct, frozen=True):
-    """A part of an object that comes from the values of the Helm chart."""
+    """A field or a list item of an object that comes from the values of the Helm chart."""
 
     kind: str
     name: str
     path: tuple[str, ...]
-    """The keys that lead to the part in the object. For an item of a list, the key is the item's name."""
+    """The keys from the object's root to the part. A list item's key is its name, or ``*``. ``-`` is the end of a list."""
     lines: tuple[str, ...]
-    """The lines of the template, indented relative to the part. The text ``KEY`` is replaced by the key of the part."""
+    """The lines of the template, indented relative to the part. The last key of ``path`` replaces the text ``KEY``."""
     replaces: bool = True
-    """True if the template lines replace the part. False if they are written after the part."""
+    """True if the template has ``lines`` instead of the part; False if it has them after the part."""
 
 
 Place = tuple[str, ...]
@@ -48,12 +48,11 @@ Filled = Callable[[Place], Value | None]
 
 
 def write_object(tree: Tree, condition: Condition, filled: Filled) -> Iterator[str]:
-    """Yield the template lines of one object."""
     yield from _if(condition, ["---", *_block(tree, 0, (), filled)])
 
 
 def _if(condition: Condition, lines: Iterable[str]) -> Iterator[str]:
-    """Yield ``lines`` of the template, inside an ``if`` for the condition unless it is always true.
+    """Yield ``lines`` of the template. If the condition is not always true, they are inside an ``if``.
 
     Raises KeyError if the chart has no value that enables a component of the condition.
     """
@@ -156,6 +155,6 @@ def _filling(value: Value, key: str, indent: int) -> Iterator[str]:
 
 
 def lookup(values: Sequence[Value], kind: str, name: str) -> Filled:
-    """Return a function that returns the chart's value for a path of keys in this object; None if there is none."""
+    """Return a function from a path of keys to the `Value` at this path of one object; None if there is no `Value`."""
     own: Mapping[Place, Value] = {each.path: each for each in values if (each.kind, each.name) == (kind, name)}
     return own.get

@@ -1,4 +1,4 @@
-"""The parts of the objects that come from the values of the Helm chart."""
+"""The fields of the manifests that the Helm chart fills from its values."""
 
 from collections.abc import Iterator
 
@@ -21,10 +21,10 @@ _PULL_SECRETS = (
 )
 _PROXY_LABELS = ('KEY: {{- include "vcuda-quota.proxy-labels" . | nindent 10 }}',)
 _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
-"""The controller's flags for links on the usage page, each with the chart's value from which the flag is set."""
+"""The controller's flags ``--ui-…-url`` for links on the usage page, each with the chart's value that sets the flag."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
-"""The keys of a pod spec that the chart's values may add, each with the existing key after which it is written."""
+"""The optional keys of a pod spec that users set in the chart's values. Each is written after the other key given here."""
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
 _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")
@@ -32,18 +32,17 @@ _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.nam
 OWN = {"vcuda-webhook": "webhook", "vcuda-controller": "controller"}
 """The Deployments whose settings are in the chart's values, each with the name of its section in the values."""
 FIRST = "-first"
-"""The suffix in the name of a Job that runs once after the manifests are applied."""
+"""The suffix of a Job's name, if the Job runs once after the manifests are applied."""
 
 
 def values_of(found: Identity, manifest: Json) -> Iterator[Value]:
-    """Yield the parts of an object that come from the values of the Helm chart.
+    """Yield the fields of an object that the Helm chart fills from its values.
 
     ``manifest``: the object in the kustomize base, or in a component that adds it.
     """
     here = (found.kind, found.name)
     if found.kind == "Job" and found.name.endswith(FIRST):
-        # The API server rejects changes of a Job's pod template. So each upgrade of the chart creates a Job with
-        # another name.
+        # The API server rejects changes of a Job's pod template. So each upgrade creates a Job with another name.
         named = f'KEY: {found.name}{{{{ include "vcuda-quota.job-suffix" . }}}}'
         yield Value(*here, ("metadata", "name"), (named,))
     if found.kind in _POD_PATHS:

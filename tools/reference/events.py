@@ -17,7 +17,7 @@ class Posted(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The description of an Event: the kind of its object, the reason for the Event, and advice for users."""
+    """The description of an Event: the kind of object that it is about, its cause, and advice for users."""
 
     on: str
     when: str
@@ -126,7 +126,6 @@ def posted() -> set[Posted]:
 
 
 def section() -> str:
-    """Return the text of the section with the table of Events."""
     rows = [
         (code(event.reason), event.type, told.on, told.when, told.todo)
         for event in sorted(posted())

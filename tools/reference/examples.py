@@ -28,7 +28,7 @@ ONE_CARD = {"tencent.com/vcuda-core": 100}
 
 
 def container(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
-    """Return a container with these resource limits, and with further fields."""
+    """Return a container with these resource limits. ``fields`` are its other fields."""
     return {"name": "main", "image": "cuda", "resources": {"limits": dict(limits)}, **fields}
 
 
@@ -58,7 +58,7 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
 
 
 def policy_for(quota: NamespaceQuota, nodes: Nodes = NO_NODES) -> PolicySnapshot:
-    """Return the policy of a cluster in which namespace team-a has ``quota``, at the time `NOON`."""
+    """Return the quota and the nodes of a cluster, in which namespace team-a has ``quota`` at the time `NOON`."""
     return PolicySnapshot(Quota({"team-a": quota}, version="41").at(NOON), nodes)
 
 

@@ -23,7 +23,7 @@ HEADING = ("flag", "environment", "default", "what")
 
 
 class Leaf(NamedTuple):
-    """A command of our programs, with its full name and its click context. Groups of commands are excluded."""
+    """A command of our programs, with its full name, for example ``vcuda-controller run``, and its click context."""
 
     name: str
     command: click.Command

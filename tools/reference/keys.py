@@ -204,7 +204,7 @@ _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
     "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is never stored",
 }
-"""Texts in the source code that have the form of a key, but are not keys of annotations or labels."""
+"""Texts in the source code that have the form of a key, but belong to no annotation or label of a stored object."""
 
 
 def in_the_source() -> set[str]:
@@ -248,7 +248,7 @@ def _section(scheme: Scheme) -> str:
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
-    """Yield each annotation or label key, the kind of object that has this key, and its use. ``-`` ends a prefix."""
+    """Yield the keys of a scheme, each with the kind of object that has the key, and its use. Some keys are prefixes."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later when it is stale{written}"
     named = (

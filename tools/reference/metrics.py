@@ -38,7 +38,7 @@ _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{nam
 
 
 class Family(NamedTuple):
-    """A metric. ``name``: its name without a suffix such as ``_bucket``, which the samples of a histogram have."""
+    """A metric. ``name`` is without the suffixes of a histogram's samples, for example without ``_bucket``."""
 
     name: str
     type: str
@@ -47,7 +47,7 @@ class Family(NamedTuple):
 
 
 def families() -> dict[str, tuple[Family, ...]]:
-    """Return the metrics of each program, by the program's name and address."""
+    """Return the metrics of each program. Each key has the program's command and the address of its metrics."""
     with tempfile.TemporaryDirectory() as scratch:
         directory = Path(scratch)
         now = datetime.now(UTC)
@@ -72,7 +72,6 @@ def in_the_source() -> set[str]:
 
 
 def sections() -> str:
-    """Return the text of the sections, each with the table of one program's metrics."""
     return "\n\n".join(f"### {part}\n\n{_table(found)}" for part, found in families().items())
 
 

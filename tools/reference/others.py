@@ -1,7 +1,4 @@
-"""Further messages in docs/reference.md.
-
-They are about the version of Kubernetes, or appear in Events, or are printed by `kubectl gpuquota`.
-"""
+"""Messages in docs/reference.md: about the version of Kubernetes, in some Events, and of `kubectl gpuquota`."""
 
 from __future__ import annotations
 
@@ -105,7 +102,7 @@ def chapters() -> tuple[Chapter, ...]:
 
 
 def removal_rules() -> dict[str, str]:
-    """Return each rule for the removal of stale GPU allocations and node locks, with an example of a reason."""
+    """Return the name of each rule that removes stale GPU allocations and node locks, with an example of the reason."""
     return {removal.rule: f"for example: {removal.why}" for removal in (*_of_pods(), *_of_nodes())}
 
 
@@ -168,7 +165,7 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """Return the message of the Event that is created when the quota ConfigMap has these versions in turn."""
+    """Return the message of the Event that is created after the quota ConfigMap had each of ``documents`` as its data."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -182,7 +179,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Yield each rule for the removal of a stale GPU allocation, with the message of the Event about the removal."""
+    """Yield the name of each rule that removes stale GPU allocations, with the message of the Event about the removal."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")
@@ -228,7 +225,7 @@ class _Cluster(ExampleServer):
     fault = ""
 
     def post_heard(self, path: str, body: bytes, params: object) -> Heard:
-        """Answer a dry run. If the plugin tries a pod under the invalid name `PROBE`, the answer is ``fault``."""
+        """Answer a dry run. Raises Unavailable if ``fault`` is set and the object has the invalid name `PROBE`."""
         if self.fault and PROBE.encode() in body:
             raise Unavailable(self.fault)
         if "/apis/" in path and not self.objects:
@@ -277,7 +274,7 @@ def _plugin() -> Iterator[Told]:
 
 
 def _not_admitted(pod: str) -> Iterator[Told]:
-    """Yield the texts in the column REASON of `kubectl gpuquota explain` that are not messages of our webhook."""
+    """Yield the reasons in the output of `kubectl gpuquota explain` that do not come from our webhook."""
     offline = "Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."
     beside = _Cluster()
     beside.fault = 'admission webhook "mutate.hami.io" denied the request'

@@ -1,4 +1,4 @@
-"""The tables in docs/reference.md with the values of the metrics' labels, and their meanings."""
+"""The tables in docs/reference.md that explain the values of the metrics' labels."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ INCIDENTS = {
 
 
 def in_the_source() -> set[str]:
-    """Return every outcome of an admission in the product's source code. Outcomes are arguments of three functions."""
+    """Return every outcome that the product's source code passes to AdmissionResponse, ``refused`` or ``put_off``."""
     found = set()
     for name, position in (("AdmissionResponse", 0), ("refused", 1), ("put_off", 1)):
         for _, called, call in calls(name):
@@ -126,7 +126,6 @@ def incidents() -> set[str]:
 
 
 def section() -> str:
-    """Return the text of the section, with a table for each label of the metrics."""
     reasons = {each.value: f"{each.why}{'' if each.is_expected else '; check it'}" for each in KeepReason}
     schemes = {
         scheme.name: f"`{scheme.cores}` and the related resources; several schemes are separated by commas"
@@ -158,7 +157,7 @@ def _table(label: str, where: str, meanings: Mapping[str, str]) -> str:
 
 
 def _texts(node: ast.expr) -> Iterator[str]:
-    """Yield the text of a string literal, or both texts of a conditional expression."""
+    """Yield the text of a string literal, or both texts of ``a if condition else b``."""
     choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
     for choice in choices:
         if isinstance(choice, ast.Constant) and isinstance(choice.value, str):

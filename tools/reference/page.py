@@ -32,7 +32,6 @@ MESSAGES = "The code itself has produced the messages in this part, from example
 
 
 def render() -> str:
-    """Return the text of docs/reference.md."""
     parts = (
         HEAD,
         "## Flags\n\n" + FLAGS,

@@ -54,7 +54,7 @@ def charge(
     nodes: Nodes = NODES,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the answer of the webhook's path /validate for a pod, which by default is pinned to the model M40."""
+    """Return the answer of the webhook's path /validate for a pod. By default, its affinity requires the model M40."""
     manifest = pod(container(limits), **{"metadata": {"uid": "one"}, "affinity": requires("M40"), **fields})
     policy = policy_for(quota, nodes)
     policy = msgspec.structs.replace(policy, hints=hints, storable_seconds=STORABLE_SECONDS)

@@ -121,7 +121,7 @@ def _answer(limits: Mapping[str, Any], quota: NamespaceQuota, nodes: Nodes = NOD
 
 
 def _put_off(shortage: Shortage, *, counted: bool = True) -> str:
-    """Return the webhook's message about a pod that fits the quota by the stored objects, but not by the ledger."""
+    """Return the webhook's message about a pod that has no room in the ledger now, but may fit when it is retried."""
     return charge(CARD, SMALL, Answering(PutOff((shortage,), counted=counted))).message
 
 
@@ -366,7 +366,7 @@ def _warnings() -> list[Told]:
 
 
 def _forecasts() -> list[str]:
-    """Return the messages to dry runs, which name the GPU model that the pod would get."""
+    """Return the warnings that dry runs get, about the GPU model that the pod would get."""
     two = NamespaceQuota({"M40": Limit(800), "P100": Limit(100)})
     absent = NamespaceQuota({"A100": Limit(800), "P100": Limit(100)})
     warns = NamespaceQuota({"M40": Limit(100), "P100": Limit(100)}, mode=Mode.WARN)

@@ -124,7 +124,7 @@ _FURTHER = (
     (DOMAINS, "acme.com"),
     (TIME_ZONE, "Mars"),
 )
-"""Invalid values of the other keys of the quota ConfigMap. Each pair has a key and a value."""
+"""Pairs of a key of the quota ConfigMap, other than the key of the quota document, and an invalid value."""
 
 
 def many_times(number: int) -> str:

@@ -18,14 +18,14 @@ _NEVER_SHOWN = frozenset({"compile", "re", "replace", "startswith", "partition",
 
 
 class Sentence(NamedTuple):
-    """A text of several words in a module, with ``{}`` for each inserted value."""
+    """A text of several words in the product's source code, with ``{}`` for each inserted value."""
 
     module: str
     line: int
     text: str
 
     def said_in(self, told: str) -> bool:
-        """Return True if the text ``told`` contains this sentence, with any values in place of ``{}``."""
+        """Return True if ``told`` contains this text, with any values in place of ``{}``."""
         return re.search(".*".join(map(re.escape, self.text.split("{}"))), told, re.DOTALL) is not None
 
 
@@ -54,7 +54,7 @@ def _imported(module: str) -> Mapping[str, str]:
 
 
 def _dotted(module: str, node: ast.expr) -> str:
-    """Return the dotted name by which a name or attribute is imported; empty for any other expression."""
+    """Return the full dotted name of a name or attribute, from the module's imports; empty for other expressions."""
     imported = _imported(module)
     match node:
         case ast.Name(id=name):
@@ -86,7 +86,7 @@ def strings() -> Iterator[tuple[str, str]]:
 
 
 def sentences(*names: str) -> Iterator[Sentence]:
-    """Yield every text of several words in the modules ``names``, except docstrings, log lines and internal texts."""
+    """Yield every text of several words in the modules ``names`` that users can see, for example in messages."""
     for name in names:
         tree = modules()[name]
         skipped = {id(node) for node in (*_docstrings(tree), *_unshown(tree))}
@@ -104,10 +104,10 @@ def _template(node: ast.AST) -> str:
 
 
 def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield the syntax nodes that `sentences` must skip, because users do not see their texts.
+    """Yield the syntax nodes that `sentences` must skip.
 
-    They are log lines, regular expressions and other internal arguments, type annotations, and the parts of f-strings.
-    An f-string is used as a whole.
+    Users do not see log lines, regular expressions, other internal arguments and type annotations. The parts of an
+    f-string are skipped, because `sentences` uses the f-string as a whole.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr):
@@ -125,7 +125,7 @@ def _unshown(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Yield the docstrings of modules, classes, functions, fields and constants: all literals that are statements."""
+    """Yield every literal that is a statement: the docstrings of modules, classes, functions, fields and constants."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value

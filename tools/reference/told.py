@@ -8,7 +8,7 @@ from tools.reference.markdown import code, table
 
 
 class Told(NamedTuple):
-    """One message in docs/reference.md. ``todo``: advice about what to do; empty if the message has the advice."""
+    """One message in docs/reference.md. ``todo``: advice for users; empty if the message itself says what to do."""
 
     message: str
     todo: str = ""
@@ -22,7 +22,6 @@ class Chapter(NamedTuple):
     messages: tuple[Told, ...]
 
     def section(self) -> str:
-        """Return the section as Markdown."""
         if any(told.todo for told in self.messages):
             told = table(("message", "what to do"), [(code(told.message), told.todo) for told in self.messages])
         else:

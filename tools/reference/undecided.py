@@ -1,4 +1,4 @@
-"""The webhook's messages for a pod about which it cannot decide: 429, 500, 503, and 400 after a wrong registration."""
+"""The webhook's messages about pods that it cannot decide: 429, 500, 503, and 400 if its registration is wrong."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield pairs of a message and advice, about a LIST of a namespace that has not ended or started in time."""
+    """Yield two messages with advice: about a LIST of a namespace's objects that took too long, and one not started."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
@@ -149,7 +149,7 @@ def _not_ready(gate: Gate) -> str:
 
 
 def _bad(body: bytes) -> str:
-    """Return the message about a request body that is not an AdmissionReview."""
+    """Return the error message about a request body that is not an AdmissionReview of a supported version."""
     try:
         asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:

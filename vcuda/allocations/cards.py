@@ -19,7 +19,7 @@ from vcuda.requests.pod_request import resources_of
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 INDEXED = tuple(scheme for scheme in SCHEMES if scheme.card_index)
-"""The schemes (vendors' ways to share GPUs) whose scheduler writes the numbers of a container's cards on the pod."""
+"""The schemes (vendors' ways to share GPUs) that record the cards of a container by number, in a pod annotation."""
 
 MOST_CARDS = 1024
 """The most cards of one node. A larger number is treated as a mistake, because it would take much memory."""
@@ -94,8 +94,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
             if not 0 <= share.card < len(cores):  # the annotation may name a card that was removed from the node
                 continue
             card = share.card
-            # The shares on a card may add up to more than the card. So at most the size of a card is added to the free
-            # totals or subtracted from them.
+            # Shares may add up to more than their card. So each card changes a free total by at most the card's size.
             free_cores += min(cores[card], CORES_PER_CARD)
             free_memory += min(memory[card], self.card_memory)
             cores[card] += sign * min(share.cores, CORES_PER_CARD)
@@ -185,7 +184,7 @@ def _asks(containers: tuple[Container, ...] | None, scheme: Scheme) -> bool:
 
 
 def names_cards(pod: Pod) -> bool:
-    """Return whether a container of the pod requests vcuda cores, even 0. The scheduler extender binds such a pod."""
+    """Return True if a container requests vcuda cores, even 0. The scheduler extender binds only such pods."""
     return any(scheme.cores in resources_of(each) for _, each in pod.all_containers() for scheme in INDEXED)
 
 

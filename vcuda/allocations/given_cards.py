@@ -1,7 +1,7 @@
-"""Finds pods that use a card of another GPU model than the model that they are charged for.
+"""Finds pods that use a card of another GPU model than the model that is charged for the pod.
 
-The annotations of a pod name its cards. The register of a node, an annotation that lists the node's cards, has the type
-of each card. Such a pod is only reported. Its charge stays the same, because both annotations may be wrong.
+The annotations of a pod list its cards by uuid. A node's register, an annotation that lists the node's cards, has each
+card's type. A pod with a wrong card is only reported and keeps its charge, because both annotations may be wrong.
 """
 
 import re
@@ -11,14 +11,14 @@ import msgspec
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.nodes import Nodes
 
-# `_SEPARATORS` splits the annotation with a pod's cards. HAMi writes "uuid,vendor,memory,cores:" for each card,
-# "[slice]" after a uuid in MIG mode, and ";" after each container. vgpu-manager writes
-# "container[index_uuid_cores_memory]".
+# `_SEPARATORS` splits the pod annotation that lists the pod's cards. HAMi writes "uuid,vendor,memory,cores:" for each
+# card. If the card is in MIG mode, "[slice]" follows the uuid. After each container HAMi writes ";". vgpu-manager
+# writes "container[index_uuid_cores_memory]".
 _SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 
 class OtherCard(msgspec.Struct, frozen=True):
-    """A card of another model than its pod is charged for. ``models``: the models to which the card's type belongs."""
+    """A card of another GPU model than its pod's charged model. ``models``: the GPU models of the card's type."""
 
     charged: str
     node: str
@@ -33,7 +33,7 @@ class OtherCard(msgspec.Struct, frozen=True):
 
 
 def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
-    """Return the first card of a bound pod that is of another model than the pod is charged for; otherwise None."""
+    """Return the first card of a bound pod whose GPU model is not the pod's charged model; None if there is none."""
     charged = pod.model_on(nodes)
     registers = nodes.registers.get(pod.node, {})
     if charged is None or pod.allocation is None or not registers:

@@ -1,8 +1,8 @@
 """Finds stale allocations and stale locks. An allocation is a set of annotations of a pod that names the pod's cards.
 
-An allocation is stale if it is not used any more, or never will be. gpu-admission never places a pod with a stale
-allocation (``had been predicated!``), and counts the cards of the allocation as used. HAMi sets a lock, an annotation
-of the node, so that only one pod at a time is placed on the node.
+An allocation is stale if its pod no longer uses the cards, or never will. gpu-admission refuses to place a pod that has
+a stale allocation (its message is ``had been predicated!``), and counts the cards as used. HAMi locks a node by an
+annotation while it places a pod there. A lock is stale if it has expired, or if its pod does not exist.
 """
 
 import datetime
@@ -20,11 +20,11 @@ from vcuda.k8s_types import Node
 from vcuda.requests.schemes import SCHEMES, Scheme
 
 ABSURD = 86_400.0
-"""A time that is more than this many seconds in the future is ignored. For "never", vgpu-manager writes the largest
-64-bit number."""
+"""A time in an annotation that is more than this many seconds in the future is ignored. vgpu-manager, for example,
+writes the largest 64-bit number for "never"."""
 
 AT_ONCE = -math.inf
-"""The start time of a rule by which an allocation is stale immediately, whatever its age."""
+"""The value of `Staleness.since` for an allocation that is stale immediately, whatever its age."""
 _UNIX_TIME = re.compile(r"[0-9]{1,20}", re.ASCII)
 
 Exists = Callable[[str], bool]
@@ -32,7 +32,7 @@ Exists = Callable[[str], bool]
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """The annotations and labels of one vendor's scheme that must be removed from an object."""
+    """The annotations and labels that must be removed from a pod or node. ``scheme``: the vendor's name."""
 
     scheme: str
     rule: str
@@ -44,7 +44,7 @@ class Removal(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The cards that one vendor's scheduler allocated to one pod. All times are Unix seconds."""
+    """The data that decide whether one vendor's allocation on a pod is stale. ``now`` is a Unix time."""
 
     pod: StoredPod
     allocation: Allocation
@@ -54,7 +54,7 @@ class Case:
     timeout: float
     """The maximum number of seconds that the binding of a pod may take."""
     seen: float
-    """The time when this process first observed the allocation. It replaces any later time in the annotations."""
+    """The Unix time when this process first observed the allocation. Later times in annotations count as this time."""
 
     @property
     def node(self) -> str | None:
@@ -68,9 +68,9 @@ class Case:
         return values is not None and value is not None and self.allocation.get(values.key) == value
 
     def allocated(self) -> float:
-        """Return the newest credible time in the annotations of the allocation (Unix seconds); infinity without one."""
+        """Return the Unix time of the allocation; infinity if neither the pod nor its annotations have a time."""
         # No allocation is older than its pod. Users can write any time into the annotations, so a time after ``seen``
-        # (the first observation) becomes ``seen``. Otherwise a forged future time would keep a stale allocation.
+        # (the first observation) counts as ``seen``. Otherwise a forged future time would keep a stale allocation.
         created = parse_rfc3339(self.pod.created)
         times = [] if created is None else [created]
         for key in self.scheme.predicate_times:
@@ -81,7 +81,7 @@ class Case:
 
 
 class Staleness(NamedTuple):
-    """The rule by which an allocation is stale, the Unix time from which the rule applies, and the reason as text."""
+    """The name of a rule by which an allocation is stale, the Unix time from which it is stale, and why."""
 
     rule: str
     since: float
@@ -89,7 +89,7 @@ class Staleness(NamedTuple):
 
 
 def _stale_by(case: Case) -> Iterator[Staleness]:
-    """Yield each rule by which the allocation is stale, or will become stale later. Earlier rules have precedence."""
+    """Yield each rule by which the allocation is stale now or later. The first rule that applies is reported."""
     pod, node = case.pod, case.node
     if not pod.live:
         yield Staleness("finished", AT_ONCE, "the pod has ended")
@@ -108,14 +108,14 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
         yield Staleness("other-node", since, f"the allocation is for {node}, but the pod is bound to {pod.node}")
     if pod.node or math.isinf(made):
         return
-    shown = rfc3339(min(made, case.now))  # a time in the future may have a year with more than four digits
+    shown = rfc3339(min(made, case.now))  # A future time may have a year after 9999, which datetime rejects.
     if case.is_in("allocating"):
         yield Staleness("allocating", since, f"the binding of the pod began at {shown} and never completed")
     yield Staleness("unbound", since, f"the allocation was made at {shown}, and the pod was never bound")
 
 
 def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
-    """Return the times in a pod's allocation that are in the future, as the annotations state them."""
+    """Return the text of each time in a pod's allocation that is in the future."""
     if pod.allocation is None:
         return ()
     times = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)
@@ -125,7 +125,7 @@ def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
 def find_stale(
     pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf
 ) -> tuple[Removal, ...]:
-    """Return the stale allocations of a pod, at most one for each scheme. For the parameters see `Case`."""
+    """Return what to remove for each vendor whose allocation on the pod is stale. `Case` describes the parameters."""
     found = []
     for case in _cases(pod, exists, now, timeout, seen):
         if stale := next((each for each in _stale_by(case) if each.since <= now), None):
@@ -135,7 +135,7 @@ def find_stale(
 
 
 def first_stale(pod: StoredPod, exists: Exists, now: float, timeout: float, seen: float = math.inf) -> float | None:
-    """Return the Unix time from which an allocation of the pod is stale if the pod does not change; None if never."""
+    """Return the first Unix time at which an allocation is stale if the pod does not change; None if never."""
     every = (stale.since for case in _cases(pod, exists, now, timeout, seen) for stale in _stale_by(case))
     first = min(every, default=math.inf)
     return None if first == math.inf else first
@@ -158,7 +158,7 @@ def removal_patch(resource_version: str, removals: Iterable[Removal]) -> bytes:
 
 
 def parse_unix(text: str | None, unit: int) -> float | None:
-    """Return the Unix time in ``text`` in seconds; None for other texts. ``unit``: 10**9 if ``text`` is nanoseconds."""
+    """Return a Unix time in seconds; None if ``text`` is no Unix time. ``unit``: the units in a second."""
     return int(text) / unit if text and _UNIX_TIME.fullmatch(text) else None
 
 
@@ -190,7 +190,7 @@ class Lock(msgspec.Struct, frozen=True):
     """The namespace and name of the pod for which the lock was taken; None if the lock names no pod."""
 
     def expires(self, seen: float, now: float, timeout: float) -> float:
-        """Return the Unix time when the lock expires. If its time is missing or far in the future, ``seen`` is used."""
+        """Return the Unix time of expiry. ``seen`` (first observation) replaces a missing or far future time."""
         taken = seen if self.taken is None or self.taken > now + ABSURD else self.taken
         return taken + timeout
 

@@ -1,4 +1,4 @@
-"""Stored ResourceClaims, and their charges."""
+"""Decodes the ResourceClaims that are stored in the cluster, and computes their charges."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -17,18 +17,18 @@ from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
 
 DIGESTS_BYTES, PRICES_BYTES = 4 * 2**20, 4 * 2**20
-"""The most bytes of two caches. The first cache finds the digest of a claim (its packed requests) by the hash of the
-spec. The second cache finds the charge of a claim by its digest."""
+"""The most bytes of two caches. The first cache maps the hash of a claim's spec to the claim's digest (the packed
+device requests). The second cache maps the digest to the charge."""
 
 LONGEST_FAULT = 1024
-"""The most characters that are kept of the text of a fault. The message of an Event has the same bound."""
+"""The most characters of a claim's fault that are kept in memory. The message of an Event has the same limit."""
 
 MOST_ALLOCATED = 256
-"""The most devices of one claim that are kept. The API server allows 32 (AllocationResultsMaxSize in k8s.io/api
-`resource/v1`), and only the scheduler writes them."""
+"""The most allocated devices of one claim that are kept in memory. The API server allows 32 (AllocationResultsMaxSize
+in k8s.io/api `resource/v1`), and only the scheduler writes them."""
 
 MOST_USERS = 256
-"""The most users of one claim that are kept. The API server has the same bound (ResourceClaimReservedForMaxSize)."""
+"""The most users of a claim that are kept in memory. The API server's ResourceClaimReservedForMaxSize is equal."""
 
 
 class StoredClaim(msgspec.Struct, frozen=True):
@@ -48,23 +48,23 @@ class StoredClaim(msgspec.Struct, frozen=True):
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
-    """The charge of a claim."""
+    """The charge of a claim for each GPU model, and what makes the charge uncertain."""
 
     charges: Mapping[str, Charge] = {}
-    """By model, the charge of the requests in the spec or of the allocated devices, whichever is larger."""
+    """By GPU model: the charge of the requests in the spec, or of the allocated devices if their charge is larger."""
     held: str | None = None
     """The GPU model to which selectors in the spec limit the claim; None without such selectors."""
     certain: bool = True
-    """True if all DeviceClasses and devices of the claim are known. Otherwise the charge may be too small."""
+    """True if the requests have no faults and all allocated devices are known. Otherwise charges may be too small."""
     fault: str = ""
-    """The first fault of the claim's request; empty if there is none."""
+    """The text of the first fault in the claim's device requests; empty if there is none."""
     uncounted: bool = False
-    """True if the claim seems to request GPUs, but is not charged because their model is unknown."""
+    """True if the claim requests GPUs or has a fault, but is not charged, because its GPU model is unknown."""
     other: OtherCard | None = None
-    """An allocated device whose GPU model is not ``held``, the model of the claim's pin; None if there is none."""
+    """An allocated device whose GPU model is not ``held``; None if there is no such device."""
 
     def raised_by(self, before: "ClaimCharge") -> "ClaimCharge":
-        """Return the larger of this charge and the charge ``before``, for each model."""
+        """Return this charge, raised for each GPU model to the charge in ``before`` if that is larger."""
         models = dict.fromkeys([*self.charges, *before.charges])
         charges = {each: self.charges.get(each, Charge()).peak(before.charges.get(each, Charge())) for each in models}
         return msgspec.structs.replace(self, charges=charges, uncounted=self.uncounted and not charges)
@@ -74,7 +74,7 @@ ClaimPrice = Callable[[StoredClaim], ClaimCharge]
 
 
 class _Claim(K8sObject, frozen=True, gc=False):
-    """A claim whose spec is not decoded."""
+    """A claim whose spec stays JSON text, because `ClaimReader` decodes equal specs only once."""
 
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: objects.ClaimStatus | None = None
@@ -92,7 +92,7 @@ class ClaimReader:
         )
 
     def read(self, raw: bytes | msgspec.Raw) -> StoredClaim:
-        """Return the claim in JSON text ``raw``. Raises one of ``UNDECODABLE`` if the text cannot be decoded."""
+        """Return the claim in JSON text ``raw``. Raises one of ``UNDECODABLE`` if the JSON cannot be decoded."""
         claim = _CLAIM.decode(raw)
         metadata, status = claim.metadata, claim.status
         allocated = status.allocation.devices.results if status and status.allocation else None
@@ -109,8 +109,8 @@ class ClaimReader:
         )
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:
-        """Return the digest of a claim's spec in JSON. Raises one of ``UNDECODABLE`` if the spec cannot be decoded."""
-        # The key of the cache is a hash of the spec, because a spec may have megabytes.
+        """Return the digest of ``spec``, a claim's spec in JSON. Raises one of ``UNDECODABLE`` if it is malformed."""
+        # The hash of the spec is the key of the cache, because the spec itself may have megabytes.
         key = hashlib.blake2b(spec, digest_size=16).digest()
         packed = self._digests.get(key)
         if packed is None:
@@ -120,7 +120,7 @@ class ClaimReader:
 
 
 class ClaimCounter:
-    """Computes the charges of stored claims by one `ClaimPolicy`. The charge of equal requests is computed once."""
+    """Computes the charges of stored claims under one `ClaimPolicy`. The charge by the spec is cached."""
 
     def __init__(self, policy: charges.ClaimPolicy) -> None:
         self.policy = policy
@@ -145,10 +145,10 @@ class ClaimCounter:
         return self._with_devices(claim, asked, found) if claim.allocated else found
 
     def _with_devices(self, claim: StoredClaim, asked: charges.ClaimRequest, found: ClaimCharge) -> ClaimCharge:
-        """Return the larger of the charge by the spec and the charge by the allocated devices, for each model."""
+        """Return ``found``, the charge by the spec, raised for each model to the charge of the devices."""
         given = self._given(claim, asked, found.held)
         if not found.held and len(given) == 1:
-            # If the spec has no pin, and all allocated devices have one model, charge the whole request to that model.
+            # If the spec is not pinned to a model, and all allocated devices have one model, charge all requests to it.
             given = {model: charge.peak(asked.charge(model)) for model, charge in given.items()}
         return msgspec.structs.replace(
             found.raised_by(ClaimCharge(given)),
@@ -158,15 +158,15 @@ class ClaimCounter:
 
     def _given(self, claim: StoredClaim, asked: charges.ClaimRequest, held: str | None) -> Mapping[str, Charge]:
         """Return the charge of the allocated devices, by model."""
-        # The charge can depend on the claim's status, because only the scheduler writes the allocated devices there.
+        # The claim's status can be trusted here, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
         entries = asked.by_name()
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
-            # An allocated device that no charged entry of the claim requested is not a GPU. But a claim with faults may
-            # lack entries. In such a claim, a device of a known model without an entry is charged as a whole card.
+            # A device that was allocated for a request without a charge is not a GPU. But in a claim with faults,
+            # charged requests may be missing. There, such a device is charged as a whole card if its model is known.
             unlisted = WHOLE_CARD if own and asked.faults else Charge()
             worth = asked.worth(entry, model) if entry and model else unlisted
             if model and worth != Charge():
@@ -174,12 +174,12 @@ class ClaimCounter:
         return given
 
     def _other_card(self, claim: StoredClaim, held: str) -> OtherCard | None:
-        """Return the first allocated device of another model than ``held`` (the model of the claim's pin), or None."""
+        """Return the first allocated device of another GPU model than ``held``, the model of the pin; else None."""
         for device in claim.allocated:
             model, known = self._model_of(device), self._offer(device)
             if known is None or not known[0].product or model == held:
                 continue
-            # A product without a model, or of several models, is accepted if the pin of the claim allows the product.
+            # If a product has no model or several, the device is accepted if the claim's pin allows its product.
             if model or not self.policy.products.among(self.policy.products.patterns_of(held))(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
@@ -199,5 +199,5 @@ class ClaimCounter:
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:
-    """Return the names of the claims that the scheduler created for charged pods. Such claims are not charged."""
+    """Return the names of the claims that the scheduler created for charged pods. Only the pods are charged."""
     return frozenset(pod.extended_claim for pod in pods if pod.live and pod.extended_claim and pod.model_on(nodes))

@@ -1,4 +1,4 @@
-"""Stored pods: their charges, and the allocations that schedulers and device plugins wrote on them."""
+"""Reads stored pods: their charges, and the annotations in which schedulers and device plugins record their cards."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,14 +20,14 @@ MOST_REQUESTS_REMEMBERED, LONGEST_REMEMBERED = 512, 4096
 _ENCODER = msgspec.json.Encoder()
 
 MOST_KEYS_REMEMBERED = 16
-"""If schedulers wrote at most this many annotations and labels on a pod, their schemes (vendors) are cached."""
+"""The vendors of an allocation are cached only if the allocation has at most this many annotations and labels."""
 
 LONGEST_LIST = 16_384
-"""The most bytes that are kept of an annotation with a list of cards. A vendor writes at most 80 bytes for each card of
-each container, so 16 cards in 12 containers fit."""
+"""The most characters that are kept of an annotation that lists cards. A vendor writes at most 80 characters for each
+card of each container, so 16 cards in 12 containers fit."""
 
 LONGEST_TEXT = 254
-"""The most bytes that are kept of any other annotation. Names of nodes have at most 253, so a cut text is no name."""
+"""The most characters kept of other annotations. Node names have at most 253, so a cut value names no node."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
@@ -40,26 +40,26 @@ _LISTS = frozenset(scheme.allocated for scheme in SCHEMES)
 
 
 class Keys(msgspec.Struct, frozen=True, gc=False):
-    """The annotations and labels of one scheme's allocation."""
+    """The keys of the annotations and labels in which one vendor's components record an allocation."""
 
     annotations: tuple[str, ...]
     labels: tuple[str, ...]
 
 
 class Allocation(msgspec.Struct, frozen=True, gc=False):
-    """The annotations and labels by which schedulers and device plugins of all schemes record the cards of a pod.
+    """The annotations and labels in which the components of all vendors record the cards of a pod.
 
-    Tenants can write these keys, so the kept data is bounded. All keys with one prefix of a scheme are kept as one key.
-    Long values are cut. Values that no rule needs are not kept.
+    Tenants can write these keys, so their memory is bounded. Keys that differ only after a vendor's prefix, for example
+    by container, are kept as one key. Long values are cut. Values that no rule needs are kept as empty texts.
     """
 
     annotations: Mapping[str, str]
     labels: Mapping[str, str]
     schemes: tuple[Scheme, ...]
-    """The schemes (vendors' ways to share GPUs) that use these keys. Schemes by which the pod requests GPUs come first.
-    A key of several schemes belongs to the first of these schemes."""
+    """The schemes (vendors' sets of names) that use these keys. Schemes by which the pod requests GPUs come first. A
+    key that several schemes use counts for the first of them."""
     is_cut: bool = False
-    """True if the value of an annotation was too long to be kept, and was cut."""
+    """True if at least one value that a rule needs was too long, so that only its beginning is kept."""
 
     def get(self, key: str | None) -> str | None:
         """Return the value of an annotation or label; None if it is missing or empty."""
@@ -68,14 +68,14 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the annotation and label keys of one scheme. They are full keys only if read with ``whole_keys``."""
+        """Return the keys of one vendor. The keys are complete only if the pod was read with ``whole_keys``."""
         return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
-    """Return the allocation on a pod; None if the pod has no allocation.
+    """Return the allocation on a pod; None if the pod has none. ``asked``: the schemes by which the pod requests GPUs.
 
-    A scheme may use all keys with one prefix. These keys are kept as one key, unless ``whole_keys`` is True.
+    ``whole_keys``: keep every key, so that a patch can remove it, instead of one key for each prefix of a scheme.
     """
     found = [(kept, key, value) for key, value in pod.annotations.items() if (kept := _name_of(key))]
     labels = {kept: value for key, value in pod.labels.items() if (kept := _name_of(key, label=True))}
@@ -83,7 +83,7 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
     is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
-    # Cache only short lists of annotation keys. Thousands of pods have equal lists, but users can invent long ones.
+    # Cache vendors only for short lists of keys. Thousands of pods have equal lists, but users can invent long ones.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
@@ -97,8 +97,8 @@ def _kept_of(name: str, value: str) -> str:
     if name not in _TEXTS and name not in _LISTS:
         return ""
     kept = value[: _most_of(name)]
-    # Annotations of vendors are ASCII. With one other character, Python stores up to four bytes for each character. So
-    # other characters are replaced.
+    # Annotations of vendors are ASCII. A single other character makes Python store up to four bytes for every
+    # character. So other characters are replaced.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
 
 
@@ -106,14 +106,14 @@ def _kept_of(name: str, value: str) -> str:
 # server limits the length of a key, so a user cannot fill the memory with invented keys.
 @functools.lru_cache(maxsize=8192)
 def _name_of(key: str, *, label: bool = False) -> str:
-    """Return the name or prefix in a scheme that matches the key of an annotation or label; empty if no name does."""
+    """Return the name or prefix in `SCHEMES` that matches the key of an annotation or label; empty if none matches."""
     names, pattern = (_LABELS, ALLOCATION_LABELS) if label else (_ANNOTATIONS, ALLOCATION_ANNOTATIONS)
     return next(name for name in names if is_named(key, (name,))) if pattern.fullmatch(key) else ""
 
 
 @functools.lru_cache(maxsize=1024)
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
-    # Check every scheme, because a user may have copied annotations from another pod, which used another scheme.
+    # Check every vendor, because a user may have copied annotations from a pod of another vendor.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
     order = {name: by_name[name] for name in (*asked, *by_name)}.values()
     found = {name for name, _ in _claims(annotations, labels, order)}
@@ -140,7 +140,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     namespace: str
     name: str
     model: str | None
-    """The model to which the spec pins the pod; None if it is not pinned to one model."""
+    """The GPU model to which the pod's spec limits the pod; None if the spec does not limit it to one model."""
     node: str
     """The node to which the pod is bound; empty if it is not bound."""
     live: bool
@@ -149,7 +149,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     created: str
     allocation: Allocation | None = None
     cards: PodCards | None = None
-    """The cards of the pod, if the annotations of its scheduler have the numbers of the cards."""
+    """The parts of cards that the pod uses; None if its annotations list no cards by number."""
     version: str = ""
     """The resourceVersion of the pod."""
     terminating: bool = False
@@ -161,7 +161,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     extended_claim: str = ""
     """The ResourceClaim that the scheduler created for the pod's extended resources. Only the pod is charged."""
     on_models: Mapping[str, Charge] = NO_MODELS
-    """Used if ``model`` is None: by model, the pod's charge on that model, if it is less than ``charge``."""
+    """By GPU model of the pod's node: the charge, if it may differ from ``charge``. Used if ``model`` is None."""
     uses_claims: bool = False
     """True if the pod names ResourceClaims, which are charged separately."""
 
@@ -207,7 +207,7 @@ def read_claim_user(pod: Pod) -> ClaimUser | None:
 
 
 class RequestCache:
-    """Caches the requests and models of pods by the part of the spec that all pods of a workload share.
+    """Caches the requests and models of pods by the fields of the spec that are equal in all pods of a workload.
 
     The class is not thread-safe.
     """
@@ -218,12 +218,12 @@ class RequestCache:
         self._asked: dict[bytes, tuple[PodRequest, str | None]] = {}
 
     def read(self, pod: Pod) -> tuple[PodRequest, str | None]:
-        """Return a pair: a pod's request without faults, and its model. A stored pod is charged despite faults."""
+        """Return a pod's GPU request, without faults, and its model. A stored pod is charged despite its faults."""
         spec = pod.spec
         text = _ENCODER.encode((spec.containers, spec.init_containers, spec.affinity, spec.node_selector))
         found = self._asked.get(text)
         if found is None:
-            # Cache no faults, because a pod's faults also depend on annotations, which the cache key does not contain.
+            # Faults are not cached, because they also depend on annotations, which the cache key does not contain.
             request = msgspec.structs.replace(read_request(pod, self.known), faults=())
             found = request, placement.read_pin(pod, self.labels, self.known.models).model
             if len(self._asked) >= MOST_REQUESTS_REMEMBERED:
@@ -241,13 +241,13 @@ def read_stored(
     *,
     whole_keys: bool = False,
 ) -> StoredPod | None:
-    """Return a stored pod; None if it requests no GPU. ``cache`` must have the same ``known`` and ``labels``."""
+    """Return a stored pod; None if it requests no GPU. ``known`` and ``labels`` must be those of ``cache``."""
     if not asks_for_vcuda(pod, known):
         return None
     # The charge and the GPU model come only from the pod's spec, which users cannot change. Up to Kubernetes 1.30, the
-    # required node affinity may have a value that is too long for a label. Such a value matches no node.
+    # required node affinity may have a value that is too long for a label. It matches no node, so it is not used.
     metadata = pod.metadata
-    # The scheduler names the claim that it created for the pod in the pod's status, which tenants cannot write.
+    # The pod's status names the claim that the scheduler created for the pod. Tenants cannot write the status.
     made = pod.status.extended_resource_claim_status if pod.status else None
     extended = made.resource_claim_name if made else ""
     request, model = (cache or RequestCache(known, labels)).read(pod)
@@ -282,7 +282,7 @@ def _longest_grace(pod: Pod) -> int:
 
 
 def charges_of(pods: Iterable[StoredPod], nodes: Nodes) -> Iterator[tuple[str, Charge]]:
-    """Yield pairs of model and charge: one for each pod that has not ended and whose GPU model is known."""
+    """Yield the GPU model and the charge of each pod that has not ended and whose GPU model is known."""
     for pod in pods:
         model = pod.model_on(nodes) if pod.live else None
         if model:

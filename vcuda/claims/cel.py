@@ -25,7 +25,7 @@ _ATTRIBUTE = re.compile(r'device\.attributes\["([^"]*)"\]\.(\w+)(?:==("[^"]*")| 
 _TEXT = re.compile(r'"([^"]*)"')
 
 Attributes = Mapping[tuple[str, str], frozenset[str]]
-"""The values that the attributes of a device may have, by the domain and the name of the attribute."""
+"""The values that the attributes of a device may have. The key is the domain and the name of the attribute."""
 
 
 class Facts(msgspec.Struct, frozen=True, gc=False):
@@ -55,12 +55,12 @@ def read_facts(expressions: Iterable[str]) -> Facts:
 
 
 def _conditions(expression: str) -> Iterator[str]:
-    """Yield the parts of a CEL expression that ``&&`` joins, without blanks and with double quotes only."""
+    """Yield the device conditions that ``&&`` joins, without blanks and with double quotes only."""
     if _UNREAD.search(expression) or not _READABLE.fullmatch(expression):
         return
     tokens = _TOKEN.findall(expression)
     joints = _joints(tokens)
-    # If `||` or `? :` joins conditions, a device may match although a condition is false. `.?` joins nothing.
+    # If `||` or `? :` joins conditions, the device need not match each of them. `.?` selects a field and joins nothing.
     if joints is None or any(
         tokens[at] == "||" or (tokens[at] == "?" and tokens[at - 1 : at] != ["."]) for at in joints
     ):

@@ -1,7 +1,7 @@
-"""The charge of a ResourceClaim, the faults of its request, and the selectors that pin the claim to one model.
+"""Computes the charge of a ResourceClaim, and writes the selectors that limit the claim to one GPU model.
 
-All of them depend on the spec of the claim, which cannot change after the claim is stored. Constraints and CEL
-expressions in the spec can only narrow the devices that the claim may get.
+Charges depend on the claim's spec, which cannot change after the claim is stored. Constraints and CEL expressions in
+the spec can only narrow the devices that the claim may get. So it is safe not to read all of them.
 """
 
 import functools
@@ -25,25 +25,25 @@ from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResource
 _MIB = 1024 * 1024
 
 REQUESTS_BYTES = 8 * 2**20
-"""The most bytes of the cache of claim requests. Its keys are the digests (short forms) of the specs of claims."""
+"""The most bytes of the cache of claim requests. The keys of the cache are digests, the short forms of claim specs."""
 
 REQUEST_PER_DIGEST = 25
 """The size of a cached claim request is estimated as the size of its digest (short form) times this number."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
-    """All devices of one driver and type, and those of each model. Of devices with equal charges, one is listed."""
+    """The devices of one driver and type: all, and by GPU model. Of devices with equal charges, one is listed."""
 
     all: tuple[DeviceOffer, ...] = ()
     by_model: Mapping[str, tuple[DeviceOffer, ...]] = {}
 
     def on(self, model: str) -> tuple[DeviceOffer, ...]:
-        """Return the devices of a GPU model; if no device of this model is known, the devices of all models."""
+        """Return the devices of a GPU model. If none is known: those of all models, or else an assumed device."""
         return self.by_model.get(model) or self.all or (_UNSEEN,)
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The data that decide a claim's charge, apart from its spec: devices, products, and values of DeviceClasses."""
+    """The data besides a claim's spec that decide its charge: devices, products, and charges of DeviceClasses."""
 
     devices: Devices
     products: Products
@@ -75,7 +75,7 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def capacities_of(self) -> Mapping[str, Set[str]]:
-        """By the name of a driver: the names of all capacities that its devices have."""
+        """By the name of a driver: the names of all capacities that the driver's devices have."""
         found: dict[str, set[str]] = {}
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
@@ -101,14 +101,14 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
     request: int
     """The position of the entry's device request among the device requests of the claim."""
     name: str
-    """The entry's name in the claim's allocation: the name of its request, or REQUEST/ENTRY in a ``firstAvailable``."""
+    """The name of the entry in the claim's status: the name of its request, or REQUEST/ENTRY for ``firstAvailable``."""
     found: DeviceKind
     count: int
     capacities: Mapping[str, Decimal]
     """The amount of each capacity that the entry requests for a device."""
     has_selectors: bool
     pins: tuple[ClaimPin, ...]
-    """The pins of the entry: selectors for one GPU model that the webhook added, or that have the same form."""
+    """The entry's pins: selectors for one GPU model that the webhook added, or that a user wrote in the same form."""
     profile: str
     """The MIG profile that the entry's selectors or its DeviceClass require; empty if they require none."""
     products: frozenset[str] | None
@@ -139,7 +139,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
     def by_name(self) -> Mapping[str, ClaimEntry]:
-        """Return the entries that are charged, by the names that they have in the claim's allocation."""
+        """Return the charged entries by the names that the claim's status uses for them."""
         return {each.name: each for each in self.gpus}
 
     @property
@@ -152,7 +152,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def charge(self, model: str) -> Charge:
-        """Return the claim's charge for a GPU model. Of the entries in a ``firstAvailable``, the largest counts."""
+        """Return the claim's charge for a GPU model. Of the alternatives in ``firstAvailable``, the largest counts."""
         if model not in self._charges:
             self._charges[model] = self._charge(model)
         return self._charges[model]
@@ -166,7 +166,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return total(dearest.values())
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
-        """Return the charge on GPU model ``model`` for one device of a request (``entry``) of a ResourceClaim."""
+        """Return the charge for one device of ``entry``, if the claim gets devices of GPU model ``model``."""
         match entry.found.kind:
             case Kind.UNIT:
                 return entry.found.worth
@@ -183,13 +183,13 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         if entry.profile:
             return (entry.profile,)
         # A pin (a selector for one GPU model) lists the MIG profiles for which the entry was charged. So profiles that
-        # are published later have no effect. A pin without profiles allows every profile, so a whole card is charged.
+        # are published later do not change the charge. A pin without profiles allows all of them: charge a whole card.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
-        """Return the GPU model to which selectors limit the claim, or None. ``lenient``: ignore unknown products."""
+        """Return the GPU model to which pins limit the claim, or None. ``lenient``: ignore unknown products."""
         held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
         return next(iter(held)) if len(held) == 1 else None
 
@@ -211,7 +211,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     def excludes(self, model: str) -> str | None:
-        """Return the reason why the claim cannot be limited (pinned) to this GPU model; None if this is possible."""
+        """Return why the claim cannot be limited to this GPU model; None if the claim can be limited to this model."""
         if model not in self._exclusions:
             self._exclusions[model] = self._excluded_from(model)
         return self._exclusions[model]
@@ -230,7 +230,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
 
     def patch(self, model: str) -> list[Operation]:
-        """Return the JSON Patch that pins every charged request to a GPU model for which `excludes` returned None."""
+        """Return the JSON Patch that pins each charged request to a GPU model. `excludes` must return None for it."""
         operations: list[Operation] = []
         for entry, pin in self._missing_pins(model):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
@@ -251,7 +251,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
 
 def ambiguous(model: str, product: str) -> str:
-    """Return the reason why no claim can be pinned to ``model``: ``product`` matches, but may be of another model."""
+    """Return why no claim can be limited to ``model``: ``product`` matches it, but may be of another model."""
     return f"product {product} matches the products of {model}, but may belong to another model"
 
 
@@ -289,10 +289,10 @@ def _share(asked: Mapping[str, Decimal], offer: DeviceOffer) -> Charge:
         capacities[name].consumed(asked.get(name)) if name in capacities else asked.get(name)
         for name in (CORES, MEMORY)
     )
-    # If a share gets all memory of its card by default, charge one card's memory. Cards of a model may differ in MiB.
+    # If a share gets all memory of its card by default, charge one card's memory, not MiB: a model's cards may differ.
     if MEMORY not in asked and MEMORY in capacities and memory == capacities[MEMORY].value:
         memory = None
-    # The driver does not limit the cores of a share that requests none. So charge all cores, and likewise all memory.
+    # The driver does not limit a share that requests no cores or memory. So charge all cores or one card's memory.
     return Charge(
         _whole(cores) if cores else WHOLE_CARD.cores,
         _whole(memory / _MIB) if memory else 0,

@@ -17,7 +17,7 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
 
     value: Decimal
     default: Decimal | None = None
-    """The amount for a request that states no amount; None if such a request takes the whole capacity."""
+    """The amount that a request without an amount gets; None if it gets the whole capacity."""
     least: Decimal | None = None
     step: Decimal | None = None
     """Requests are rounded up to ``least`` plus a multiple of ``step``; None if the driver sets no step."""
@@ -25,7 +25,7 @@ class Capacity(msgspec.Struct, frozen=True, gc=False):
     """The amounts to which a request is rounded up, in ascending order; empty if the driver lists none."""
 
     def consumed(self, asked: Decimal | None) -> Decimal:
-        """Return the amount that the scheduler counts if a claim requests ``asked`` (None: it states no amount)."""
+        """Return the amount that the scheduler counts for the requested amount ``asked`` (None: no amount)."""
         # The rules are those of `calculateConsumedCapacity` in k8s.io/dynamic-resource-allocation. A request above the
         # largest valid amount is returned unchanged, because no device can satisfy such a request.
         if asked is None:
@@ -70,7 +70,7 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] | None = None) -> PoolSlice:
-    """Return a ResourceSlice's content. ``alike``: a cache, so that equal devices of all slices share one object.
+    """Return a ResourceSlice's content. ``alike``: a cache that lets equal devices of all slices share one object.
 
     Raises ValueError for a malformed capacity.
     """
@@ -147,9 +147,9 @@ class DevicesByName(msgspec.Struct, frozen=True):
     """An index of all devices by driver, pool and name."""
 
     slices: Mapping[PoolName, PoolSlice] = {}
-    """For each pool with only one ResourceSlice, by the name of the pool: this slice."""
+    """By pool: the ResourceSlice, for pools with only one."""
     spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
-    """For each pool with several ResourceSlices, by the name of the pool: the slice of each device, by device name."""
+    """By pool, then by device name: the ResourceSlice of the device, for pools with several."""
 
     @classmethod
     def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
@@ -160,7 +160,7 @@ class DevicesByName(msgspec.Struct, frozen=True):
         return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
 
     def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return the properties of a device and its node's name, which may be empty; None if the device is unknown."""
+        """Return the properties of a device, and the name of its node (may be empty); None if the device is unknown."""
         driver, pool, device = name
         found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
         return (found.devices[device], found.node) if found and device in found.devices else None
@@ -170,7 +170,7 @@ class Devices(msgspec.Struct, frozen=True):
     """The devices and DeviceClasses of a cluster, as watches last delivered them."""
 
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
-    """By the properties of a device: the names of all nodes that have such a device."""
+    """By device properties: the names of all nodes that have a device with these properties."""
     classes: Mapping[str, ClassFacts] = {}
     by_name: DevicesByName = DevicesByName()
 

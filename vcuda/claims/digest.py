@@ -1,7 +1,7 @@
 """The digest of a claim's spec: the data that decide the claim's charge, in a few hundred bytes without CEL.
 
-A spec may have 1.27 MB of CEL. It is parsed once, within bounds, when a claim or template is reviewed or observed. Only
-the digest is kept. The digest depends on the spec alone, so it stays valid when the quota or the devices change.
+A spec may have 1.27 MB of CEL. The spec is parsed once, within bounds, when a claim or template is reviewed or
+observed. Only the digest is kept. It depends on the spec alone, so it stays valid when the quota or the devices change.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +21,8 @@ MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
 names in k8s.io/api `resource/v1` are DeviceRequestsMaxSize, FirstAvailableDeviceRequestMaxSize, DeviceConfigMaxSize."""
 
 MOST_ENTRIES = 64
-"""The most entries (``exactly`` or in ``firstAvailable``) in all requests of a claim. The limit bounds the time to
-compute charges, because there is a charge for each entry and GPU model."""
+"""The most entries (``exactly``, or alternatives in ``firstAvailable``) in all requests of a claim. The limit bounds
+the time to compute charges, because there is a charge for each entry and GPU model."""
 
 MOST_ASKED_BYTES = 8 * 1024
 """The most bytes of a claim's digest (short form of its spec) without pins. 64 average requests take half of this."""
@@ -116,13 +116,13 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
     requests: tuple[RequestDigest, ...] = ()
     config: tuple[ConfigDigest, ...] = ()
     facts: tuple[Fact, ...] = ()
-    """The attribute values that the selectors of all entries require. Equal values are listed once."""
+    """The attribute values that the selectors of any entry require, each listed once."""
     pins: tuple[ClaimPin, ...] = ()
     """All different pins of the entries. A pin is a selector that limits an entry to products of one GPU model."""
     pinned: tuple[tuple[int, ...], ...] = ()
     """For each entry of all device requests, in order: the positions of the entry's pins in ``pins``."""
     pin_bytes: int = 0
-    """The number of characters in all different selectors that begin like pins, plus 1 for each pin of each entry."""
+    """The characters in the different selectors that begin like pins, plus 1 for each pin of each entry."""
     fault: str = ""
 
     def entries(self) -> Iterator[EntryRead]:
@@ -133,7 +133,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
-        """Return whether all pins stay within `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
+        """Return whether the pins fit `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
         # Only the size of the pins can exceed a limit, because added pins change nothing else in the digest.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES
@@ -144,7 +144,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 PackedDigest = NewType("PackedDigest", bytes)
-"""A claim's digest, encoded as bytes, so that its size is known. Claims with equal requests have equal bytes."""
+"""A claim's digest as bytes, so that caches can count its size. Claims with equal requests have equal bytes."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ClaimDigest)
@@ -160,7 +160,7 @@ def unpack(packed: PackedDigest) -> ClaimDigest:
 
 
 def read_spec(raw: bytes | msgspec.Raw) -> ClaimDigest:
-    """Return the digest of a claim's spec in JSON. Raises one of ``k8s_types.UNDECODABLE`` if the JSON is malformed."""
+    """Return the digest of ``raw``, a claim's spec in JSON. Raises one of ``k8s_types.UNDECODABLE`` if malformed."""
     return digest_of(_SPEC.decode(raw))
 
 
@@ -198,7 +198,7 @@ def digest_of(spec: ClaimSpec) -> ClaimDigest:
 
 
 def _has_too_many(devices: DeviceClaim) -> bool:
-    # The API server enforces the same limits on a claim, but only after it has called the mutating webhooks.
+    # Check the API server's limits here too, because the API server applies them only after the mutating webhooks.
     requests, config = devices.requests or (), devices.config or ()
     if len(requests) > MOST_REQUESTS or len(config) > MOST_CONFIGS:
         return True
@@ -234,7 +234,7 @@ class _Expressions:
         self._left = MOST_CHARACTERS
 
     def read(self, expressions: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return a pair: the positions of an entry's pins in `pins`, and of its attribute values in `facts`."""
+        """Return the positions of an entry's pins in `pins`, and of its required attribute values in `facts`."""
         pins: dict[int, None] = {}
         attributes: dict[tuple[str, str], frozenset[str]] = {}
         for expression in expressions:

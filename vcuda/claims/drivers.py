@@ -57,7 +57,7 @@ NO_GPU_DRIVERS = frozenset({"compute-domain.nvidia.com"})
 """DRA drivers whose devices are not GPUs. A device of compute-domain.nvidia.com is a channel between nodes."""
 
 UnitWorth = Callable[[str], Charge | None]
-"""A function that returns the charge in ``gpu_units`` of a device of a DeviceClass; None if the class is not listed."""
+"""A function that returns the charge of one device of the named DeviceClass; None if no charge is configured."""
 
 
 class DeviceKind(msgspec.Struct, frozen=True, gc=False):
@@ -74,16 +74,16 @@ class DeviceKind(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_gpu(self) -> bool:
-        """True if devices of the DeviceClass are charged. They are not if their value in ``gpu_units`` is empty."""
+        """True if devices of the class are charged; False if ``gpu_units`` has an empty value, or they are no GPUs."""
         return self.kind is not Kind.UNIT or self.worth != Charge()
 
 
 def find_kind(name: str, devices: Devices, worth_of: UnitWorth) -> DeviceKind | None:
-    """Return how devices of DeviceClass ``name`` are charged; None if `gpu_units` and its driver do not say."""
+    """Return how devices of a DeviceClass are charged; None if neither `gpu_units` nor the driver says so."""
     facts = devices.classes.get(name)
     own = _BY_CLASS.get(name)
-    # The selectors of a DeviceClass determine the driver of its devices. If the class does not exist yet, the driver is
-    # known only for the class names of the built-in drivers.
+    # The selectors of a DeviceClass show the driver of its devices. If the class does not exist yet, only the names of
+    # the built-in classes show the driver.
     driver = (facts and facts.driver) or (own and own.name) or None
     if driver in NO_GPU_DRIVERS:
         return DeviceKind(driver, Kind.UNIT)

@@ -1,4 +1,4 @@
-"""Views of the objects of resource.k8s.io/v1 (claims, templates, classes and slices) with the fields that are used.
+"""Types for the objects of resource.k8s.io/v1 (claims, templates, classes, slices) with only the fields that are read.
 
 As in ``vcuda.k8s_types``, objects are decoded from raw bytes, and are never written back.
 """
@@ -23,7 +23,7 @@ class DeviceSelector(K8sStruct, frozen=True, gc=False):
 
 
 class CapacityRequirements(K8sStruct, frozen=True, gc=False):
-    """The requested amounts of capacities, by name. For devices that are not shared, they are only a filter."""
+    """The requested amounts of capacities, by name. For unshared devices, the amounts are only a filter."""
 
     requests: Mapping[str, Quantity] | None = None
 
@@ -45,7 +45,7 @@ class DeviceEntry(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceRequest(K8sStruct, frozen=True, gc=False):
-    """One device request of a claim. It has one entry, or several entries of which the first available one is used."""
+    """One device request of a claim. It has one entry, or alternatives of which the first available one is used."""
 
     name: str = ""
     exactly: DeviceEntry | None = None
@@ -174,7 +174,7 @@ class RequestPolicy(K8sStruct, frozen=True, gc=False):
 
 
 class DeviceCapacity(K8sStruct, frozen=True, gc=False):
-    """One capacity of a device. If a policy is missing, a request that states no amount takes the whole capacity."""
+    """One capacity of a device. Without a policy, a request that states no amount gets the whole capacity."""
 
     value: Quantity = 0
     request_policy: RequestPolicy | None = None

@@ -16,8 +16,8 @@ MOST_SELECTORS = 32
 """The API server's limit on the selectors of one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
-"""The most characters of a pin that is written or read, enough for about forty products of one model. The API server
-allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
+"""The most characters of a pin that the webhook writes or reads, enough for about forty products of one model. The API
+server allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 
 # The MIG profiles in a pin have at most this many characters together.
 _MOST_OF_PROFILES = 512
@@ -49,8 +49,8 @@ class ClaimPin(NamedTuple):
 
 def write_pin(pin: ClaimPin) -> str:
     """Return a pin as a CEL expression. Patterns and profiles that exceed `LONGEST_PIN` characters are left out."""
-    # It is safe to leave out patterns of product names, because the pin then allows fewer devices. The last patterns
-    # matter least: they are products that were found on nodes.
+    # A pin without some patterns of product names is safe, because it allows fewer devices. The last patterns are the
+    # least important: they are products that were found on nodes.
     profiles = ", ".join(_fitting(map(_quote, pin.profiles), _MOST_OF_PROFILES))
     room = LONGEST_PIN - len(_written(pin.driver, "", profiles))
     escaped = (
@@ -69,7 +69,7 @@ def _written(driver: str, alternatives: str, profiles: str) -> str:
 
 def _fitting(texts: Iterable[str], room: int) -> Iterator[str]:
     for text in texts:
-        room -= len(_quote(text))  # the two quotes that `_quote` adds are counted in place of the separator
+        room -= len(_quote(text))  # The two quotes from `_quote` are counted in place of the separator.
         if room >= 0:
             yield text
 
@@ -79,7 +79,7 @@ def looks_like_pin(expression: str) -> bool:
 
 
 def read_pin(expression: str) -> ClaimPin | None:
-    """Return the pin in a CEL expression; None if `write_pin` would not return exactly this expression."""
+    """Return the pin in a CEL expression; None if the expression is not exactly as `write_pin` writes it."""
     found = _FORM.fullmatch(expression) if looks_like_pin(expression) else None
     if found is None:
         return None

@@ -17,20 +17,20 @@ class ModelProducts(msgspec.Struct, frozen=True):
     """The product names of one GPU model."""
 
     patterns: tuple[str, ...]
-    """The model's name, its patterns in ``gpu_models``, and the other products of devices on the model's nodes."""
+    """The model's name, its patterns in ``gpu_models``, and other product names of devices on the model's nodes."""
     foreign: str | None
-    """A product that matches ``patterns`` but may belong to another model; None if there is no such product."""
+    """A product name that matches ``patterns`` but may belong to another GPU model; None if there is none."""
 
 
 class Products(msgspec.Struct, frozen=True, dict=True):
-    """The product names of each GPU model. A product is given no model if several models have a matching name."""
+    """The product names of each GPU model. A product that matches several models has no model."""
 
     names: Mapping[str, frozenset[str]]
-    """By the folded form (lower case) of a model's name: the GPU models with this name."""
+    """By the folded form (lower case) of a model's name: all GPU models whose names have this form."""
     rows: Rows
     """The patterns that key ``gpu_models`` of the quota ConfigMap has for each model."""
     seen: Mapping[str, frozenset[str]]
-    """By product: the models of all nodes that have a device of this product."""
+    """By product name: the models of all nodes that have a device of this product."""
 
     @classmethod
     def of(
@@ -66,7 +66,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return _only(listed or self.seen.get(folded, frozenset()))
 
     def model_of_pattern(self, pattern: str) -> str | None:
-        """Return the model of all products that match a pattern; None if several models are possible."""
+        """Return the GPU model of all products that match a pattern; None if it may be one of several models."""
         if not WILDCARDS.intersection(pattern):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
@@ -79,8 +79,8 @@ class Products(msgspec.Struct, frozen=True, dict=True):
 
     def _products_of(self, model: str) -> ModelProducts:
         if model not in self._known:
-            # A pin (a selector for one GPU model) begins with the model's name. So the pin identifies the model even if
-            # no node has a matching product.
+            # The first pattern of a pin (a selector for one GPU model) is the model's name. So the pin identifies the
+            # model even if no node has a matching product.
             own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
             matches = matcher(own)
             more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
@@ -92,7 +92,7 @@ class Products(msgspec.Struct, frozen=True, dict=True):
         return self._known[model]
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
-        """Return a function that returns a true value if a product's name matches one of ``patterns``."""
+        """Return a function that tests whether a product's name matches one of ``patterns``."""
         matches = matcher(patterns)
         return lambda product: matches(fold(product))
 

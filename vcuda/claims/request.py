@@ -1,4 +1,4 @@
-"""Reads the digest of a claim (a short form of its spec). Finds the entries that are charged, and the faults."""
+"""Reads the digest of a claim (a short form of its spec): the device requests that are charged, and their faults."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +22,7 @@ _MOST = 2**53
 
 
 def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim. Each of its ``faults`` has a field path and a message."""
+    """Return the device requests of a claim, and their faults. Each fault has a field path and a message."""
     entries: list[ClaimEntry] = []
     faults: list[Fault] = [*digest.faults]
     reads = digest.entries()
@@ -47,7 +47,7 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
 
 
 def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the request of a claim with this encoded digest (short form of the spec). ``policy`` caches the result."""
+    """Return the device requests of a claim with this encoded digest. The result is cached in ``policy``."""
     known = policy.requests.get(packed)
     if known is None:
         known = read_claim(unpack(packed), policy)
@@ -86,7 +86,7 @@ def _entry(path: str, name: str, read: EntryRead, found: DeviceKind, capacities:
 
 
 def _pins_of(read: EntryRead, found: DeviceKind) -> tuple[ClaimPin, ...]:
-    """Return an entry's pins (selectors for one GPU model) for its driver. A device must match all these pins."""
+    """Return the entry's pins (selectors for one GPU model) that name the entry's driver. A device must match all."""
     return tuple(pin for pin in read.pins if pin.driver == (found.driver or ""))
 
 
@@ -123,7 +123,7 @@ def _shape_faults(path: str, read: EntryRead, found: DeviceKind) -> Iterator[Fau
 def _read_capacities(
     path: str, entry: EntryDigest, found: DeviceKind, policy: ClaimPolicy
 ) -> tuple[dict[str, Decimal], list[Fault]]:
-    # For unshared devices, a requested capacity is only a filter. So a claim may name any capacity of such devices.
+    # A requested capacity only filters unshared devices. So a claim may name any capacity of such devices.
     known = {CORES, MEMORY} if found.kind is Kind.SHARE else policy.capacities_of.get(found.driver or "", frozenset())
     capacities: dict[str, Decimal] = {}
     faults = []

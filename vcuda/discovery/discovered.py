@@ -33,7 +33,7 @@ class Doubt(enum.StrEnum):
     MALFORMED = "malformed-register"
     NAMELESS = "no-product"
     HELD = "change-held"
-    """Another model was found. The label is not changed while pods use the node, or if the label's source is lost."""
+    """Another model was found, but the label stays, because pods use the node or the source of the label is lost."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """The position of the model's source in the order of trust; 0 is the most trusted. An unknown one is last."""
+        """The position of the model's source in the order of trust; 0 is the most trusted. Unknown sources are last."""
         return sources.SOURCES.index(self.source) if self.source in sources.SOURCES else len(sources.SOURCES)
 
 
@@ -64,7 +64,7 @@ class Found(msgspec.Struct, frozen=True):
     record: Record | None
     """The controller's record of the label; None if a person wrote the label, or if there is no label."""
     wanted: Record | None
-    """The model that the strongest source reports; None if no source reports a model."""
+    """The model that the strongest source reports, with this source; None if no source reports a model."""
     seen: tuple[SourceCards, ...] = ()
     """The cards that each source reports, the strongest source first."""
     models: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def source(self) -> str:
-        """The source of the model label. Without a label, the source of the found model; empty if none was found."""
+        """The source of the model label. If the node has no label: the source of the model in ``wanted``, or empty."""
         if self.label is None:
             return self.wanted.source if self.wanted else ""
         return self.record.source if self.record else sources.OPERATOR
@@ -87,14 +87,14 @@ class Found(msgspec.Struct, frozen=True):
         return self.label is None and self.wanted is not None
 
     def differs(self, named: CardModels) -> bool:
-        """Return whether the controller wrote the label, and the strongest source reports another model."""
+        """Return whether the controller wrote the label, but the strongest source now reports another model."""
         if self.record is None or self.wanted is None:
             return False
         return named.model_of(self.record.model) != named.model_of(self.wanted.model)
 
     @property
     def confirmed(self) -> Record | None:
-        """The new record of the label if a stronger source than the recorded one reports a model; otherwise None."""
+        """The record with a new source if a stronger source than the recorded one reports a model; otherwise None."""
         if self.record is None or self.wanted is None or self.wanted.rank >= self.record.rank:
             return None
         return Record(self.record.model, self.wanted.source)
@@ -123,7 +123,7 @@ def find_model(
     label, record, named = labels.get(model_label), Record.read(facts.record), known.models
     own = record if record and record.model == label else None
     models = _models_of(seen[0], named) if seen else {}
-    # Models with equal numbers of cards are ranked by name, because the order of the cards may change.
+    # Models with equal numbers of cards are sorted by name, so that the result does not depend on the order of cards.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
     counts = label or (wanted.model if wanted and label is None else "")
@@ -161,7 +161,7 @@ def _doubts(
         cards = listed([f"{model} ({count})" for model, count in sorted(models.items())], MAX_NAMES)
         yield Doubt.SEVERAL, f"the node has cards of several GPU models according to {display(seen[0].source)}: {cards}"
     others = [each for each in seen[1:] if not _agrees(each, models, named)]
-    # An administrator sets an empty label if the node must have no model. So no source disagrees with an empty label.
+    # An empty label is an administrator's decision that the node has no model. So no source disagrees with it.
     called = not operators or not seen or _is_called(operators, seen[0], named)
     if others or not called:
         statements = [] if called else [f"{display(sources.OPERATOR)} is {operators}"]

@@ -24,15 +24,15 @@ MAX_NAMES = 8
 
 
 def normalise(name: str) -> str:
-    """Return a product name with ``-`` for blanks and one leading ``NVIDIA-``; empty if there is no other part."""
+    """Return a product name such as ``NVIDIA-A100-SXM4-40GB``; empty if only ``NVIDIA-`` would be left."""
     own = _VENDORS.sub("", f"{_BLANKS.sub('-', name).strip('-')}-").strip("-")
     return f"{_VENDOR}{own}" if own else ""
 
 
 def model_of(product: str, named: CardModels) -> str:
-    """Return the model of a normalised product.
+    """Return the GPU model of a normalised product.
 
-    If a row of `gpu_models` in the quota document matches the product, with or without ``NVIDIA-``, the row determines
+    If an entry of `gpu_models` in the quota ConfigMap matches the product, with or without ``NVIDIA-``, it determines
     the model. Otherwise the model is the product's name, shortened to a valid label value.
     """
     for name in (product, product.removeprefix(_VENDOR)):
@@ -43,7 +43,7 @@ def model_of(product: str, named: CardModels) -> str:
 
 
 def model_warnings(models: Collection[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return warnings about the models of a quota that no node has. ``known``: the models of the nodes."""
+    """Return warnings about models in a quota that no node has. ``known``: the models of the nodes."""
     if models and not known:
         return ("no node has a GPU model, so pods that request GPUs stay pending",)
     missing = sorted(set(models).difference(known))

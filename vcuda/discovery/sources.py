@@ -49,16 +49,16 @@ _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """Facts about the device plugins of a node that are not in the node's labels and registers."""
+    """What is known about the device plugins of a node, besides the node's labels and readable registers."""
 
     offered: Mapping[str, int] = MappingProxyType({})
     """The allocatable amounts of the resources by which a GPU can be requested."""
     absent: tuple[str, ...] = ()
-    """The vendors' schemes whose scheduler has found that the device plugin on the node does not answer."""
+    """The vendors' schemes whose scheduler has marked the device plugin of the node as not answering."""
     present: tuple[str, ...] = ()
     """The vendors' schemes whose device plugin on the node answers the scheduler."""
     malformed: tuple[str, ...] = ()
-    """The annotations that should list the node's cards (registers), but cannot be read."""
+    """The keys of registers (annotations that list the node's cards) that cannot be read."""
     record: str = ""
     """The value of the annotation `DISCOVERED`."""
 
@@ -67,7 +67,7 @@ NO_FACTS = NodeFacts()
 
 
 def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFacts:
-    """Return the facts about a node's device plugins. ``registers``: the readable lists of cards in its annotations."""
+    """Return the facts about a node's device plugins. ``registers``: the node's readable registers, by scheme."""
     annotations, allocatable = node.annotations, (node.status and node.status.allocatable) or {}
     offered = {
         name: count
@@ -82,7 +82,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
         tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
         annotations.get(DISCOVERED, "")[:MAX_RECORD],
     )
-    # Often most nodes have no GPU, so their facts are equal. One shared object saves memory.
+    # Most nodes often have no GPU, so their facts are equal. One shared object saves memory.
     return facts if facts != NO_FACTS else NO_FACTS
 
 
@@ -94,7 +94,7 @@ def _whole(quantity: Quantity) -> int | None:
 
 
 def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
-    """Return whether the device plugin of a vendor's scheme serves the node now."""
+    """Return whether the device plugin of this vendor (scheme) serves the node now."""
     if scheme.register is None:
         return bool(facts.offered.get(scheme.main_resource))
     # NVIDIA's plugin may offer the same resource as HAMi's plugin. So only the register, the annotation in which HAMi
@@ -107,21 +107,21 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the schemes whose list of cards is still on the node, although another device plugin serves the node."""
+    """Return the vendors whose register is still on the node, although another device plugin now serves the node."""
     silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
 
 class DriverCards(msgspec.Struct, frozen=True):
-    """The devices of one driver on one node."""
+    """The devices that one DRA driver publishes for one node."""
 
     driver: str
     offers: tuple[tuple[DeviceOffer, int], ...]
-    """The distinct devices, each with its count."""
+    """The different devices, each with the number of such devices."""
 
 
 PublishedCards = Mapping[str, tuple[DriverCards, ...]]
-"""The devices of known DRA drivers by node."""
+"""By node: the devices that known DRA drivers publish for the node."""
 
 
 def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
@@ -150,7 +150,7 @@ class SourceCards(msgspec.Struct, frozen=True):
 
     source: str
     cards: Mapping[str, int]
-    """The number of cards by normalised product; 0 if the source does not report the number."""
+    """By normalised product: the number of cards; 0 if the source does not report the number."""
     memory: int = 0
     """The memory of the smallest card in MiB; 0 if the source does not report it."""
 
@@ -177,7 +177,7 @@ def cards_by_source(
 
 
 def whole_product(product: str) -> str:
-    """Return the product name of the whole card. ``product`` may name a part of that card."""
+    """Return the product name of a whole card, without the end of the name that stands for a part of the card."""
     return _PART.sub("", product)
 
 

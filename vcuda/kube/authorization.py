@@ -13,11 +13,11 @@ GRACE_SECONDS = 10.0
 """If a 403 for one verb and resource repeats for longer than this many seconds, an RBAC permission is missing."""
 
 FORGET_SECONDS = 60.0
-"""If no 403 for a verb and resource comes for this many seconds, the next one starts new `GRACE_SECONDS`."""
+"""If a verb and resource get no 403 for this many seconds, the next 403 starts a new period of `GRACE_SECONDS`."""
 
 # Matches the message of a 403 from the authorizer of the API server (forbiddenMessage in k8s.io/apiserver,
-# pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message. A retry
-# would not help against such a 403.
+# pkg/endpoints/handlers/responsewriters). A 403 from an admission plugin or a webhook has another message, and would
+# be repeated at each retry.
 _REFUSED = re.compile(
     r'(?:\S+ (?:"[^"]*" )?is )?forbidden: User "[^"]*" cannot '
     r'(\w+ (?:resource "[^"]*" in API group "[^"]*"|path "[^"]*"))'

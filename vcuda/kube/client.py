@@ -28,7 +28,7 @@ from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
 
-# If a 429 has a cause with the reason `DISRUPTION_BUDGET`, a PodDisruptionBudget prevents the eviction
+# A 429 that has a cause with this reason means that a PodDisruptionBudget prevents the eviction of a pod
 # (DisruptionBudgetCause in k8s.io/api, policy/v1).
 DISRUPTION_BUDGET = "DisruptionBudget"
 
@@ -166,13 +166,13 @@ class Kube:
         """Yield the pages of one consistent LIST. A page has at most ``limit`` objects and a few MiB.
 
         ``timeout``: seconds for one page. ``seconds``: seconds for the whole LIST, including the caller's work between
-        pages. ``skip``: called with each object of more than `MOST_OBJECT_BYTES`, which the pages do not include.
+        pages. ``skip``: called with each object of more than `MOST_OBJECT_BYTES`. The pages omit such an object.
 
         Without ``skip``, such an object raises TooLarge. Raises ListOverdue after ``seconds``. Raises Gone if etcd has
         dropped the resourceVersion of the LIST, by default after 5 minutes. The caller must then begin a new LIST.
         """
 
-        # Each page of a LIST may have its own ``limit``. The continue token contains only the version of the LIST and
+        # The pages of one LIST may have different limits. The continue token contains only the version of the LIST and
         # the key at which the next page starts (EncodeContinue in k8s.io/apiserver, pkg/storage/continue.go).
         def fetch(objects: int, token: str, timeout: float, most: int) -> bytes:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
@@ -197,7 +197,7 @@ class Kube:
         check = self.version_check
         if check is not None and not check.passed:
             host = urlsplit(self.sender.host)
-            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # the host without user and password
+            server = f"{host.scheme}://{host.netloc.rpartition('@')[2]}"  # messages must not show the user and password
             check.make(lambda: self._answer(ApiRequest("GET", "/version"), timeout).body, server)
 
     def _heard(self, request: ApiRequest, timeout: float, most: int = MOST_OBJECT_BYTES) -> Heard:
@@ -222,9 +222,9 @@ class Kube:
 
 
 def upsert(kube: Kube, collection: str, manifest: Mapping[str, Any]) -> bytes:
-    """Create the object in ``manifest``. If it exists, patch it with the fields of ``manifest``. Return it as stored.
+    """Patch an object with the fields of ``manifest``. If the object does not exist, create it. Return it as stored.
 
-    Fields that are not in ``manifest`` stay unchanged. Raises Conflict if another client creates the object meanwhile.
+    Fields that are not in ``manifest`` stay unchanged. Raises Conflict if another client creates the object first.
     """
     body = msgspec.json.encode(manifest)
     try:
@@ -274,7 +274,7 @@ def _date(header: str | None) -> datetime.datetime | None:
 
 
 _CHUNK = 64 * 1024
-_HEAD_PARTS = 16  # the number of first chunks of a response body that TooLarge keeps; they contain the object's name
+_HEAD_PARTS = 16  # the error TooLarge keeps this many first chunks of the body; they contain the object's name
 
 
 @contextlib.contextmanager
@@ -302,7 +302,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
         if remaining <= 0:
             response.close()
             raise TimeoutError("the body of the answer did not arrive in time")
-        # If the server has closed the connection after its response, the response object has no socket any more.
+        # If the server has closed the connection after its response, there is no socket that needs a timeout.
         if (sock := getattr(response.connection, "sock", None)) is not None:
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
@@ -316,7 +316,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
 
 
 class _Parts:
-    """Collects the parts of an HTTP body, up to ``most`` bytes. `take` joins the parts, so each byte is copied once."""
+    """Collects pieces of a body or line, up to ``most`` bytes. `take` removes and joins them, copying a byte once."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -324,7 +324,7 @@ class _Parts:
         self._size = 0
 
     def add(self, part: bytes) -> None:
-        """Add a part of the body. Raises TooLarge if all parts together have more than the maximum number of bytes."""
+        """Raises TooLarge if more than ``most`` bytes are collected."""
         self._parts.append(part)
         self._size += len(part)
         if self._size > self._most:
@@ -332,7 +332,6 @@ class _Parts:
             raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
 
     def take(self) -> bytes:
-        """Return all collected bytes, and start again with no parts."""
         whole = b"".join(self._parts)
         self._parts, self._size = [], 0
         return whole
@@ -361,7 +360,7 @@ class Stream:
 
     def __init__(self, response: urllib3.BaseHTTPResponse, what: str) -> None:
         # `abort` shuts the socket down, because a close would not wake the thread that reads from the socket. `abort`
-        # uses a second file descriptor. After a close, the number of the first descriptor may belong to another file.
+        # uses a duplicate of the file descriptor, because the number of a closed descriptor may belong to another file.
         self._response = response
         self._what = what
         self._socket = socket.socket(fileno=os.dup(response.fileno()))
@@ -396,5 +395,5 @@ class Stream:
 
     def abort(self) -> None:
         """End the stream immediately. In the thread that reads the lines, the iteration ends or raises Unavailable."""
-        with contextlib.suppress(OSError):  # the socket is already closed, so no thread waits for it
+        with contextlib.suppress(OSError):  # if the socket is already closed, no thread reads from it
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -31,8 +31,8 @@ _UNREADABLE = (ConfigException, OSError, YAMLError, AttributeError, LookupError,
 def loader(kubeconfig: Path | None, context: str | None) -> Load:
     """Return a function that loads the credentials from ``kubeconfig``.
 
-    If ``kubeconfig`` is None, the returned function reads kubectl's default kubeconfig. In a pod, if ``context`` is
-    also None, it uses the service account of the pod instead.
+    If ``kubeconfig`` is None, the returned function reads kubectl's default kubeconfig. In a pod, if both arguments are
+    None, the returned function uses the service account of the pod instead.
     """
     if kubeconfig is not None:
         return _from_kubeconfig(str(kubeconfig), context)
@@ -93,7 +93,7 @@ class ApiRequest(NamedTuple):
 
 
 KEPT_SECONDS = 1.0
-"""After this many seconds, a request looks up the credentials again. This takes a sixth of the request's time."""
+"""The credentials are looked up again only after this many seconds. A lookup takes a sixth of a request's time."""
 
 
 class Sender:
@@ -111,8 +111,8 @@ class Sender:
         self._clock = clock
         self._lock = threading.Lock()
         self._kept: tuple[float, Mapping[str, str]] = -math.inf, {}
-        # For each request, urllib3's pool manager parses the URL and looks up a pool. To save time, the pool is looked
-        # up once, here. With a proxy, each request uses the manager, because the manager also changes the request.
+        # urllib3's pool manager would parse the URL and look up a connection pool for each request. To save time, the
+        # pool is looked up once, here. Behind a proxy, the manager must send each request, to adapt it to the proxy.
         manager = api.rest_client.pool_manager
         self._pool = None if manager.proxy else manager.connection_from_url(self.host)
         self._base = urlsplit(self.host).path.rstrip("/")
@@ -159,7 +159,7 @@ class Sender:
         return found
 
     def _renewed(self, refused: Mapping[str, str]) -> Mapping[str, str]:
-        # Another thread may have read newer credentials than ``refused``. If not, load the credentials again.
+        # If another thread has already replaced the ``refused`` credentials, use its result. Otherwise load them again.
         current = self._look()
         return self._look(load=True) if current == refused else current
 

@@ -22,13 +22,13 @@ from vcuda.requests.resources import GpuResources
 T = TypeVar("T")
 
 PricedClaims = Sequence[tuple[StoredClaim, ClaimCharge]]
-"""ResourceClaims, each with the GPU quota that it is charged."""
+"""Pairs of a ResourceClaim and its charge (the GPU quota that it takes)."""
 
 _POD = msgspec.json.Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
-    """Permission to LIST in one namespace. It ends at ``until`` (`time.monotonic`). ``timeout``: seconds for a page."""
+    """A permission to LIST in a namespace until ``until`` (`time.monotonic`). ``timeout``: seconds for a page."""
 
     kube: client.Kube
     namespace: str
@@ -82,7 +82,7 @@ class NamespaceCounter:
         return self._in_turn(namespace, self._count, timeout)
 
     def count_claims(self, namespace: str, extended: Collection[str]) -> ObservedClaims | None:
-        """Return the charges of a namespace's claims, except ``extended``; None if the API server serves no claims."""
+        """Return the charges of the claims that are not in ``extended``; None if the API server serves no claims."""
         return _count_claims(*self.priced_claims(namespace, extended))
 
     def priced_claims(self, namespace: str, extended: Collection[str]) -> tuple[str, PricedClaims]:
@@ -111,7 +111,7 @@ class NamespaceCounter:
         config_version = self.config_version
         listed, nodes = self._pods(turn), self.nodes()
         extended = charged_by_pods(listed.charged, nodes)
-        # A claim is left out if its pod is charged instead. That pod is in the count, because pods are listed first.
+        # Leave out each claim whose pod is charged instead. This pod is in the count, because pods are listed first.
         claims = _count_claims(*self._price(turn, extended))
         return ObservedPods(
             listed.version,

@@ -29,7 +29,7 @@ _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
 
 MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""The most bytes that are kept of the claim templates of one namespace, and of all namespaces. A template is counted as
+"""The memory bounds in bytes: for the claim templates of one namespace, and of all namespaces. A template counts as
 `ENTRY_BYTES` (700) plus its packed device requests: typically 100 bytes, and at most 14 KiB. So the first bound allows
 about 600 typical templates, and the second about 40,000."""
 
@@ -87,7 +87,6 @@ class ServedWatches:
             each.stop()
 
     def run(self) -> None:
-        """Check repeatedly whether the API server serves resource.k8s.io/v1. When it does, start the watches."""
         while not self._stopping.is_set() and not self.served:
             try:
                 self.served = is_served(self.kube)
@@ -160,8 +159,6 @@ class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
 
 
 class _RawTemplate(k8s_types.K8sObject, frozen=True, gc=False):
-    """A ResourceClaimTemplate. The spec for its claims stays undecoded JSON here."""
-
     spec: _RawTemplateSpec = _RawTemplateSpec()
 
 
@@ -208,7 +205,7 @@ class TemplateInformer:
             self._allowance.release(old.namespace, old.uid)
 
     def _on_listed(self) -> None:
-        # If a list was interrupted, deleted templates may still count against the memory bound. So release their bytes.
+        # An interrupted list may have counted templates that were deleted before this list. So stop counting them.
         self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
         self._warned.clear()
 
@@ -240,7 +237,7 @@ class ClaimPolicies:
         return self.charged(self._quota.resources())
 
     def charged(self, known: GpuResources) -> GpuResources:
-        """Return ``known`` (a quota ConfigMap's resources) and the charges that follow from DeviceClasses and nodes."""
+        """Return ``known`` (a quota ConfigMap's GPU resources) with charges adapted to the DeviceClasses and nodes."""
         found, nodes, made = self._informer.current(), self._nodes.current(), self._charged
         # The resources are cached, because every pod of the cluster is checked against them.
         if made and made.known is known and made.devices is found and made.nodes is nodes:

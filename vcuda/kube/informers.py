@@ -84,14 +84,14 @@ class QuotaInformer:
 
     def in_force(self) -> config.QuotaConfig | None:
         """Return the quota ConfigMap in force, without applying grants (dated additions); None until it was read."""
-        # Only the watch's thread assigns `_config`, not this method. Otherwise a late result of this method could
-        # overwrite a document that the watch has just delivered.
+        # Any thread may call this method, so it does not assign `_config`. A late assignment could overwrite a document
+        # that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
             return self._without_document()
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:
-        # Without a quota ConfigMap, the quota has the version of its watch, which is newer than any deleted ConfigMap.
+        # Without a ConfigMap, the quota gets the watch's resourceVersion, which is newer than any deleted ConfigMap's.
         built_in = GpuResources(version=self.reflector.resource_version)
         return config.QuotaConfig(self._nobody, built_in)
 
@@ -155,7 +155,7 @@ The new state is None if the node was deleted."""
 
 
 class ObservedNode(Node, frozen=True):
-    """The fields of a node that are kept in memory: labels, GPU capacity, locks, cards, facts about device plugins."""
+    """The fields of a node that are kept in memory, with the annotation by which a GPU scheduler locks the node."""
 
     registers: Registers = msgspec.field(default_factory=dict)
     facts: NodeFacts = NO_FACTS
@@ -193,7 +193,7 @@ class _RegisterCache:
 
 @dataclass(eq=False)
 class NodeInformer:
-    """Watches the labels, registered cards, GPU capacity and locks of nodes, and indexes the labels and cards.
+    """Watches the labels, registered cards, GPU capacity and scheduler locks of nodes. Indexes the labels and cards.
 
     ``on_model_change`` is called after the GPU model or the registered cards of a node change. ``resources`` returns
     the GPU resources, including the table that translates the values of the model label to models.

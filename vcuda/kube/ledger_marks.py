@@ -74,15 +74,15 @@ class LedgerMarks:
             raise errors.LedgerLost(namespace, missing, left)
 
     def missing(self, namespace: str, lost: Reservation) -> float:
-        """Return the seconds since this process first read the closed ledger (it admits nothing) after a loss."""
+        """Return the seconds since this process first read the namespace's closed ledger, which admits nothing."""
         known, now = self._losses.get(namespace), self.clock()
-        # Each new ledger has a random counter. If the counter has changed, the age of the ledger is measured from now.
+        # Each closed ledger has a random counter. Another counter means another ledger, whose age is measured from now.
         if known is None or known.counter != lost.counter:
             known = self._losses[namespace] = _Loss(lost.counter, now)
         return now - known.since
 
     def claim(self, namespace: str, version: str, lost: Reservation, timeout: float) -> bool:
-        """Create the mark of a namespace, which records that it has had a ledger. Return True if it had no mark before.
+        """Create a namespace's mark (the record that it has had a ledger). Return True if there was no mark before.
 
         True means that an earlier ledger never existed, or was deleted when all its charges belonged to stored objects.
         So the caller may open the ledger at once, by a write at ``version``, the resourceVersion at which the caller
@@ -145,10 +145,11 @@ class LedgerMarks:
 
 @dataclass(eq=False)
 class SeenVersions:
-    """The newest resourceVersion of each ledger that this process has read within the last ``seconds``.
+    """Remembers the newest resourceVersion of each ledger, for ``seconds`` after this process last read the ledger.
 
-    resourceVersions only grow, even if an object is deleted and created again. They decrease only when etcd is restored
-    from a backup. An older entry is not needed: all pods that its ledger admitted are stored, or can no longer be.
+    If a later read returns a lower version, etcd was restored from a backup. Otherwise resourceVersions only grow, even
+    if an object is deleted and created again. After ``seconds``, each pod that the ledger admitted is stored, or can no
+    longer be stored.
     """
 
     seconds: float
@@ -157,15 +158,12 @@ class SeenVersions:
     _seen: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def newest(self, namespace: str) -> int:
-        """Return the newest version of a ledger that this process has read recently; 0 if there is none.
-
-        If a later read returns a lower version, etcd was restored from a backup.
-        """
+        """Return the newest version of a ledger that this process has read recently; 0 if there is none."""
         version, at = self._seen.get(namespace, (0, -math.inf))
         return version if self.clock() < at + self.seconds else 0
 
     def note(self, namespace: str, version: str | None, *, anew: bool) -> None:
-        """Record the version of a ledger that was read or written. ``anew``: replace even a newer recorded version."""
+        """Record the version of a ledger that was read or written. ``anew``: True to replace even a newer version."""
         known, seen, now = self.newest(namespace), int(version or 0), self.clock()
         self._seen.pop(namespace, None)
         self._seen[namespace] = seen if anew else max(seen, known), now
@@ -175,7 +173,7 @@ class SeenVersions:
 
 
 def answered(write: Callable[[], T]) -> T:
-    """Call ``write`` and return its result. Raises WriteUnanswered if the API server may or may not have stored it."""
+    """Call ``write`` and return its result. Raises WriteUnanswered if it is unknown whether the write was stored."""
     try:
         return write()
     except errors.Unavailable as error:

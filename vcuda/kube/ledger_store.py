@@ -56,7 +56,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class NamedLedger(msgspec.Struct, frozen=True):
-    """One version of a ledger, as a watch delivered it. `read` decodes it on demand, because most are never read."""
+    """One version of a ledger, from a watch. Only `read` decodes it, because most versions are never read."""
 
     namespace: str
     config_map: k8s_types.ConfigMap
@@ -72,12 +72,12 @@ class NamedLedger(msgspec.Struct, frozen=True):
 
     @property
     def counted(self) -> str:
-        """The first part of the ledger's text: the charges of the stored objects, with their resourceVersions."""
+        """The first part of the ledger's text: the charges of the stored pods, and the resourceVersion of the count."""
         return _counted_in((self.config_map.data or {}).get(KEY, ""))
 
     @property
     def pending_bytes(self) -> int:
-        """The size of the second part of the ledger's text, which has the pending, terminating and reserved charges."""
+        """The size of the rest of the ledger's text, which grows with the pending, terminating and reserved charges."""
         return len((self.config_map.data or {}).get(KEY, "")) - len(self.counted)
 
 
@@ -110,12 +110,12 @@ class LedgerStore(NamespaceCounter):
         super().__init__(kube, nodes, resources, claim_price)
         self._namespace = namespace
         self._sleep = sleep
-        # `_written` maps a namespace to `NamedLedger.counted` of the last ledger that this process wrote. By this text,
-        # the watch recognises the writes of this process.
+        # `_written` maps a namespace to `NamedLedger.counted` of the last ledger that this process wrote. If the watch
+        # delivers a ledger with this text, no other process has counted the stored pods since.
         self._written: dict[str, str] = {}
         self._keeps_written = False
-        # `_dropped` maps a namespace whose ledger was deleted to the version of its mark, which must still be deleted.
-        # The mark is the record that the namespace has had a ledger.
+        # `_dropped` maps a namespace to the version of its mark (the record that it has had a ledger). This process has
+        # deleted the ledger, and must still delete the mark.
         self._dropped: dict[str, str] = {}
         self._collection = f"/api/v1/namespaces/{client.segment(namespace)}/configmaps"
         self._marks = LedgerMarks(kube, self._collection, storable_seconds, clock)
@@ -206,14 +206,14 @@ class LedgerStore(NamespaceCounter):
         except errors.Conflict:
             return None
         if int(stored.version or 0) < newest:
-            # etcd was restored from a backup, and has lost an earlier ledger together with its mark.
+            # A lower version means that etcd was restored from a backup, and may have lost a ledger and its mark.
             self._marks.renew(namespace, timeout)
         self._note(namespace, stored, anew=True)
         return stored
 
     def _closed(self, namespace: str, stored: Stored, timeout: float) -> Stored | None:
-        """Close a ledger, so that it admits nothing. Its version is older than a version that was read before, because
-        etcd was restored from a backup. Pods that were charged in the newer version may still be stored later."""
+        """Close a ledger, so that it admits nothing. It is outdated, because etcd was restored from a backup: this
+        process has read a newer version before. Pods that were charged in that version may still be stored later."""
         self._marks.renew(namespace, timeout)
         ledger = msgspec.structs.replace(stored.ledger, reserved={**stored.ledger.reserved, LOST: _everything()})
         body = self._encode(namespace, ledger, stored.version)
@@ -278,8 +278,8 @@ class LedgerStore(NamespaceCounter):
     ) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
-        If ``on_charge`` is given, it replaces ``on_change`` after two kinds of writes: writes that leave the charges of
-        stored objects unchanged, and writes of this process. Its arguments are the namespace and
+        If ``on_charge`` is given, it is called instead after a write of this process, and after a write that leaves the
+        charges of stored pods unchanged, so that the caller may react later. Its arguments are the namespace and
         `NamedLedger.pending_bytes`.
         """
 

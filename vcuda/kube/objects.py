@@ -114,7 +114,7 @@ class Endpoint(k8s_types.K8sStruct, frozen=True):
 
 
 class Port(k8s_types.K8sStruct, frozen=True):
-    """A port of all endpoints of an EndpointSlice. Without a number it means "all ports", so nothing connects to it."""
+    """A port of all endpoints of an EndpointSlice. A port without a number means "all ports" and is ignored."""
 
     name: str | None = None
     port: int | None = None
@@ -159,7 +159,6 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
     numbers = [each.port for each in ports if each.port and (len(ports) == 1 or each.name == port_name)]
     for endpoint in found.endpoints or ():
         is_ready = endpoint.conditions is None or endpoint.conditions.ready is not False
-        # In an EndpointSlice, only the first address of an endpoint has a defined meaning.
         for host in endpoint.addresses[:1]:
             bracketed = f"[{host}]" if ":" in host else host
             yield from ((f"{bracketed}:{number}", is_ready) for number in numbers)

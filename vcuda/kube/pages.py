@@ -21,8 +21,8 @@ FIRST_PAGE = 32
 """The number of objects in the first page of a LIST."""
 
 GROWTH = 4
-"""After a page succeeds, the next page may have up to this many times as many objects. After a page fails, it is
-requested again with this many times fewer objects."""
+"""After a successful request, the number of objects in the next page grows at most by this factor. After a failed
+request, the number is divided by this factor, and the same page is requested again."""
 
 AIM_BYTES = 4 * 2**20
 """The number of objects in a page of a LIST is chosen so that the page has about this many bytes."""
@@ -97,7 +97,7 @@ _NAME = re.compile(
 
 
 def read_skipped(head: bytes) -> tuple[Page, str, SkippedObject]:
-    """Read the start of a page. Return a triple: an empty page, the next continue token, the skipped object's name."""
+    """Read the start of a page with one too large object. Return an empty page, the next token, the object's name."""
     found = _ITEMS.search(head)
     page, token = read_page((head[: found.end()] if found else head) + b"]}")
     return page, token, name_in(head[found.end() :] if found else b"")
@@ -160,7 +160,7 @@ class Pager:
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
-                # If this page has more objects than the first page, it may be too large. So request fewer objects.
+                # A page with more objects than the first page may be too large to arrive in time. So request fewer.
                 if not self._size.has_grown:
                     raise
             self._size.shrink()

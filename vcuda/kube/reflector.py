@@ -21,7 +21,7 @@ OnEvent = Callable[[T | None, T | None], None]
 """A function that is called after an object changes, with the old and the new object. The old object is None if the
 object was created. The new object is None if the object was deleted."""
 
-_SERVER_TIMEOUT = 300  # seconds ±20 %, after which the API server ends a watch; new watches spread over all servers
+_SERVER_TIMEOUT = 300  # the API server ends a watch after this many seconds ±20 %; new watches spread over all servers
 SILENCE = 70
 """A watch without an event for this many seconds is opened again. The API server sends a bookmark about every 60 s. If
 no bookmark arrives, the connection is dead, or the API server does not cache the resource (Events) and sends no
@@ -30,16 +30,16 @@ stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts so long resets the back-off (the delay after failed attempts)
 RELIST_SECONDS = 240.0
 """After this many seconds, an unfinished LIST in pages starts again, because etcd drops its version after 5 minutes."""
-# API servers that cannot stream lists answer with these statuses (Kubernetes up to 1.31 and 1.33: WatchList is off).
+# API servers that cannot stream lists answer with these statuses. WatchList is off up to Kubernetes 1.31 and in 1.33.
 _NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
 
 
-_MOST_DOUBLINGS = 32  # doublings of the delay; more would overflow a float, and the ceiling is reached long before
+_MOST_DOUBLINGS = 32  # the ceiling of the delay is reached long before; endless doubling would overflow a float
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Seconds between failed attempts: they double from ``first`` to ``ceiling``. ``draw``: a random float up to 1."""
+    """Random delays in seconds between failed attempts. Their upper bound doubles from ``first`` to ``ceiling``."""
 
     first: float = 0.1
     ceiling: float = 10.0
@@ -68,11 +68,11 @@ class Reflector(Generic[T]):
 
     ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If ``on_event`` raises
     an exception, this is logged and counted, and the next event follows. ``on_listed`` is called after each list and
-    its events. ``on_listing`` is called before each list. If it returns True, the list also decodes unchanged objects
-    again, because ``decode`` has new rules. An unexpected error in the reflector itself is logged and ends the thread.
+    its events. ``on_listing`` is called before each list, and returns True if ``decode`` has new rules. The list then
+    decodes unchanged objects again. An unexpected error in the reflector itself is logged and ends the thread.
     ``alive`` is then False.
 
-    ``listed_version`` is the version of the last list. It is set before the store changes to that list. The watch
+    ``listed_version`` is the version of the last list. It is set before the objects of that list are stored. The watch
     delivers every deletion after that version. An object that was created and deleted between the previous watch and
     the list was never delivered.
 
@@ -168,7 +168,7 @@ class Reflector(Generic[T]):
             raise
 
     def _attempt(self) -> None:
-        # Lists the objects if a list is due, and then watches them. A lost connection does not make a list due.
+        # Lists the objects if a list is due, and then watches them. After a lost connection, no new list is needed.
         if self._asked_again.is_set():
             self._asked_again.clear()  # cleared first, so that a call of `list_again` during the list is not lost
             self._list_due = True
@@ -196,7 +196,7 @@ class Reflector(Generic[T]):
             try:
                 events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
             except ApiError as error:
-                # Only these statuses mean that the server cannot stream lists. After a 403, paged lists also fail.
+                # Other statuses, such as 403, do not mean that the server cannot stream. So the next list tries again.
                 self._streams_refused = error.status in _NOT_STREAMED
                 self._log.info("the API server does not stream lists", reason=error.message)
                 return False

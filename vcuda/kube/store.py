@@ -44,7 +44,7 @@ class Store(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[watch.Key, StoreEntry[T]] = {}
-        # `_grouped` maps a namespace to its entries. The mapping is changed in place, because copies would be slow.
+        # `_grouped` maps a namespace to its objects. The mapping is changed in place, because copies would be slow.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
         self.version = ""
@@ -142,7 +142,7 @@ class ObjectReader(Generic[T]):
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Log and count a too large object. Return a mapping of its key to its last good value, or an empty mapping."""
+        """Log and count an object that is too large. Return its last good value by its key, or an empty mapping."""
         self.counts.undecodable += 1
         self._log.error("object too large to be read", object=str(skipped))
         key = watch.Key(*skipped)

@@ -23,7 +23,7 @@ SLOW_FOR_SECONDS = 600.0
 """A namespace counts as slow for this many seconds after a LIST of its objects took longer than `QUICK_SECONDS`."""
 
 MOST_REMEMBERED = 10_000
-"""At most this many namespaces are remembered as slow, and at most this many because one of their LISTs timed out."""
+"""The most namespaces in each of two records: of slow namespaces, and of namespaces whose LIST timed out."""
 
 
 class ListTurns:
@@ -32,7 +32,7 @@ class ListTurns:
     A LIST first gets `QUICK_SECONDS`. If a LIST takes longer, the LIST is ended and repeated with `SLOW_SECONDS`. Later
     LISTs of that slow namespace get `SLOW_SECONDS` from the beginning. At most `MOST_SLOW` LISTs of slow namespaces and
     `MOST_QUICK` LISTs of quick (all other) namespaces run at a time. These bounds limit the memory for pages. They also
-    limit the wait of a quick namespace: at most `QUICK_SECONDS` for each `MOST_QUICK` namespaces that wait before it.
+    limit the wait of a quick namespace. It waits at most `QUICK_SECONDS` for every `MOST_QUICK` namespaces before it.
 
     If a LIST takes longer than `SLOW_SECONDS`, its namespace is not listed for `REST_PER_SECOND` times as long.
     """

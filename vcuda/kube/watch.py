@@ -68,7 +68,7 @@ class _EventLine(msgspec.Struct, frozen=True):
     object: msgspec.Raw
 
 
-# Almost every line of a watch begins with a key of `_BEGINNINGS`, because the API server writes ``type`` first.
+# Almost every line of a watch begins with one of these texts, because the API server writes ``type`` first.
 _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
     b'{"type":"ADDED"': "ADDED",
     b'{"type":"MODIFIED"': "MODIFIED",

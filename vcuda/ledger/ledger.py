@@ -33,7 +33,7 @@ UNSEEN_SECONDS = 30
 is the default grace period of Kubernetes. The ledger records longer grace periods."""
 
 NO_MODEL = ""
-"""The model of an entry in ``pending`` that charges nothing, and only records the grace period of a pod with claims."""
+"""The model of an empty charge, which records in ``pending`` the grace period of a pod whose claims are charged."""
 
 LEAST_TERMINATING_SECONDS = 5
 """A running pod that is deleted stays charged for at least this many seconds, even with a grace period of 0. kubelet
@@ -43,7 +43,7 @@ WARN_FROM = 0.9
 """An admitted pod gets a warning if at least this fraction of the limit is used."""
 
 NO_LIMIT = Limit(cores=0)
-"""The limit of a model that the quota does not list."""
+"""The limit of a model that the quota does not list: no cards."""
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -52,11 +52,11 @@ class Pending(msgspec.Struct, frozen=True):
     model: str
     charge: Charge
     grace: int = 0
-    """The seconds for which containers may run after a forced deletion; 0 if the charge stays pending for longer."""
+    """The grace period of the pod in seconds; 0 if the charge stays pending for longer than the grace period."""
 
 
 class Terminating(msgspec.Struct, frozen=True):
-    """The charge of a deleted pod whose containers may still run for ``seconds`` after the deletion."""
+    """The charge of a deleted pod or claim. Containers may still use the GPUs for ``seconds`` after the deletion."""
 
     model: str
     charge: Charge
@@ -69,9 +69,9 @@ class Reservation(msgspec.Struct, frozen=True, rename="camel"):
     charges: Mapping[str, Charge]
     """The reserved quota by model."""
     counter: int
-    """Differs in each write of the replica. So the replica can find out which write of the ledger was stored."""
+    """A number that differs in each write of the replica. It shows the replica which of its writes was stored."""
     seconds: float = LEASE_SECONDS
-    """How long the replica may use the reservation after its write."""
+    """The seconds for which the replica may use the reservation after the write."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -84,7 +84,7 @@ class Ledger(msgspec.Struct, frozen=True):
     pending: Mapping[str, Pending] = {}
     """The charges of admitted pods and claims that no watch has delivered yet, by uid."""
     terminating: Mapping[str, Terminating] = {}
-    """By uid (another key if no watch observed the deletion): the charges of deleted pods that may still run."""
+    """By key (for most pods, the uid): the charges of deleted pods and claims whose GPUs may still be in use."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the counts."""
     claimed: Mapping[str, Charge] = {}
@@ -127,16 +127,16 @@ class Ledger(msgspec.Struct, frozen=True):
         return total(each.charges[model] for each in self.reserved.values() if model in each.charges)
 
     def longest_grace(self, pending: Pending) -> int:
-        """Return the seconds for which the containers of a pending charge may run after a forced deletion.
+        """Return the seconds for which containers may run after a forced deletion of the charged pod or claim.
 
-        The charge may be that of a claim, and any pod that uses claims may use this claim. So the longest grace period
-        of these pods is included.
+        If a claim is charged, any pod that uses claims may use this claim. So the longest grace period of these pods is
+        included.
         """
         return max(pending.grace, self.longest_claim_grace)
 
     @property
     def longest_claim_grace(self) -> int:
-        """The longest grace period of stored or pending pods that use claims, in seconds; 0 if all are short."""
+        """The longest grace period of stored or pending pods that use claims, in seconds; 0 if it is not recorded."""
         # The ledger does not record whether a pending pod uses claims, so assume that every pending pod does.
         return max(self.claim_grace, *(each.grace for each in self.pending.values()), 0)
 

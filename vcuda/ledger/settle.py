@@ -28,18 +28,18 @@ class ObservedClaims(msgspec.Struct, frozen=True):
     committed: Mapping[str, Charge]
     """By model, the charges of the stored claims, without the claims that are charged to their pod."""
     seen: Collection[str]
-    """The uids of all claims that were observed, including deleted claims, without claims whose charge is unknown."""
+    """The uids of all observed claims, including deleted claims. Claims with an unknown charge are left out."""
     vanished: Mapping[str, Terminating] = {}
-    """The charges of claims that lost their devices while a pod may still use the devices, by a key for each loss."""
+    """By a key for each loss: the charges of claims that lost their devices, while a pod may still use the devices."""
     since: str = ""
-    """The version at which the watch began, or that of the LIST. Deletions before this version were not observed."""
+    """The resourceVersion at which the watch began, or of the LIST. Earlier deletions were not observed."""
     users: Collection[str] = ()
     """The uids of the pods that use the claims."""
     gone: Collection[str] = ()
     """The uids of deleted claims. ``seen`` includes them."""
 
     def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return the claims of this LIST, combined with what ``watched`` observed earlier, such as deleted claims."""
+        """Return the claims of this LIST, together with the deletions in ``watched``, which a watch observed."""
         if watched is None:
             return self
         seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
@@ -57,7 +57,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     vanished: Mapping[str, Terminating] = {}
     """By uid, the charges of bound pods that were deleted before they were observed to end."""
     since: str = ""
-    """The version at which the watch began, or that of the LIST. Deletions before this version were not observed."""
+    """The resourceVersion at which the watch began, or of the LIST. Earlier deletions were not observed."""
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the count."""
     claims: ObservedClaims | None = None
@@ -72,7 +72,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
     """The uids of deleted pods. ``seen`` includes them."""
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return the pods of this LIST, combined with what ``watched`` observed earlier, such as deleted pods."""
+        """Return the pods of this LIST, together with the deletions in ``watched``, which a watch observed."""
         return msgspec.structs.replace(
             self,
             seen={*self.seen, *watched.seen},
@@ -82,7 +82,7 @@ class ObservedPods(msgspec.Struct, frozen=True):
         )
 
     def is_older(self, ledger: Ledger) -> bool:
-        """Return whether the ledger was counted from a newer observation than this, or with a newer quota ConfigMap."""
+        """Return whether the ledger was last counted from a newer observation, or with a newer quota ConfigMap."""
         pods_older = is_older(self.resource_version, ledger.pod_resource_version)
         claims = self.claims
         claims_older = claims is not None and is_older(claims.resource_version, ledger.claim_resource_version)
@@ -99,7 +99,8 @@ def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | O
 
     ``counted``: the version at which the ledger was counted.
     """
-    # If the LIST lacks an object that the watch or the ledger still counts, the watch has not observed every deletion.
+    # If the LIST lacks an object that the watch still counts, the watch has missed its deletion. A watch that is older
+    # than the ledger may have missed deletions of objects that the ledger counts.
     missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
     return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
@@ -108,15 +109,15 @@ class Expired(msgspec.Struct, frozen=True):
     """The charges and reservations of a ledger that have expired."""
 
     absent: Collection[str] = frozenset()
-    """The uids of pending charges whose object can no longer be stored, and is missing in a LIST after that time."""
+    """The uids of old pending charges. A LIST lacks their objects, and began when they could no longer be stored."""
     unsure: Mapping[str, int] = {}
-    """By uid in ``absent``, the seconds for which containers may still run. Above 0 only if the object may have been
-    stored and deleted by force while no watch ran."""
+    """By uid in ``absent``: for how many seconds the object's containers may still run. The value is 0 unless the
+    object may have been stored, and deleted by force, while no watch ran."""
     ended: Collection[str] = frozenset()
     """The keys of terminating charges that have expired, because the containers of the deleted pods have ended."""
     reaped: Collection[str] = frozenset()
-    """Webhook replicas that have stopped, and whose reservations (quota held in advance) are removed. The count must
-    come from a LIST that began when no pod that these replicas admitted could be stored any more."""
+    """The webhook replicas that have ended. Their reservations (quota held in advance) are removed. The count must come
+    from a LIST that began when no pod that these replicas admitted could be stored any more."""
 
 
 NOTHING_EXPIRED = Expired()
@@ -128,8 +129,8 @@ def settle(
     """Return the ledger recounted from the observed objects. Pending charges of observed objects are removed.
 
     The charges of deleted pods and claims become terminating. If the count fell and no watch observed a deletion, the
-    difference also becomes terminating. If no charge differs, ``ledger`` itself is returned, unless it was counted
-    before version ``counted_since``.
+    difference also becomes terminating. If no charge changed, ``ledger`` itself is returned, so that the caller skips
+    the write. But a ledger that was counted before version ``counted_since`` is always replaced by the new count.
     """
     # 1. Remove the expired charges, whether or not the observation is newer than the ledger.
     left = _without_expired(ledger, expired)
@@ -159,7 +160,7 @@ def settle(
         graces=observed.graces,
         claim_grace=_claim_grace(ledger, observed),
     )
-    # 4. Skip the write if no charge changed, unless the quota was edited since the last count.
+    # 4. If no charge changed, return the old ledger, so that it is not written. Replace an outdated count anyway.
     if _has_same_charges(settled, ledger) and not is_counted_before(ledger, counted_since, observed.config_version):
         return ledger
     return settled
@@ -203,7 +204,7 @@ class _Departed(msgspec.Struct, frozen=True):
     """A count of stored objects, and the charges of objects that were deleted since the last count."""
 
     committed: Mapping[str, Charge]
-    """By model, the charges of the stored objects, and of those deleted objects that exceed `MOST_TERMINATING`."""
+    """By model, the charges of the stored objects, and of the deleted objects that do not fit into ``held``."""
     held: Mapping[str, Terminating]
     """By key, the charges of deleted objects that become terminating, up to `MOST_TERMINATING`."""
     left: Mapping[str, Charge]
@@ -213,7 +214,7 @@ class _Departed(msgspec.Struct, frozen=True):
     def of(
         cls, counted: Mapping[str, Charge], vanished: Mapping[str, Terminating], known: Collection[str], room: int
     ) -> "_Departed":
-        """Return the count. At most ``room`` charges in ``vanished`` become terminating. Skip keys in ``known``."""
+        """Return the count. ``room``: the most new terminating charges. ``known``: the keys to skip in ``vanished``."""
         new = {key: each for key, each in vanished.items() if key not in known}
         held = dict(itertools.islice(new.items(), max(room, 0)))
         beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
@@ -256,10 +257,10 @@ def _lost(
     after: Mapping[str, Charge],
     left: Mapping[str, Charge],
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield by model the charges that the old count ``before`` has, and the new count ``after`` lacks. A charge in
-    ``left`` does not count as lacking, because a watch observed the deletion of its object."""
-    # New pods can hide deleted pods, because their charges replace each other in the sum. So the charges that new pods
-    # may have are added to ``before``: the stored pending charges, and the reservations of the webhook replicas.
+    """Yield pairs of a model and the charge by which its count fell from ``before`` to ``after``. The difference omits
+    ``left``: the charges of objects whose deletion a watch observed."""
+    # The charge of a new pod can hide that of a deleted pod in the sum. So add to ``before`` all charges that new pods
+    # may have: the pending charges that are stored by now, and the reservations of the webhook replicas.
     known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
     for model, charge in known.items():
         there = after.get(model, Charge()) + left.get(model, Charge())

@@ -26,7 +26,7 @@ _PADDING = "=="
 
 
 class _Group(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """Several objects with equal charges. ``uids``: 22 characters for each uid. ``others``: keys that are not UUIDs."""
+    """Several equal charges. ``uids``: their objects' uids, 22 characters each. ``others``: keys that are not UUIDs."""
 
     cores: int
     memory: int
@@ -88,7 +88,7 @@ def read_ledger(text: str) -> Ledger:
 
 
 Entry = tuple[str, str, Charge, int]
-"""The key of a pending or terminating charge, its model, its charge, and its seconds."""
+"""The fields of a pending or terminating charge: its key, its model, its charge, and its ``grace`` or ``seconds``."""
 
 
 def _grouped(entries: Iterable[Entry]) -> dict[str, tuple[_Group, ...]]:

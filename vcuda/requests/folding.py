@@ -1,4 +1,4 @@
-"""Folds product names, so that they can be compared: folded names are in lower case, with ``-`` for a space."""
+"""Folds the product names of GPUs for comparison: ``NVIDIA A100`` and ``nvidia-a100`` become the same text."""
 
 import string
 

@@ -1,4 +1,4 @@
-"""Reads the GPU request of a pod, computes its charge (the quota that the pod takes), and finds all faults."""
+"""Reads the GPU request of a pod, computes the charge (quota that the pod takes), and finds faults in the request."""
 
 import re
 import types
@@ -15,9 +15,9 @@ from vcuda.requests.share_limits import ShareLimits
 
 SIDECAR = "Always"
 NONE = (0, "0")
-"""The two forms of a zero amount of a resource. People may write a number, and the API server writes a text."""
+"""The amount zero of a resource, as a number (people may write one) and as a string (the API server stores one)."""
 MOST_UNITS = 10_000_000
-"""The most units of one resource in a request: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
+"""The most units of one resource in a container: 2,000 for each of the 5,000 nodes that Kubernetes supports."""
 NO_MODELS: Mapping[str, Charge] = types.MappingProxyType({})
 _PERCENT = re.compile(r"[0-9]{1,3}", re.ASCII)
 
@@ -33,7 +33,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     share: int = 0
     """The most cores of one card that any container requests. If a container requests whole cards, this is 100."""
     by_units: bool = False
-    """True if the pod requests a unit, which is a GPU resource that belongs to no vendor's scheme."""
+    """True if the pod requests a unit: a GPU resource of no vendor's scheme (set of resources), such as a MIG slice."""
     has_share: bool = False
     """True if a container requests a share: less than all cores of a card."""
     on_models: Mapping[str, Charge] = NO_MODELS
@@ -43,7 +43,7 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
     share_memory: int = 0
     """The most memory of one card that any container of the pod requests, in MiB."""
     registered: tuple[Scheme, ...] = ()
-    """The vendors' schemes whose register (list of a node's cards) a node must have so that it can serve the pod."""
+    """The requested schemes whose register (the node annotation that lists the cards) the pod's node must have."""
 
     def charge_on(self, model: str) -> Charge:
         return self.on_models.get(model, self.charge)
@@ -55,16 +55,16 @@ class PodRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
-    """The GPU request of one container, by resources of a vendor's scheme, units (resources of no scheme), or both."""
+    """The GPU request of one container, for resources of a vendor's scheme, units (resources of no scheme), or both."""
 
     scheme: Scheme | None
     charges: Mapping[str, Charge]
-    """The charges of the container, by the names of its scheme and its units, which are charged separately."""
+    """The container's charge for its scheme and for each of its units. The key is the name of the scheme or unit."""
     cores_per_card: int
     """The most cores of one card that the container requests."""
     faults: tuple[Fault, ...]
     plain: str = ""
-    """The scheme or unit of which the container requests a number, without cores or memory; empty if there is none."""
+    """The scheme or unit of which the container requests only a number of devices, not cores or memory; or empty."""
     by_memory: str = ""
     """The name of the scheme if the container's cores are charged in proportion to its memory; otherwise empty."""
     limits: tuple[ShareLimits, ...] = ()
@@ -74,14 +74,14 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def needs_register(self) -> bool:
-        """True if the request needs a node with the scheme's register, in which the vendor lists the cards. A request
-        for only a number of whole cards needs no register, because NVIDIA's own device plugin can serve it too."""
+        """True if the node must have the scheme's register, the annotation in which the vendor lists the node's cards.
+        A request for only a number of cards needs no register: NVIDIA's own device plugin can serve it too."""
         return self.scheme is not None and self.scheme.register is not None and self.plain != self.scheme.name
 
     def charge(self, kind: str, worth: CardWorth) -> Charge:
-        """Return the container's charge for scheme or unit ``kind``. ``worth``: the size of one device."""
+        """Return the charge for the scheme or unit ``kind`` on a GPU model whose devices have the size ``worth``."""
         charge = self.charges.get(kind, NOTHING)
-        # A device without stated cores is charged all 100 cores of a card. So this quotient is the number of devices.
+        # If a container states no cores, each device is charged 100 cores. So this quotient is the number of devices.
         devices = charge.cores // CORES_PER_CARD
         if kind == self.plain and worth.cores != CORES_PER_CARD:
             return Charge(devices * worth.cores, 0, devices * worth.cores)
@@ -107,7 +107,7 @@ def asks_for_vcuda(pod: Pod, known: GpuResources = BUILT_IN) -> bool:
 
 
 def resources_of(container: Container) -> Mapping[str, Quantity]:
-    """Return a container's limits, and its requests for resources without a limit, as gpu-manager and HAMi do."""
+    """Return a container's limits, and its requests for resources without a limit. gpu-manager and HAMi do the same."""
     # In stored pods limits and requests are equal, as Kubernetes requires for extended resources. A pod template may
     # have only limits or only requests.
     resources = container.resources
@@ -247,7 +247,7 @@ def _read_units(base: str, asked: Mapping[str, int], known: GpuResources) -> tup
         worth = known.unit_of(name) if name not in known.scheme_of else None
         if worth is None:
             continue
-        # One unit of a resource may be charged several cards. On each of these cards, it takes at most all cores.
+        # One unit may be charged several cards. The unit takes at most all 100 cores of each of these cards.
         per_card = max(per_card, min(worth.cores, CORES_PER_CARD)) if count else per_card
         if count > MOST_UNITS:
             faults.append(_fault(base, name, f"must be at most {MOST_UNITS}; got {count}"))

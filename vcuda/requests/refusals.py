@@ -1,4 +1,4 @@
-"""Finds fields of a pod that give it GPUs that it does not request, or that lift the limits of its share of a card.
+"""Finds fields of a pod that give the pod unrequested GPUs, or that lift the limits of the pod's share of a card.
 
 Three things are not checked, because the pod object does not contain them: variables of the image, variables from a
 ConfigMap by ``envFrom``, and the content of a host path.
@@ -18,7 +18,8 @@ from vcuda.requests.schemes import Scheme
 from vcuda.requests.share_limits import LimitVariable, ShareLimits
 
 COMPUTE_POLICY = "/vgpu-compute-policy"
-"""The end of the key of vgpu-manager's annotation (pkg/util/consts.go). The domain before it can be configured."""
+"""The key, without its configurable domain, of the annotation by which a pod sets how vgpu-manager limits its cores
+(pkg/util/consts.go)."""
 COMPUTE_POLICIES = ("", "fixed", "balance")
 
 KAI = {"gpu-fraction": Allowance.GPU_FRACTION, "gpu-memory": Allowance.GPU_MEMORY}
@@ -132,7 +133,7 @@ def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Ite
 
 
 def find_unlimited(annotations: Mapping[str, str]) -> Iterator[Refusal]:
-    """Yield the annotations of a pod or of a ResourceClaim that turn off the core limit of a share of a card.
+    """Yield a refusal for each annotation of a pod or ResourceClaim that turns off the core limit of a share of a card.
 
     vgpu-manager's DRA driver reads the annotations of the claim (`getComputePolicy` in pkg/kubeletplugin/vgpu.go).
     """
@@ -209,7 +210,7 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
     without_count = [scheme for scheme in schemes if scheme.count and scheme.count not in asked]
     for name in asked:
         scheme = _uncounted(without_count, name, known) if without_count else None
-        # A DeviceClass may give its extended resource any name. So the name does not show if the resource is a GPU.
+        # An extended resource of a DeviceClass may have any name. It may be a GPU, so it must have a known charge.
         of_class = name in judge.extended and name not in known.scheme_of and known.unit_of(name) is None
         if scheme or of_class or known.is_unknown_gpu(name):
             yield Refusal(
@@ -218,9 +219,9 @@ def _unknown_resources(path: str, asked: Collection[str], judge: _Judge) -> Iter
 
 
 def _uncounted(schemes: Collection[Scheme], name: str, known: GpuResources) -> Scheme | None:
-    """Return the scheme of the vendor that may use resource ``name`` for the number of vGPUs; None if there is none."""
-    # An administrator may give the resource of a vendor's vGPUs any name in the vendor's domain, even one in
-    # `gpu_units`.
+    """Return the scheme in which the resource ``name`` may be the number of vGPUs; None if there is no such scheme."""
+    # An administrator can rename the resource for the number of vGPUs to any other name in the vendor's domain, even to
+    # the name of a unit in `gpu_units`.
     if name in known.scheme_of or not (known.is_unknown_gpu(name) or name in known.own_units):
         return None
     domain = name.partition("/")[0]

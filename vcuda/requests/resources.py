@@ -1,6 +1,6 @@
-"""The resources by which pods request GPUs. A scheme is one vendor's resources. A unit is a resource of no scheme.
+"""The resources by which pods request GPUs. A scheme is the set of one vendor's resources; a unit is any other one.
 
-Some schemes and units are built in. The operator adds rows by these keys of the quota ConfigMap::
+Schemes and some units are built in. The operator adds or changes resources by these keys of the quota ConfigMap::
 
     gpu_units:   {nvidia.com/gpu.shared: {cards: 0.25}, deviceclass/rdma.example.com: {}}   # {}: not a GPU
     gpu_schemes: {hami: {resources: {count: nvidia.com/vgpu}}}                              # see `scheme_settings`
@@ -23,9 +23,9 @@ from vcuda.requests.schemes import SCHEMES, Scheme
 from vcuda.requests.share_limits import ShareLimits
 
 CLASS_RESOURCE = "deviceclass.resource.kubernetes.io/"
-"""The prefix of a resource by which pods request a device of a DeviceClass without a claim (KEP-5004)."""
+"""The text before a DeviceClass's name in the resource by which a pod requests a device without a claim (KEP-5004)."""
 CLASS = "deviceclass/"
-"""The prefix of a DeviceClass's name in key ``gpu_units`` of the quota ConfigMap."""
+"""The text that precedes the name of a DeviceClass in key ``gpu_units`` of the quota ConfigMap."""
 
 WHOLE_CARD = Charge(CORES_PER_CARD, 0, CORES_PER_CARD)
 NOTHING = Charge()
@@ -64,7 +64,7 @@ NOT_FIXED: Mapping[str, str] = dict.fromkeys(
     ("deviceclass/mig.nvidia.com", "deviceclass/mig-manager"),
     "the charge depends on the MIG profile. Request nvidia.com/mig-<profile>, or use a ResourceClaim",
 )
-"""The DeviceClasses whose charge is not fixed, each with advice for users who request it by an extended resource."""
+"""The DeviceClasses without a fixed charge, with the message for pods that request one by an extended resource."""
 
 VENDORS = (
     *dict.fromkeys(scheme.vendor_domain for scheme in SCHEMES),
@@ -122,13 +122,13 @@ WILDCARDS = frozenset("*?")
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
-    """Return a function that tests whether a name matches one of ``patterns``. Both must be folded, as by `fold`."""
+    """Return a function that tests whether a name matches a pattern. The caller must `fold` name and patterns."""
     return re.compile("|".join(map(_regex_of, patterns))).fullmatch
 
 
 def _regex_of(pattern: str) -> str:
     # Each part of a pattern between two `*` is matched only at its first occurrence. To try every occurrence would take
-    # very long for some names, and users choose the names in their pods.
+    # very long for some names, and a user could write such a name into a pod.
     first, *others = pattern.split("*")
     inner = "".join(f"(?>.*?{_literal(part)})" for part in others[:-1] if part)
     return _literal(first) + (f"{inner}.*{_literal(others[-1])}" if others else "")
@@ -144,13 +144,13 @@ class ProductRow(msgspec.Struct, frozen=True):
     products: tuple[str, ...] = ()
     """Patterns of the names of the model's products, as they are written in the ConfigMap."""
     cores: int = CORES_PER_CARD
-    """The cores (hundredths of a card) of one device on nodes of the model."""
+    """The cores (hundredths of a card) of one device, such as one nvidia.com/gpu, on nodes of the model."""
     memory: int = 0
     """The memory of one card of the model in MiB; 0 if it is unknown."""
 
 
 class CardWorth(NamedTuple):
-    """The cores and memory of one device of a GPU model. The charge of a pod on this model depends on these amounts."""
+    """The cores and memory of one device of a GPU model, from which the charge of a pod on this model is computed."""
 
     cores: int = CORES_PER_CARD
     memory: int = 0
@@ -165,11 +165,11 @@ class RegisteredMemory(NamedTuple):
 
 
 RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
-"""The memory of the cards in the registers (lists of cards) of all nodes, by the names of a scheme and a GPU model."""
+"""The memory of the cards that vendors list in registers (node annotations), by scheme name and GPU model."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
-    """The entries of ``gpu_models`` by GPU model. A product that no entry matches is a model of the same name."""
+    """The entries of ``gpu_models`` by GPU model. If a product matches no entry, its name is the model's name."""
 
     rows: Mapping[str, ProductRow] = {}
 
@@ -181,7 +181,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
     def model_of(self, product: str) -> str:
-        """Return the GPU model of a product, which is a value of a node's model label, or of a device's attribute."""
+        """Return the GPU model of ``product``, the value of a node's model label or of a DRA device's attribute."""
         if not self.rows or len(product) > MAX_PRODUCT:
             return product
         found = self._find(fold(product))
@@ -192,7 +192,7 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         return self.rows.get(model, ProductRow()).memory
 
     def label_values(self, model: str, seen: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the label values of a model: its name, those ``seen`` on nodes, and its products without wildcards."""
+        """Return a model's values in the node label: its name, those ``seen``, and its products without wildcards."""
         products = (each.replace(" ", "-") for each in self.rows.get(model, ProductRow()).products)
         known = sorted({*seen, *filter(_NAME.fullmatch, products)})
         return tuple(dict.fromkeys([model, *known]))
@@ -224,11 +224,11 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     own_vendors: tuple[str, ...] = ()
     """The vendor domains that the operator added in ``gpu_domains``."""
     version: str = ""
-    """The resourceVersion of the quota ConfigMap that defines these resources. Other versions may define others."""
+    """The resourceVersion of the quota ConfigMap that defines these resources."""
     models: CardModels = NO_ROWS
     """The GPU models that the operator described in ``gpu_models``."""
     registered: Mapping[str, CardWorth] = {}
-    """The cores and memory of one device by GPU model, if registers (lists of a node's cards) change them."""
+    """The cores and memory of one device, for each GPU model for which the vendors' lists of cards change them."""
 
     @functools.cached_property
     def worths(self) -> Mapping[str, CardWorth]:
@@ -291,8 +291,8 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return self is other or mine == theirs
 
     def with_claimed(self, extended: Collection[str]) -> "GpuResources":
-        """Return a copy for a cluster whose scheduler creates claims for pods that request ``extended`` resources. If
-        nvidia.com/gpu is one of them, one nvidia.com/gpu is a whole card in the copy, as it is in a claim."""
+        """Return the resources of a cluster whose scheduler makes claims for pods that request ``extended`` resources.
+        If nvidia.com/gpu is one of these resources, one nvidia.com/gpu is charged a whole card, as in a claim."""
         # Until a pod is placed, its devices may come from a DRA driver, for which one nvidia.com/gpu is a whole card.
         if PLAIN_CARDS not in extended or all(row.cores == CORES_PER_CARD for row in self.models.rows.values()):
             return self
@@ -300,7 +300,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, models=CardModels(rows))
 
     def with_registered(self, cards: RegisteredCards) -> "GpuResources":
-        """Return a copy for a cluster whose nodes list ``cards`` in their registers (the vendors' lists of cards).
+        """Return the resources of a cluster in whose node registers (annotations) the vendors list these ``cards``.
 
         On a model with registered cards, a request for only a number of devices is charged whole cards. If a share's
         cores are charged in proportion to its memory, they are computed from the memory of the model's smallest card,

@@ -94,14 +94,14 @@ GIVING_VARIABLES = DEVICE_VARIABLES | {CUDA_VERSION, *MIG_CONTROL}
 
 
 def gives_devices(variable: EnvVar) -> bool:
-    """Return whether a variable may give devices to a container. A variable with an unknown value may."""
+    """Return whether a variable may give devices to a container. If its value is unknown (valueFrom), it may."""
     if variable.name in MIG_CONTROL:
         return variable.known_value != ""
     return variable.name in DEVICE_VARIABLES and variable.known_value not in NO_DEVICES
 
 
 def makes_legacy_image(variable: EnvVar) -> bool:
-    """Return whether a variable gives all cards to a container in which NVIDIA_VISIBLE_DEVICES does not hide them."""
+    """Return whether a variable gives a container all cards of its node, unless NVIDIA_VISIBLE_DEVICES hides them."""
     return variable.name == CUDA_VERSION and variable.known_value != ""
 
 
@@ -115,14 +115,14 @@ def hides_cards(variables: Iterable[EnvVar]) -> bool:
 # In a CUDA image (`CUDA_VERSION`), NVIDIA's runtime gives all cards to a container without NVIDIA_VISIBLE_DEVICES. A
 # container that requests cards is not affected, because the device plugin or DRA driver sets NVIDIA_VISIBLE_DEVICES:
 #
-#   gpu-manager         sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
-#   NVIDIA's, envvar    sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)
-#   NVIDIA's, mounts    sets it to the mounts' directory (the same file, `updateResponseForDeviceMounts`)
-#   NVIDIA's, CDI       its CDI specification sets it to void (nvidia-container-toolkit pkg/nvcdi/wrapper.go)
-#   HAMi                has the same strategies (HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go)
-#   vgpu-manager        has the same strategies (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go)
-#   DRA drivers         their CDI specifications set it to void (k8s-dra-driver-gpu cmd/gpu-kubelet-plugin/cdi.go), but
-#                       a ResourceClaim in a pod does not name its driver
+#   gpu-manager                 sets it (tkestack/gpu-manager pkg/services/allocator/nvidia/allocator.go, `allocateOne`)
+#   NVIDIA's (strategy envvar)  sets it (NVIDIA/k8s-device-plugin internal/plugin/server.go, `getAllocateResponse`)
+#   NVIDIA's (strategy mounts)  sets it to the mounts' directory (the same file, `updateResponseForDeviceMounts`)
+#   NVIDIA's (strategy CDI)     its CDI specification sets it to void (nvidia-container-toolkit pkg/nvcdi/wrapper.go)
+#   HAMi's                      as NVIDIA's (HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go)
+#   vgpu-manager's              as NVIDIA's (coldzerofear/vgpu-manager pkg/deviceplugin/vgpu/vnum_plugin.go)
+#   DRA drivers                 their CDI specifications set it to void (k8s-dra-driver-gpu
+#                               cmd/gpu-kubelet-plugin/cdi.go), but a ResourceClaim in a pod does not name its driver
 #
 # So a container with only a ResourceClaim must itself set NVIDIA_VISIBLE_DEVICES to void. It still gets its cards,
 # because they are CDI devices.

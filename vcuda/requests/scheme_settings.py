@@ -4,9 +4,9 @@
 
 - ``resources``: the names of the resources by which pods request the vendor's cards.
 - ``memory_mib``: the MiB in one unit of the memory resource (the memory factor of HAMi and vgpu-manager).
-- ``default_cores``: the charge for the cores of a share that requests memory but no cores. With ``card``, the default,
-  this is all cores of a card. With ``memory``, the charge is in proportion to the memory, rounded up. Neither HAMi nor
-  vgpu-manager limits the cores of such a share.
+- ``default_cores``: the cores that are charged for a share with memory but without cores. ``card``, the default, means
+  all cores of a card. ``memory`` means cores in proportion to the memory, rounded up. Neither HAMi nor vgpu-manager
+  limits the cores of such a share.
 - ``scheduler``: the scheduler of pods that request these resources. The default is ``--scheduler-name``.
 - ``service_accounts``: the accounts of this scheduler, for example ``hami-system/hami-scheduler``. The ResourceClaims
   that they create for pods are admitted, like those of the users in ``--scheduler-users``.
@@ -142,7 +142,7 @@ def _misplaced(entries: Mapping[str, _SchemeEntry]) -> Iterator[tuple[tuple[str,
     for name, entry in entries.items():
         scheme = _BY_NAME[name]
         if scheme.count is None:
-            # A cluster cannot change these settings, because they are constants in gpu-manager and gpu-admission.
+            # An operator cannot change these settings, because they are constants in gpu-manager and gpu-admission.
             fixed = (
                 ("resources", bool(entry.names)),
                 ("memory_mib", entry.memory_mib is not None),

@@ -7,13 +7,13 @@ To add a vendor:
 2. If the vendor's library reads variables or files in a container, describe them in `share_limits` and set ``limits``.
 3. Add its annotations and labels to the policy ``allocations.quota.vcuda.io`` in manifests/base/policies.yaml. A test
    in tests/unit/test_schemes.py lists the missing names.
-4. If a node register or a list of a pod's cards has a new format, extend vcuda/placement/registers.py or
-   vcuda/allocations/given_cards.py.
+4. If the vendor lists the cards of a node in a new format, extend vcuda/placement/registers.py. If the vendor lists the
+   cards of a pod in a new format, extend vcuda/allocations/given_cards.py.
 5. If the vendor has a DRA driver, add it to ``DRIVERS`` in vcuda/claims/drivers.py and its DeviceClasses to
    ``BUILT_IN_UNITS`` in vcuda/requests/resources.py.
 6. Name the vendor in CHANGELOG.md, and generate docs/reference.md (``make reference``).
 
-All other code reads the `Scheme`: charges, refusals, the garbage collection, the node agent, and the test pods.
+No other code needs a change: charges, refusals, garbage collection, node agent and test pods read the `Scheme`.
 
 Sources: tkestack/gpu-manager and gpu-admission (``pkg/api``, ``pkg/util/types.go``), their nvidia.com fork,
 Project-HAMi/HAMi (``pkg/util/types.go``, ``pkg/device/nvidia``), coldzerofear/vgpu-manager (``pkg/util/consts.go``).
@@ -29,7 +29,7 @@ import msgspec
 from vcuda.requests.share_limits import HAMI_CORE, VCUDA_CONTROLLER, VGPU_MANAGER_LIBRARY, ShareLimits
 
 NANOSECONDS, SECONDS = 1_000_000_000, 1
-"""The units of Unix times in annotations. Each value is the number of such units in a second."""
+"""The units of Unix times in annotations, each as the number of these units in a second."""
 
 UID, CONTAINER = "{uid}", "{container}"
 """Placeholders in the name of a pod's directory on a node: for the uid of the pod, and for the name of a container."""
@@ -78,8 +78,8 @@ class Scheme(msgspec.Struct, frozen=True):
     display_name: str
     """The name of the vendor's software, as people write it."""
     vendor_domain: str
-    """The domain of the vendor's resources. A pod that requests a resource of this domain without a known charge is
-    refused. If the domain has other resources too, this is the beginning of the accelerators' names and ``*``."""
+    """The domain of the vendor's resources. If a pod requests a resource of this domain, and the charge is unknown, the
+    pod is refused. If the domain has other resources too, this is a pattern of the GPU resources only."""
 
     # Resources that pods request
     cores: str
@@ -92,7 +92,7 @@ class Scheme(msgspec.Struct, frozen=True):
     """The resource for the number of vGPUs; None if the vendor has no such resource. If ``count`` is set, ``cores`` and
     ``memory`` are the amounts of each vGPU, and a vGPU without cores is charged all cores of a card."""
     counts_plain_cards: bool = False
-    """True if NVIDIA's own device plugin also serves the resource ``count``. There one unit is a whole card."""
+    """True if NVIDIA's own device plugin also has the resource ``count``. For this plugin, one unit is a whole card."""
     memory_percentage: str | None = None
     """The resource for memory as a percentage of the card's memory; None if the vendor has no such resource."""
     cores_by_memory: bool = False
@@ -120,18 +120,18 @@ class Scheme(msgspec.Struct, frozen=True):
     allocation_labels: tuple[str, ...] = ()
     """The labels that the vendor's scheduler and device plugin write on pods."""
     creation_annotations: tuple[str, ...] = ()
-    """The annotations that the vendor's webhook writes on a pod that it changes. A new pod that already has one of them
-    is a copy."""
+    """The annotations that the vendor's webhook writes on a pod that it changes. If a new pod already has one of them,
+    the pod is a copy of another pod."""
     predicate_node: str | None = None
-    """The annotation of a pod with the node that the vendor's scheduler chose."""
+    """The pod annotation that names the node that the vendor's scheduler chose."""
     predicate_times: tuple[str, ...] = ()
     """The annotations with the Unix time at which the scheduler chose the node. The newest of these times counts."""
     time_unit: int = SECONDS
     """The unit of the times in the annotations ``predicate_times``."""
     phase: AllocationPhase | None = None
     card_index: str | None = None
-    """The beginning of the annotation key that lists a container's cards by number. The key ends with the container's
-    index. If a scheme has this annotation, our scheduler extender assigns the cards to its pods."""
+    """The key, without the container's index at its end, of the pod annotation that lists a container's card numbers.
+    If a scheme has this annotation, this project's scheduler extender assigns the cards to the scheme's pods."""
     allocated: str | None = None
     """The annotation of a pod that lists the pod's cards by uuid."""
 
@@ -165,8 +165,7 @@ class Scheme(msgspec.Struct, frozen=True):
 
     @property
     def main_resource(self) -> str:
-        """The resource that the vendor's device plugin serves. Only containers that request this resource get a
-        card."""
+        """The resource that the vendor's device plugin serves. A container must request it to get a card."""
         return self.count or self.cores
 
     @property
@@ -215,7 +214,7 @@ HAMI = Scheme(
     display_name="HAMi",
     vendor_domain="nvidia.com",
     count="nvidia.com/gpu",
-    counts_plain_cards=True,  # HAMi names a vGPU as NVIDIA's device plugin names a whole card
+    counts_plain_cards=True,  # one nvidia.com/gpu is a vGPU of HAMi, or a whole card of NVIDIA's device plugin
     cores="nvidia.com/gpucores",
     memory="nvidia.com/gpumem",
     memory_percentage="nvidia.com/gpumem-percentage",
@@ -275,8 +274,8 @@ VGPU_MANAGER = Scheme(
     limits=VGPU_MANAGER_LIBRARY,
 )
 
-# The order of the schemes matters. If a pod has an annotation of two schemes and requests neither of them, the first
-# scheme is assumed.
+# The order of the schemes matters. If a pod has an annotation that two schemes use, and requests neither scheme, the
+# annotation is attributed to the scheme that is listed first.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
 
 
@@ -305,7 +304,7 @@ def _any_of(names: Iterable[str]) -> re.Pattern[str]:
 CREATION_ANNOTATIONS = _any_of(
     name for scheme in SCHEMES for name in (*scheme.allocation_annotations, *scheme.creation_annotations)
 )
-"""A pattern for the keys of annotations that only vendors' components write, so that a new pod must not have them."""
+"""A pattern for the keys of annotations that only vendors' components write. The webhook removes them from new pods."""
 
 ALLOCATION_ANNOTATIONS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 ALLOCATION_LABELS = _any_of(name for scheme in SCHEMES for name in scheme.allocation_labels)

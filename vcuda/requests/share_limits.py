@@ -37,7 +37,7 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     """A rule for environment variables that set or lift a limit of a share of a card."""
 
     pattern: str
-    """The name of the environment variables. ``*`` stands for any text, such as the number of a card."""
+    """The pattern of the variables' names. ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
     """The item of ``allow`` in a quota that permits pods to set the variables."""
     is_harmless: Callable[[str], bool] = never
@@ -131,11 +131,11 @@ VCUDA_CONTROLLER = ShareLimits(
 )
 
 # HAMi's device plugin (Project-HAMi/HAMi pkg/device-plugin/nvidiadevice/nvinternal/plugin/server.go, `Allocate`) sets
-# the limits, the cache and CUDA_OVERSUBSCRIBE, and mounts the paths. The plugin omits the preload file for some values
-# of CUDA_DISABLE_CONTROL, which differ between releases. HAMi's library (Project-HAMi/HAMi-core
-# src/multiprocess/multiprocess_memory_limit.c) reads the limits, ACTIVE_OOM_KILLER, GPU_CORE_UTILIZATION_POLICY and
-# CUDA_TASK_PRIORITY. It also reads the cache, in which other processes find the limits, and variables from the file
-# /overrideEnv. CUDA_REDIRECT names the library from which src/libvgpu.c takes its hooks. HAMi's own webhook writes
+# the _LIMIT variables, the _CACHE variable and CUDA_OVERSUBSCRIBE, and mounts ``paths``. The plugin omits the preload
+# file for some values of CUDA_DISABLE_CONTROL, which differ between releases. HAMi's library (Project-HAMi/HAMi-core
+# src/multiprocess/multiprocess_memory_limit.c) reads the _LIMIT variables, ACTIVE_OOM_KILLER, CUDA_TASK_PRIORITY and
+# GPU_CORE_UTILIZATION_POLICY. It also reads the cache file, in which other processes find the limits, and variables in
+# file /overrideEnv. CUDA_REDIRECT names the library from which src/libvgpu.c takes its hooks. HAMi's own webhook writes
 # CUDA_TASK_PRIORITY from the resource nvidia.com/priority (pkg/device/nvidia/device.go, `MutateAdmission`).
 # LIBCUDA_LOG_LEVEL and RECORD_KERNEL_INTERVAL limit nothing. CUDA_VISIBLE_DEVICES can only hide devices.
 HAMI_CORE = ShareLimits(

@@ -1,6 +1,6 @@
 """Reviews the pods and ResourceClaims in manifests, and formats the answers as a table.
 
-The command `check` decides the reviews in its own process. The project's demo sends them to a webhook server.
+The command `check` decides the reviews in its own process. The project's demo sends the reviews to a webhook server.
 """
 
 import asyncio
@@ -116,7 +116,7 @@ def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload |
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
-    """Return table rows of the answers. Equal answers to a workload's pods share a row. Claims follow their pod."""
+    """Decide workloads and return table rows. A workload's pods with equal answers share a row. Claims follow pods."""
     rows = []
     for workload in workloads:
         if isinstance(workload, Unread):
@@ -135,7 +135,7 @@ async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: file
 
 
 async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -> AsyncIterator[tuple[Hashable, Row]]:
-    """Decide one pod or claim of a workload. Yield its table row, and then the rows of a pod's claims.
+    """Decide one pod or claim of a workload. Yield its table row. For a pod, also yield the rows of the pod's claims.
 
     Each row is yielded with a key. Rows with equal keys have equal answers, and can be merged.
     """
@@ -214,7 +214,7 @@ def _charge(stored: Manifest, model: str, policy: context.PolicySnapshot) -> Cha
 async def _create(created: Manifest, namespace: str, ask: Ask) -> tuple[Manifest, list[AdmissionResponse]]:
     """Call /mutate and /validate for an object, as the API server does. Return the stored object and the answers."""
     answers, patched = [], created
-    # /mutate is not called for a claim template, because this project registers only /validate for templates.
+    # The API server calls only /validate for a claim template, because /mutate is not registered for templates.
     if created["kind"] != TEMPLATE:
         answers.append(await ask("/mutate", _request(created, namespace)))
         if not answers[0].allowed:
@@ -233,7 +233,7 @@ def _request(created: Manifest, namespace: str) -> AdmissionRequest:
 
 
 def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
-    """Yield a phrase for each kind of change in the patch of /mutate, if the change may surprise the pod's owner."""
+    """Yield a text for each kind of change in the patch of /mutate that may surprise the pod's owner."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [path for path in removed if path.startswith("/metadata/")]
     if records:

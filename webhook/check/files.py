@@ -44,7 +44,7 @@ TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
 
 
 class OfflineCluster(msgspec.Struct, frozen=True):
-    """The quota, nodes and stored objects of a cluster, read from files. Reviews are decided by this data."""
+    """The quota, nodes and stored objects of a cluster, read from files. Decisions of reviews depend on this data."""
 
     policy: context.PolicySnapshot
     committed: Mapping[str, Mapping[str, model.Charge]]

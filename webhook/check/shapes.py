@@ -24,7 +24,7 @@ _VIEWS: Mapping[str, type[k8s_types.K8sObject]] = {
 
 
 def typed_workloads(source: str, text: str, namespace: str) -> list[Workload | Unread]:
-    """Return the workloads in a text. Like `workloads_in`, but a field of a wrong type makes an object malformed."""
+    """Return the workloads in a text. An object is malformed if one of its fields has a wrong type."""
     return workloads_in(source, text, namespace, _check)
 
 

@@ -18,8 +18,8 @@ accepted object may have over 18 MiB. Useful objects are far smaller: the review
 an edit of the quota has two versions of the ConfigMap with at most 1 MiB of data each, and few escaped characters."""
 
 LARGE_BODY = 2**16
-"""This many bytes of each request body are always read first. If the body is longer, its review waits in a queue before
-the remaining bytes are read."""
+"""The number of bytes that are read from each request body without delay. The review of a longer body waits in a queue
+before the remaining bytes are read."""
 
 HEAD = 2**12
 """The number of bytes at the start of a review in which its uid and its namespace are searched. The API server writes

@@ -1,9 +1,9 @@
 """A bounded queue in which namespaces take turns, so that no namespace delays the reviews of another for long.
 
-An entry is one review. A grant is the permission to be decided now. Each namespace (key) has its own line of waiting
-entries. The next grant goes to the first line whose key may have another grant. A line moves behind all other lines
-when one of its entries is granted, and again when that entry leaves. So a new key waits for at most one entry of each
-other key.
+An entry is one review. A grant permits the entry to be decided now. Each namespace (key) has a line: the queue of its
+waiting entries. The lines are in an order. The next grant goes to the first line whose key may have another grant. A
+line moves behind all other lines when one of its entries is granted, and again when this entry leaves. So the first
+entry of a new key waits for at most one entry of each other key.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ import msgspec
 from vcuda.errors import Dropped, DropReason
 
 SHARED = ""
-"""The key of a shared line, for reviews without a namespace, and for new namespaces if `Bounds.keys` lines exist."""
+"""The key of the line for reviews without a namespace, and for new namespaces if `Bounds.keys` lines already exist."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -37,7 +37,7 @@ class Bounds(msgspec.Struct, frozen=True):
     waiting: int
     """The maximum number of reviews that wait in the queue."""
     keys: int
-    """The maximum number of keys (namespaces) with a line of their own. Reviews of further keys share one line."""
+    """The maximum number of keys (namespaces) with a queue (line) of their own. Reviews of other keys share one."""
 
 
 class EntryState(enum.Enum):
@@ -50,7 +50,7 @@ class EntryState(enum.Enum):
 
 
 class QueueEntry:
-    """One review of ``size`` bytes that waits for a grant until the time ``end``, and then has the grant."""
+    """One review of ``size`` bytes. It waits for a grant at most until ``end``, and keeps the grant until it leaves."""
 
     def __init__(self, key: str, size: int, end: float) -> None:
         self.key = key
@@ -75,9 +75,9 @@ class _Held(NamedTuple):
 
 
 class FairQueue:
-    """The waiting reviews, in one line per key (namespace), and the granted ones. One event loop must make all calls.
+    """The waiting reviews, in one line per key (namespace), and those with a grant. One event loop must make all calls.
 
-    ``crowded``: the message of exception Dropped if too many entries wait. ``late``: its message after too long a wait.
+    ``crowded`` and ``late``: messages of exception Dropped if too many reviews wait, or if one has waited too long.
     """
 
     def __init__(self, bounds: Bounds, crowded: str, late: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Decides large reviews in one thread. A large review takes long to decode or to decide.
+"""Decides large reviews, which take long to decode or decide, in one thread. So they do not delay small reviews.
 
 1. A large review needs a *place* before the rest of its body is read, and keeps the place until it is answered. The
    number of places bounds the memory of all large reviews. Namespaces get places in turn.
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 PLACES = Bounds(grants=12, size=6 * MAX_BODY, key_grants=4, key_size=2 * MAX_BODY, waiting=96, keys=16)
 """The bounds of the places for reviews of large pods and claims. A review needs a place before its whole body is read.
-A namespace gets at most a third of the places. A waiting review takes 100 KiB. Waiting reviews and read bodies together
-take less than `MAX_UNFINISHED` of `webhook.server.worker`."""
+A namespace gets at most a third of the places. A waiting review takes 100 KiB of memory. Waiting reviews and bodies
+together take less memory than `MAX_UNFINISHED` in `webhook.server.worker`."""
 
 QUOTA_PLACES = Bounds(grants=4, size=4 * MAX_BODY, key_grants=4, key_size=4 * MAX_BODY, waiting=16, keys=16)
 """The queue bounds for edits of the quota ConfigMap. These reviews have their own queue, so that reviews of pods and
@@ -39,8 +39,8 @@ WAIT_SHARE = 0.5
 API server has enough time left to call another replica."""
 
 LEAST_SECONDS = 0.3
-"""A review must begin to compute at least this many seconds before its deadline, because the largest reviews take about
-this long (`python -m bench large-pods`)."""
+"""A review must get the thread at least this many seconds before its deadline, because the largest reviews compute for
+about this long (`python -m bench large-pods`)."""
 
 
 class LedgerCall(Generic[T]):
@@ -148,7 +148,7 @@ class ReviewThread:
                 # Python cannot interrupt a thread. So the review uses the thread until it checks its deadline and ends.
                 deadline.abandon()
                 await asyncio.wait([step])
-                step.exception()  # asyncio logs an exception that is never read
+                step.exception()  # otherwise asyncio would log the exception as never read
                 raise
 
 

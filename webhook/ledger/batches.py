@@ -16,7 +16,7 @@ class PendingCall(Generic[T, R]):
 
     item: T
     deadline: float
-    """When the caller stops waiting for its result, in seconds of the monotonic clock."""
+    """The time on the monotonic clock, in seconds, at which the caller stops waiting for its result."""
     late: R
     """The result for the caller if the deadline passes before the item has a result."""
     answer: asyncio.Future[R] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -30,8 +30,8 @@ class PendingCall(Generic[T, R]):
 class BatchCommitter(Generic[T, R]):
     """A queue of items that a task processes in batches. A batch has all items that wait when the batch begins.
 
-    The task belongs to no caller. So if a caller is cancelled or its deadline passes, the other callers still get their
-    results. The task ends when no item waits.
+    The batches run in their own task. So if a caller is cancelled or its deadline passes, the other callers still get
+    their results. The task ends when no item waits.
     """
 
     work: Callable[[Sequence[PendingCall[T, R]]], Awaitable[None]]
@@ -60,8 +60,7 @@ class BatchCommitter(Generic[T, R]):
                 raise
             return call.late
         finally:
-            # The caller may stop waiting before a batch has taken its item. Then no caller needs the result, so the
-            # item is removed.
+            # If the caller stops waiting before a batch has taken the item, nobody needs the result.
             if call in self._waiting:
                 self._waiting.remove(call)
 
@@ -98,14 +97,14 @@ class SharedCall(Generic[R]):
     """The function that makes the shared call, and returns its result."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] = _no_pause
-    """A function that waits before each shared call. Its argument is the number of callers of the last one."""
+    """A function that waits before each shared call. Its argument is the number of callers of the previous call."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
         self._waiting = BatchCommitter(self._serve, None, self.pause, self.clock)
 
     async def result(self, deadline: float) -> R | None:
-        """Return the result of the next shared call that begins; None after the deadline. Raises the call's error."""
+        """Return the result of the next shared call; None if the deadline passes first. Raises the call's error."""
         return await self._waiting.serve(None, deadline)
 
     async def _serve(self, calls: Sequence[PendingCall[None, R | None]]) -> None:

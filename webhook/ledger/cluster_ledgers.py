@@ -1,4 +1,4 @@
-"""The ledgers that are stored in a cluster, for all webhook replicas. A ledger records the charges of one namespace."""
+"""The ledgers of all namespaces, stored in the cluster. A ledger records the charges of one namespace."""
 
 import asyncio
 from collections.abc import Mapping
@@ -10,8 +10,7 @@ from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, RetryLa
 from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
 
 CLOSING_ATTEMPTS = 5
-"""The number of times that a stopping webhook replica tries to write each ledger. A write fails if another process has
-written the ledger first."""
+"""A stopping webhook replica tries this many times to write each ledger. A try fails if another process wrote first."""
 
 
 @dataclass(eq=False)
@@ -21,12 +20,11 @@ class ClusterLedgers(Shared):
     _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
 
     def __post_init__(self) -> None:
-        # This cache may drop a `NamespaceLedger` that is still writing, and make a second one for the same namespace.
-        # No charge is lost, because the writes are compare-and-swap: if both objects write, one of the writes fails.
+        # This cache may drop a `NamespaceLedger` that is still writing, and make a second object for its namespace. No
+        # charge is lost, because each write is a compare-and-swap: if both objects write, one of the writes fails.
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. The ledger records an admitted charge once for each uid. A dry run records nothing."""
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:
@@ -44,17 +42,16 @@ class ClusterLedgers(Shared):
         return await self._ledgers[namespace].stored_usage(charged, deadline)
 
     async def flush(self) -> None:
-        """Write to each ledger the charges that were admitted from a reservation, and the next reservation.
+        """Write to each ledger the charges that this replica admitted without a write, and its next reservation.
 
-        A write that fails is repeated at the next flush.
+        A failed write is repeated at the next flush.
         """
         await asyncio.gather(*(each.flush() for each in self._ledgers.values()))
 
     async def close(self) -> None:
-        """Write the charges that were admitted from reservations, and release the reservations of this replica.
+        """Write to each ledger the charges that this replica admitted without a write, and release its reservation.
 
-        If every write of a ledger fails, the leading controller later counts the pods by a LIST, and removes the
-        reservation from the ledger.
+        If every write of a ledger fails, the leader of the controller later lists the pods and removes the reservation.
         """
         self.leaving = True
         for _ in range(CLOSING_ATTEMPTS):

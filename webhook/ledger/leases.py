@@ -1,4 +1,4 @@
-"""The reservation of a webhook replica: quota from which the replica admits many charges by one ledger write.
+"""The reservation of a webhook replica: quota that it holds in advance, to admit many pods by one ledger write.
 
 docs/ledger.md has the rules of reservations, and proves that no quota is exceeded. tests/model checks this.
 """
@@ -17,39 +17,38 @@ from vcuda.quota.model import CORES_PER_CARD, Charge, Limit, NamespaceQuota, fit
 from webhook.ledger.ledgers import ChargeWindow
 
 RATE_SECONDS = 4.0
-"""The time in seconds over which a replica measures the demand for quota. After this time without demand, the replica
-releases its reservation. A shorter time would be too short for a replica that gets only one charge per second."""
+"""A replica measures its demand for quota over this many seconds. After this time without demand, it releases its
+reservation. The time is long enough that one charge per second makes `LEAST_GRANTS` charges."""
 
 TARGET_SECONDS = 5.0
-"""A replica reserves quota for the demand of this many seconds. This is longer than the longest time between two ledger
-writes of the replica."""
+"""A replica reserves quota for the demand of this many seconds. Its next ledger write follows earlier, after at most
+`MOST_WRITE_SECONDS`."""
 
 LEAST_SPAN_SECONDS = 0.1
 """The shortest time in seconds over which a replica measures demand. Without this minimum, a few simultaneous charges
 would look like a high rate, and the replica would reserve too much quota."""
 
 LEAST_GRANTS = 4
-"""The size of the smallest reservation, as a number of charges. A replica that admitted fewer charges within
-`RATE_SECONDS` reserves nothing, unless the ledger has at least this many pending charges. Pending charges show the
-demand at other replicas. Without them, each replica would need four writes before its first reservation."""
+"""A replica reserves quota for at least this many charges, unless its share of the free quota is smaller. It reserves
+nothing if it admitted fewer charges within `RATE_SECONDS` and the ledger has fewer pending charges. Pending charges
+show the demand at all replicas. So a replica may reserve quota before it has had this demand itself."""
 
 WRITE_SECONDS, MOST_WRITE_SECONDS = 1.0, 4.0
 """The shortest and the longest time in seconds between two ledger writes of a replica with a reservation. A write
-records the charges that were admitted from the reservation. By a write, the replica also notices whether another
-replica waits for free quota. So the longest time applies only while much quota is free. The longest time is less than
-half of a lease, so that a failed write can be repeated before the lease ends."""
+records the charges that the replica admitted from its reservation. It also shows the replica whether a charge at
+another replica needs quota. So the longest time applies only while much quota is free. It is less than half of a lease
+(`LEASE_SECONDS`), so that the replica can repeat a failed write before the lease ends."""
 
 PART_OF_TIME = 8
-"""A replica with a reservation writes the ledger again after an eighth of the time in which the free quota would be
-used up, if every replica had the same demand. `WRITE_SECONDS` and `MOST_WRITE_SECONDS` bound the time until the
-write."""
+"""A replica with a reservation estimates when the free quota would be used up if every replica had the same demand. It
+writes the ledger after an eighth of this time, but within `WRITE_SECONDS` and `MOST_WRITE_SECONDS`."""
 
 SPENT_PART = 4
 """A replica writes the ledger, and reserves quota again, when only a quarter of its reservation is left."""
 
 MOST_GRANTED = 128
-"""A replica writes the ledger immediately when it has admitted this many charges from its reservation. The write stores
-them as pending charges, and a ledger may have only some hundreds of these."""
+"""A replica writes the ledger immediately when it has admitted this many charges from its reservation. The write makes
+them pending charges, of which a ledger has at most `MOST_PENDING`."""
 
 LEAST_ROOM = 20
 """A replica reserves nothing if the free quota is too small for this many charges. So when little quota is free, the
@@ -60,23 +59,23 @@ PART_OF_ROOM, PART_OF_REPLICA = 4, 10
 dies, no other replica can use the reserved quota until the leading controller frees it, after about 90 s."""
 
 CREATED_SECONDS = LEASE_SECONDS
-"""A pod or claim is admitted from a reservation only if it was created at most this many seconds after the API server
-answered the write of the reservation. The API server sets both times. The replica's own clock ends the lease earlier,
-unless that clock was suspended."""
+"""A replica admits a pod or claim from a reservation only if the API server created the object within this many seconds
+after it answered the write of the reservation. The API server sets both times. So this rule holds even if the replica's
+clock was suspended. If the clock runs, it ends the lease earlier."""
 
 GIVE_WAY_SECONDS = 2.0
-"""Seconds for which a replica reserves nothing after another replica has set a new `waiting` mark in the ledger. The
-mark means that a charge does not fit because of reservations."""
+"""A replica that reads a new `waiting` mark in the ledger reserves nothing for this many seconds. The mark means that a
+charge would fit if no quota were reserved."""
 
 
 class Terms(NamedTuple):
-    """The quota of a namespace by which a charge is decided, with the versions of this quota."""
+    """The quota by which a reservation is sized. If the quota changes, the older reservation admits no more charges."""
 
     quota: NamespaceQuota
     counted_since: str
-    """The version of the namespace's quota. A ledger that was counted before it may lack pods."""
+    """The resourceVersion of the quota ConfigMap with this quota. A ledger that was counted before it may lack pods."""
     config_version: str
-    """The version of the quota ConfigMap."""
+    """The resourceVersion of the quota ConfigMap from which the values of GPU resources were read."""
 
 
 def boot_seconds() -> float:
@@ -94,7 +93,7 @@ class Demand:
         self.recent = self._charges.sums
 
     def add(self, uid: str, model: str, charge: Charge) -> None:
-        """Add an admitted charge. If a charge is decided again after a conflict, it is counted only once."""
+        """Add an admitted charge, unless its uid was added before: after a conflict, charges are decided again."""
         if not self.recent():
             self._since = self._clock()
         self._charges.add(uid, model, charge)
@@ -106,7 +105,7 @@ class Demand:
 
 
 class Plan(NamedTuple):
-    """The next reservation of a replica: its charges by GPU model, and the seconds until the next write is due."""
+    """The next reservation of a replica: the quota by GPU model, and the seconds until its next ledger write is due."""
 
     charges: Mapping[str, Charge]
     next_seconds: float
@@ -115,8 +114,7 @@ class Plan(NamedTuple):
 def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
     """Plan the next reservation of this replica. A reservation always fits the free quota of the namespace.
 
-    ``ledger`` must not contain the present reservation of this replica. It must contain all charges that this replica
-    has admitted from the reservation.
+    ``ledger``: without the present reservation of this replica, but with all charges that it admitted from it.
     """
     replicas = len(ledger.reserved) + 1
     busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= LEAST_GRANTS
@@ -138,10 +136,9 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
-    """Return how many charges of the size of ``charge`` fit within the limit in addition to ``used``."""
+    """Return how many more charges like ``charge`` fit the limit. ``used``: the quota that is used already."""
     if limit.cores is None:
-        # A limit of memory alone also bounds the number of charges, because a charge has at least 1/100 MiB before it
-        # is rounded.
+        # If only memory is limited, this is an upper bound, because before rounding each charge has at least 1/100 MiB.
         most = (limit.memory or 0) * CORES_PER_CARD
     else:
         most = max(limit.cores - used.cores, 0) // charge.cores
@@ -158,7 +155,7 @@ class _Sent(msgspec.Struct, frozen=True):
     reservation: Reservation
     """The reservation that the write stores."""
     uids: frozenset[str]
-    """The uids of the charges, admitted from the reservation, that the write stores as pending charges."""
+    """The uids of the charges that were admitted from the reservation, and that this write makes pending."""
     at: float
     """When the write was first sent, by the clock that also runs while the machine is suspended."""
     terms: object
@@ -185,8 +182,8 @@ class ReservationLease:
         self._counter = 0
         self._until = self._created_until = self._due_at = -math.inf
         self._sent: _Sent | None = None
-        # Maps each GPU model to the reserved quota that is certainly unused, whether or not the last ledger write is
-        # stored.
+        # Maps each GPU model to the unused part of the reservation. While a write is in progress, this part is unused
+        # whether or not the API server stores the write.
         self._left: dict[str, Charge] = {}
         self._waiting: str | None = None
         self._give_way_until = -math.inf
@@ -198,7 +195,7 @@ class ReservationLease:
 
     @property
     def is_due(self) -> bool:
-        """Whether the ledger must be written now. A write stores charges, and shows if another replica needs quota."""
+        """True if the ledger must be written now: many charges are unwritten, time is up, or little quota is left."""
         if len(self.granted) >= MOST_GRANTED or self._clock() >= self._due_at:
             return True
         left = ((each, self._left.get(model, Charge())) for model, each in self._reserved.items())
@@ -206,13 +203,12 @@ class ReservationLease:
 
     @property
     def gives_way(self) -> bool:
-        """Whether this replica must reserve nothing at present, because another replica waits for free quota."""
+        """True if this replica must reserve nothing now, because some charge needs the reserved quota."""
         return self._clock() < self._give_way_until
 
     def is_by(self, terms: object) -> bool:
-        """Return True if ``terms`` determined the size of the stored reservation, and of any that is being written."""
-        # If the size of a reservation depends on an earlier, larger limit, the replica could admit a charge beyond the
-        # present limit.
+        """Return True if the reservations, stored and being written, were sized by the quota ``terms``."""
+        # A reservation that was sized by an earlier, larger limit could admit a charge beyond the present limit.
         return self._terms == terms and (self._sent is None or self._sent.terms == terms)
 
     def grant(self, uid: str, asked: Pending, created: float) -> bool:
@@ -221,7 +217,7 @@ class ReservationLease:
         ``created``: the creationTimestamp of the pod or claim, in Unix seconds.
         """
         # If the machine was suspended together with its clocks, this replica may not notice that its lease has ended.
-        # So the creation time of the object, which the API server sets, must also be within the lease.
+        # So the object must also have been created within the lease, by the clock of the API server.
         if self._clock() > self._until or created > self._created_until:
             return False
         if uid not in self.granted:
@@ -233,21 +229,21 @@ class ReservationLease:
         return True
 
     def observe(self, ledger: Ledger) -> None:
-        """Update this lease from a newly read ledger, which has the reservation and the `waiting` marks of replicas.
+        """Update this lease from a newly read ledger, by this replica's reservation and the last `waiting` mark.
 
         The caller must ensure that the API server can no longer store an earlier write of this replica.
         """
         own, sent = ledger.reserved.get(self.holder), self._sent
         if sent and own and own.counter == sent.reservation.counter:
-            # The last write was stored, but at an unknown time. So the time of a new lease begins with the next write
-            # that the API server confirms.
+            # The API server stored the last write at an unknown time. So the replica admits nothing more from the
+            # reservation until the API server confirms another write.
             self._confirm(sent)
             self._until = self._due_at = -math.inf
         self._sent = None
         self._left = self._remaining()
         if own is None:
-            # The leading controller has counted all stored pods, and then has removed this reservation. So this replica
-            # forgets the charges that it admitted from the reservation.
+            # The process that removed this reservation (for example the leader of the controller) has counted all
+            # stored pods. So this replica may forget the charges that it admitted from the reservation.
             self.forget()
         if self._waiting is not None and ledger.waiting != self._waiting:
             self._give_way_until = self._clock() + GIVE_WAY_SECONDS
@@ -268,7 +264,7 @@ class ReservationLease:
     def send(
         self, ledger: Ledger, charges: Mapping[str, Charge], terms: object = None, next_seconds: float = WRITE_SECONDS
     ) -> Ledger:
-        """Return the ledger with a reservation of ``charges``, and record that the write of this ledger begins.
+        """Return the ledger to write, with a reservation of ``charges``. The caller must begin this write next.
 
         ``ledger``: a result of `flushed`. ``terms``: the quota that determined the size of ``charges``.
         ``next_seconds``: seconds until the next write is due.
@@ -278,8 +274,8 @@ class ReservationLease:
         self._counter += 1
         reservation = Reservation(charges, self._counter)
         self._sent = _Sent(reservation, frozenset(self.granted), self._clock(), terms, next_seconds)
-        # The write may or may not be stored. So only the smaller of two amounts is certainly left: the rest of the old
-        # reservation, and the new reservation.
+        # The API server may store this write or not. So the replica may admit only from the smaller of two amounts: the
+        # rest of the old reservation, and the new reservation.
         for model, left in self._left.items():
             after = charges.get(model, Charge())
             self._left[model] = left.minimum(after)
@@ -288,7 +284,7 @@ class ReservationLease:
         return msgspec.structs.replace(ledger, reserved={**ledger.reserved, self.holder: reservation})
 
     def confirmed(self, answered: float) -> None:
-        """Record that the write after `send` was stored. ``answered``: the Unix time of the API server's answer."""
+        """Record that the ledger from `send` was stored. ``answered``: the Unix time of the API server's answer."""
         if sent := self._sent:
             self._confirm(sent)
             self._created_until = answered + CREATED_SECONDS

@@ -1,4 +1,4 @@
-"""The interface of the ledgers, which record the GPU charges of namespaces. Also ledgers in the memory of a process.
+"""The interface of the ledgers, which record the GPU charges of namespaces, and ledgers in the memory of a process.
 
 This module also has two classes for reviews. `ReviewDeadline` is the deadline of an admission review. `RecentChoices`
 has the GPU models that /mutate has chosen recently.
@@ -45,11 +45,11 @@ class ReviewDeadline:
         self.charging = True
 
     def check(self) -> None:
-        """Raise Dropped if the deadline has passed or the caller has disconnected. Never raise after `keep`.
+        """Raise Dropped if the deadline has passed or the caller has disconnected, but never after a call of `keep`.
 
-        Code that works for long on a review must call this method again and again.
+        Long work on a review must call this method again and again, so that it stops when nobody waits for the answer.
         """
-        # A review of a large pod calls this method tens of thousands of times. So the most frequent case comes first.
+        # The usual case comes first, because a review of a large pod calls this method tens of thousands of times.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return
         if self._abandoned:
@@ -58,17 +58,16 @@ class ReviewDeadline:
 
 
 class RetryLater(msgspec.Struct, frozen=True):
-    """The answer to a request for a charge: no decision is possible now, so the caller must retry."""
+    """The charge was not decided, for example because too many charges are pending. The caller must retry."""
 
     reason: str
-    """Why the charge cannot be decided now, as a sentence without a full stop. The creator of the pod gets this
-    text."""
+    """Why the charge was not decided, as a sentence without a full stop. The creator of the pod gets this text."""
     soon: bool = False
     """True if a retry within 2 s is expected to succeed."""
 
 
 class PutOff(msgspec.Struct, frozen=True):
-    """The answer to a request for a charge: it does not fit the ledger now, but may later. The caller must retry."""
+    """The charge does not fit the ledger now, but may fit later. The caller must retry."""
 
     shortages: tuple[Shortage, ...]
     """For each GPU model that was tried, the quota that is missing according to the ledger."""
@@ -93,10 +92,10 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     charge: Charge
     quota: NamespaceQuota
     deadline: float
-    """When the decision must be made at the latest, in seconds of the monotonic clock."""
+    """The deadline for the decision, in seconds of the monotonic clock."""
     counted_since: str = ""
-    """The version of the namespace's quota. A ledger that was counted before this version may lack the pods that were
-    stored while the namespace had no limit."""
+    """The resourceVersion of the quota ConfigMap with ``quota``. A ledger that was counted before this version may lack
+    pods that were stored while the namespace had no limit."""
     dry_run: bool = False
     created: float = math.inf
     """The creationTimestamp of the pod or claim, in Unix seconds; infinity if the timestamp is unknown. A charge with
@@ -105,7 +104,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     """The grace period of the pod in seconds; 0 if the period is so short that the ledger need not record it."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Return the decision about this charge by the given ledger of its namespace. This writes no ledger."""
+        """Return the decision by one version of the ledger. An `Admitted` has the ledger that the caller must write."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED
@@ -115,9 +114,10 @@ class Ledgers(Protocol):
     """The ledgers of all namespaces. All calls of one instance must come from the same event loop."""
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. The ledger records an admitted charge once for each uid. A dry run records nothing.
+        """Decide a charge, and record it if it is admitted. A second call for the same uid charges nothing more.
 
-        Raises Unavailable if the store of the ledgers does not answer. The charge may then be recorded or not.
+        A dry run records nothing. Raises Unavailable if the store of the ledgers does not answer. The charge may then
+        be recorded or not.
         """
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
@@ -127,15 +127,15 @@ class Ledgers(Protocol):
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
-        """Return the usage by GPU model as of some seconds ago. Use it to choose a model, never to refuse a pod."""
+        """Return the usage by GPU model, up to some seconds old. The caller must not refuse a pod because of it."""
 
     async def stored_usage(
         self, namespace: str, charged: Mapping[str, Usage], deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Count the stored pods and claims. Return their usage, plus the charges of terminating pods in ``charged``.
+        """Return the usage by GPU model: all stored pods and claims, and the terminating charges in ``charged``.
 
-        A refusal may depend on this usage. Return None if the count does not end before the deadline. Raises
-        Unavailable if the store does not answer.
+        Terminating charges belong to deleted pods that may still run. A refusal may depend on this usage. Return None
+        if the count does not end before the deadline. Raises Unavailable if the store does not answer.
         """
 
     async def close(self) -> None:
@@ -155,12 +155,12 @@ V = TypeVar("V")
 
 
 class ByNamespace(Generic[V]):
-    """A cache with one value per namespace. It makes missing values, and drops the least recently used values."""
+    """A cache with one value per namespace. It makes a missing value, and drops values that were not used for long."""
 
     def __init__(self, make: Callable[[str], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._make = make
         self._clock = clock
-        # Maps each namespace to its cached value and the time of the last use. The least recently used comes first.
+        # Maps each namespace to its cached value and the time of the last use, beginning with the least recent use.
         self._kept: dict[str, tuple[V, float]] = {}
 
     def __len__(self) -> int:
@@ -185,8 +185,7 @@ class MemoryLedgers:
         self._ledgers = {namespace: Ledger(committed=taken) for namespace, taken in committed.items()}
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Decide a charge. The ledger records an admitted charge once for each uid. A dry run records nothing."""
-        # No lock is needed, because this coroutine awaits nothing between reading the ledger and replacing the ledger.
+        # No lock is needed, because this coroutine awaits nothing between reading and replacing the ledger.
         if request.namespace not in self._ledgers and len(self._ledgers) >= MOST_NAMESPACES:
             return TOO_MANY_NAMESPACES
         decision = request.decide(self._ledgers.get(request.namespace, Ledger()))
@@ -202,7 +201,7 @@ class MemoryLedgers:
     async def stored_usage(
         self, _namespace: str, charged: Mapping[str, Usage], _deadline: float
     ) -> Mapping[str, Usage] | None:
-        """Return ``charged``, because ledgers in memory know no stored pods and claims."""
+        """Return ``charged``, because ledgers in memory have no stored pods and claims that could be counted."""
         return charged
 
     async def close(self) -> None:
@@ -210,9 +209,8 @@ class MemoryLedgers:
 
 
 def _oldest_committed(ledger: Ledger) -> Ledger:
-    # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. No controller moves
-    # the charges of ledgers in memory. So if `pending` is full, the oldest charge is moved here to make room for a new
-    # one.
+    # On a cluster, the controller moves the charges of stored pods from `pending` to `committed`. No controller does so
+    # for ledgers in memory. So if `pending` is full, move the oldest charge to make room for a new charge.
     if len(ledger.pending) < MOST_PENDING:
         return ledger
     uid, oldest = next(iter(ledger.pending.items()))
@@ -221,14 +219,14 @@ def _oldest_committed(ledger: Ledger) -> Ledger:
     return msgspec.structs.replace(ledger, committed=committed, pending=pending)
 
 
-# Seconds for which a GPU model that /mutate chose for a pod counts as used. The API server calls /validate within this
-# time, even if other webhooks run in between. If this replica has not charged the pod after this time, another replica
-# has charged the pod, or another webhook has refused the pod.
+# A GPU model that /mutate chose for a pod counts as used for this many seconds. Within this time the API server calls
+# /validate, even if other webhooks run in between. If this replica has not charged the pod by then, another replica has
+# charged the pod, or another webhook has refused the pod.
 CHOICE_SECONDS = 2.0
 
 
 class ChargeWindow:
-    """The charges of the last ``seconds``, with number and sum by GPU model. Only one thread may use this object."""
+    """The charges of the last ``seconds``, and their number and sum for each GPU model. For use by one thread only."""
 
     def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
         self._seconds = seconds
@@ -248,14 +246,14 @@ class ChargeWindow:
             self._charges[key] = self._clock(), model, charge
 
     def remove_alike(self, model: str, charge: Charge) -> None:
-        """Remove the oldest charge that equals ``charge`` and has this GPU model. Do nothing if there is none."""
+        """Remove the oldest charge that has this GPU model and this amount, if there is any."""
         self.sums()
         alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
         if (oldest := next(alike, None)) is not None:
             self._remove(oldest)
 
     def sums(self) -> Mapping[str, tuple[int, Charge]]:
-        """Remove charges that are older than ``seconds``. Return the number and sum of the other charges by model."""
+        """Return the number and sum of the charges by model, after the removal of charges older than ``seconds``."""
         since = self._clock() - self._seconds
         while self._charges and next(iter(self._charges.values()))[0] <= since:
             self._remove(next(iter(self._charges)))
@@ -285,8 +283,8 @@ class RecentChoices:
             self._by_namespace[namespace].add(object(), model, charge)
 
     def release(self, namespace: str, model: str, charge: Charge) -> None:
-        """Remove the oldest choice with this model and charge. The caller must then charge the pod of this choice."""
-        # The model that /mutate chose for a pod is recorded by model and charge, because the pod has no uid yet.
+        """Remove the oldest choice with this model and charge. The caller must charge the pod next."""
+        # A choice is identified by model and charge, because the pod had no uid at /mutate.
         with self._lock:
             self._by_namespace[namespace].remove_alike(model, charge)
 

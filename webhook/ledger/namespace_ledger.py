@@ -1,4 +1,4 @@
-"""The ledger of one namespace in one webhook replica. Waiting charges are written together, by compare-and-swap."""
+"""The ledger of one namespace in one webhook replica. Charges that arrive during a write share the next write."""
 
 import asyncio
 import contextlib
@@ -35,23 +35,23 @@ from webhook.metrics import LedgerMetrics
 
 T = TypeVar("T")
 
-# The number of threads for reads and writes of ledgers. So about thirty ledgers can be written at the same time.
+# The number of threads for reads and writes of ledgers. It bounds how many ledgers are written at the same time.
 KUBE_THREADS = 32
 
-# The number of threads for LISTs. Most of the threads wait, because `ListTurns` allows few LISTs at the same time.
+# The number of threads for LISTs. Most of them only wait, because `ListTurns` lets few LISTs run at the same time.
 LIST_THREADS = 32
 
 CACHED_USAGE_SECONDS = 0.5
-"""Seconds for which /mutate may choose a GPU model by a ledger in memory. No refusal depends on such a ledger."""
+"""/mutate may choose a GPU model by usage in memory that is at most this many seconds old. No refusal depends on it."""
 
 GRANTING_USAGE_SECONDS = MOST_WRITE_SECONDS + 1.0
 """Replaces `CACHED_USAGE_SECONDS` while this replica has a reservation. The usage in memory then includes the charges
-that this replica admits. Until the next write of this replica, the usage lacks the charges of other replicas. The next
-write is seconds away only if much quota is free."""
+that this replica admits. It lacks the charges of other replicas since this replica's last write. The interval between
+writes is long only if much quota is free, so the missing charges matter little."""
 
 REMEMBERED_SECONDS = 1.0
-"""Seconds for which this replica may write a ledger without reading it again first. After a longer time, another
-process has usually written the ledger. Then the write would fail, which costs more than a read."""
+"""For this many seconds, this replica may write a ledger from its copy in memory, without another read. In a longer
+time, another process has usually written the ledger. The write would then fail, which costs more than a read."""
 
 READ_TIMEOUT_SECONDS = 3.0
 """Timeout in seconds of a read of the ledger. The timeout is short, so that waiting reviews still get an answer."""
@@ -63,16 +63,16 @@ WRITE_TIMEOUT_SECONDS = 3.0
 """Timeout in seconds of a ledger write. After a timeout the outcome of the write is unknown, so the replica reads or
 writes the ledger again."""
 
-# Under load, seconds for which a ledger write waits for more charges, as PostgreSQL's commit_delay does. A write costs
-# half as much as the creation of a pod, and one large write costs less than several small writes.
+# Under load, a ledger write waits for this many seconds, so that more charges join it, like PostgreSQL's commit_delay.
+# A write costs half as much as the creation of a pod, and one large write costs less than several small writes.
 GATHER_SECONDS = 0.004
 
 FLUSH_SECONDS = 0.1
-"""The interval in seconds of the check whether this replica must write charges admitted from its reservation."""
+"""Seconds between two checks whether this replica must write the charges that it admitted from its reservation."""
 
 ASK_AGAIN_SECONDS = 1.0
-"""The minimum number of seconds between two `waiting` marks that this replica sets in a ledger. When other replicas
-read a new mark, they release their reservations."""
+"""This replica sets at most one `waiting` mark in a ledger within this many seconds. When other replicas read a new
+mark, they release their reservations, so that a charge of this replica can fit."""
 
 # The maximum random delay before a write is repeated. Without a delay, two replicas would conflict at every retry.
 MAX_JITTER_SECONDS = 0.02
@@ -85,7 +85,7 @@ Charging = PendingCall[ChargeRequest, Decision]
 
 @dataclass(eq=False)
 class Shared:
-    """The parts of a webhook replica that the ledgers of all namespaces share.
+    """The objects that the ledgers of all namespaces share in one webhook replica.
 
     ``store`` reads and writes the ledgers. ``boot_clock`` also runs while the machine is suspended.
     ``leaving``: True if the replica is stopping. It then reserves nothing. ``threads`` run reads and writes of ledgers.
@@ -98,8 +98,8 @@ class Shared:
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     boot_clock: Callable[[], float] = boot_seconds
     leaving: bool = False
-    # Each call to the API server blocks a thread. So the number of these threads bounds the number of concurrent calls.
-    # A thread adds 50 µs to a call, which is little compared with the milliseconds of a write.
+    # Each call to the API server blocks a thread. So the numbers of threads bound the number of concurrent calls. A
+    # thread adds 50 µs to a call, which is little compared with the milliseconds of a write.
     threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(KUBE_THREADS, thread_name_prefix="ledger"))
     list_threads: Executor = field(default_factory=lambda: ThreadPoolExecutor(LIST_THREADS, thread_name_prefix="list"))
 
@@ -107,11 +107,11 @@ class Shared:
 class NamespaceLedger:
     """The ledger of one namespace in this webhook replica.
 
-    The replica decides the waiting charges in order by one version of the ledger, and replaces that version by one PUT.
-    If another process wrote first, the replica reads and decides again, until the callers' deadlines. The replica keeps
-    the written version in memory for the next charges. Only the task that decides the waiting charges, and `flush`
-    between two batches, may use this version. Under load the replica admits charges from a reservation. `flush` writes
-    these charges later.
+    The replica decides all waiting charges in order by one version of the ledger, and replaces this version by one PUT.
+    If another process wrote first, the replica reads and decides again, until the deadlines of the reviews. The replica
+    keeps the written version in memory, to decide the next charges without a read. Only the task that decides charges,
+    and `flush` between two batches, may use this version. Under load, the replica admits charges from a reservation
+    (quota that it holds in advance), and `flush` writes these charges later.
     """
 
     def __init__(self, namespace: str, shared: Shared) -> None:
@@ -119,7 +119,7 @@ class NamespaceLedger:
         self._shared = shared
         self._remembered: Stored | None = None
         self._remembered_at = -math.inf
-        # After a write with an unknown outcome: the ledger that was sent, and the stored ledger that it replaces.
+        # If the outcome of the last write is unknown: the ledger that was sent, and the stored ledger that it replaces.
         self._unanswered: tuple[Ledger, Stored] | None = None
         self._noted = Ledger()
         self._usages: Mapping[str, Usage] = {}
@@ -132,11 +132,11 @@ class NamespaceLedger:
         # The quota by which this replica sizes its next reservation.
         self._terms: Terms | None = None
         self._flusher: asyncio.Task[None] | None = None
-        # When this replica last set a `waiting` mark (a charge needs reserved quota), and when it began to set marks.
+        # The times of this replica's last `waiting` mark (a charge needs reserved quota), and of the first in a row.
         self._asked_at = self._asking_since = -math.inf
 
     async def charge(self, request: ChargeRequest) -> Decision:
-        """Admit a charge from the reservation. If impossible, decide and write it with all other waiting charges."""
+        """Admit a charge from the reservation. If that is impossible, decide it together with all waiting charges."""
         decision: Decision | None = self._grant(request)
         if decision is None:
             started = self._shared.clock()
@@ -147,18 +147,18 @@ class NamespaceLedger:
         return decision
 
     async def _refuse(self, request: ChargeRequest, refused: Refused) -> Decision:
-        """Decide a charge that does not fit the ledger. Refuse it only if stored pods and claims use too much quota."""
+        """Answer a charge that does not fit the ledger: refuse it only if the stored pods and claims use too much."""
         shortage = refused.shortage
         if shortage.can_never_fit:
             return refused
         if shortage.rests_on_reserved:
-            # Without reservations, the charge would fit. Running replicas release their reservations soon after a
-            # `waiting` mark. The reservation of a dead replica stays until the leading controller removes it.
+            # Only reserved quota is missing. Running replicas release their reservations soon after a `waiting` mark.
+            # The reservation of a dead replica stays until the leader of the controller removes it.
             return PutOff((shortage,), soon=self._shared.clock() < self._asking_since + SOON_SECONDS)
         judged = await self._recount.judge(shortage, request.deadline)
         if isinstance(judged, Refused) or not judged.counted:
             return judged
-        # The controller may have settled (recounted) the ledger during the LIST. So decide the charge again.
+        # The controller may have recounted the ledger during the LIST, so the charge may fit now. Decide it again.
         decision: Decision = await self._committer.serve(request, request.deadline)
         if isinstance(decision, Refused):
             return msgspec.structs.replace(judged, shortages=(decision.shortage,))
@@ -174,16 +174,16 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # More charges join the next batch during this sleep. If the last batch had one charge, there is no load, so no
-        # sleep.
+        # More charges can join the batch during this sleep. A last batch of one charge means that there is no load, so
+        # there is no sleep.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
 
     def _grant(self, request: ChargeRequest) -> Admitted | None:
-        """Admit a charge from the reservation, and write it later. Return None if it must be written first."""
+        """Admit a charge from the reservation, to write it later. Return None if the charge must be written first."""
         crowded = len(self._noted.pending) + len(self._lease.granted) >= rules.MOST_PENDING
-        # If no watch reports the deletion of a pod with a long grace period, the charge could be released before the
-        # pod has ended. So the charge of such a pod is not deferred. It is written together with the grace period.
+        # If no watch reports the deletion of a pod, only a grace period in the ledger keeps its charge until the pod
+        # has ended. So the charge of a pod with a long grace period is written before the pod is admitted.
         if request.dry_run or request.grace or crowded or not self._lease.is_by(_terms(request, self._shared.store)):
             return None
         asked = Pending(request.model, request.charge)
@@ -197,7 +197,7 @@ class NamespaceLedger:
         return Admitted(self._noted, usage, request.quota.limits[request.model])
 
     async def _flush(self) -> None:
-        """Call `flush` whenever a write is due. End when this replica has no reservation and no unwritten charge."""
+        """Call `flush` whenever a write is due, until this replica has no reservation and no unwritten charge."""
         while self._lease.active:
             await self._shared.sleep(FLUSH_SECONDS)
             if self._lease.is_due or self._lease.gives_way or self._unanswered or not self._demand.recent():
@@ -206,7 +206,7 @@ class NamespaceLedger:
     async def flush(self) -> None:
         """Write to the ledger the charges that were admitted from the reservation, and the next reservation."""
         async with self._committer.busy:
-            # A failed write is repeated later. Until then, the reservation in the ledger includes the admitted charges.
+            # A failed write is repeated later. Until then, the reservation in the ledger covers the admitted charges.
             with contextlib.suppress(VcudaError):
                 if self._lease.active:
                     await self._attempt([])
@@ -220,15 +220,15 @@ class NamespaceLedger:
 
     async def usage(self) -> Mapping[str, Usage]:
         """Read the ledger, and return its usage without reservations. After a timeout, return the usage in memory."""
-        with contextlib.suppress(ListOverdue):  # only /validate reports that a LIST takes too long
-            # No charge may be decided by this ledger, because another task may be writing a newer version.
+        with contextlib.suppress(ListOverdue):  # /validate reports that a LIST takes too long
+            # This ledger must not decide a charge, because another task may be writing a newer version.
             if stored := await self._reads.result(self._shared.clock() + USAGE_SECONDS):
                 return self._note(stored.ledger)
         return self._usages
 
     def _note(self, ledger: Ledger) -> Mapping[str, Usage]:
-        # When /mutate chooses a model, reserved quota counts as free, because replicas release reservations when a
-        # charge needs the quota.
+        # For the choice of a model at /mutate, reserved quota counts as free, because replicas release reservations
+        # when a charge needs the quota.
         self._usages = msgspec.structs.replace(ledger, reserved={}).usages()
         self._noted, self._usages_read_at = ledger, self._shared.clock()
         return self._usages
@@ -248,12 +248,12 @@ class NamespaceLedger:
             except Unavailable:
                 if not unsure:
                     raise
-                return  # each caller gets `late`, which says that the outcome is unknown
+                return  # each caller gets its `late`: the outcome of the write is unknown
             else:
                 return
             for call in open_:
-                # A conflict proves that the write was not stored. But after a write without an answer, the charges may
-                # be in the ledger.
+                # After a conflict, this write was certainly not stored. But if an earlier write was not answered, the
+                # charges may be in the ledger.
                 call.late = UNSURE if unsure else TOO_MANY
             await self._shared.sleep(random.uniform(0, MAX_JITTER_SECONDS))  # noqa: S311  # only a delay
 
@@ -277,7 +277,7 @@ class NamespaceLedger:
             ledger = self._ask_for_room(ledger)
         changed = (ledger, counted) != (flushed, stored.ledger)
         if remembered and calls and not (changed and all(isinstance(decision, Admitted) for decision in decisions)):
-            # Only a compare-and-swap proves that the ledger in memory is the stored one. So a refusal, or an admission
+            # Only a compare-and-swap proves that the ledger in memory is not out of date. So a refusal, or an admission
             # that writes nothing, is decided again by a newly read ledger.
             await self._attempt(calls)
             return
@@ -291,7 +291,7 @@ class NamespaceLedger:
             stored = await self._write(self._reserving(ledger, calls), stored)
             ledger = stored.ledger
             self._shared.metrics.size.observe(stored.size)
-        if stored.version is not None:  # None if no ledger is stored, or a closed one (which admits nothing)
+        if stored.version is not None:  # None if no open ledger (which admits charges) is stored
             self._remember(stored)
         self._note(ledger)
         for call, decision in zip(calls, decisions, strict=True):
@@ -300,7 +300,7 @@ class NamespaceLedger:
             self._flusher = asyncio.create_task(self._flush())
 
     def _note_demand(self, calls: Sequence[Charging], decisions: Sequence[Decision]) -> None:
-        """Add the admitted charges to the measured demand. The caller must do this before it calls `_reserving`."""
+        """Add the admitted charges to the measured demand, by which `_reserving` then sizes the next reservation."""
         for call, decision in zip(calls, decisions, strict=True):
             asked = call.item
             if isinstance(decision, Admitted) and not asked.dry_run and asked.model != rules.NO_MODEL:
@@ -317,7 +317,7 @@ class NamespaceLedger:
         return self._lease.send(ledger, charges, terms, next_seconds)
 
     def _ask_for_room(self, ledger: Ledger) -> Ledger:
-        """Return the ledger with a new `waiting` mark. Replicas that read the mark release their reservations."""
+        """Return the ledger with a new `waiting` mark, unless the last mark is recent. Replicas then release quota."""
         now = self._shared.clock()
         if now >= self._asked_at + GIVE_WAY_SECONDS:
             self._asking_since = now
@@ -334,27 +334,27 @@ class NamespaceLedger:
             raise WriteUnanswered from error
         self._unanswered = None
         self._lease.confirmed(stored.answered)
-        # The time of a `waiting` mark is recorded only after the mark is certainly stored. So a lost mark is set again.
+        # A `waiting` mark's time is recorded after the mark is stored. So if the write fails, a new mark is set.
         if ledger.waiting != replaced.ledger.waiting:
             self._asked_at = self._shared.clock()
         return stored
 
     async def _send_again(self) -> None:
-        """Repeat a write whose outcome is unknown. A read cannot prove a failure, as the write may be stored later."""
-        # The repeated write may include the charge of a call that still waits. When this call is decided, its charge is
-        # already in the ledger, and is not added a second time.
+        """Repeat a write whose outcome is unknown. A read could not show that the write will not be stored later."""
+        # The repeated write may include the charge of a call that still waits. When this call is decided, the ledger
+        # has its uid, so the charge is not added a second time.
         if unanswered := self._unanswered:
             try:
                 self._remember(await self._write(*unanswered))
             except Conflict:
-                # The stored ledger has changed. So the unanswered write has been stored, or never will be.
+                # The stored ledger has a newer version. So the unanswered write has been stored, or never will be.
                 self._unanswered = None
 
     def _remember(self, stored: Stored) -> None:
         self._remembered, self._remembered_at = stored, self._shared.clock()
 
     def _take_remembered(self) -> Stored | None:
-        """Return the ledger in memory, and remove it from memory; None if that ledger is probably out of date."""
+        """Remove and return the ledger in memory; None if another process has probably written a newer version."""
         remembered, self._remembered = self._remembered, None
         return remembered if self._shared.clock() - self._remembered_at < REMEMBERED_SECONDS else None
 
@@ -372,16 +372,16 @@ class NamespaceLedger:
         return stored
 
     async def _complete(self, ledger: Ledger, calls: Sequence[Charging]) -> Ledger:
-        # If the quota was edited after the last count of the stored objects, the ledger may count GPU resources by old
-        # values. The ledger may also lack pods that were stored while the namespace had no limit.
+        # If the quota was edited after the last count of the stored objects, the ledger may have charges by old values
+        # of GPU resources. It may also lack pods that were stored while the namespace had no limit.
         config_version = self._shared.store.config_version
         ledger = self._recount.settle(ledger)
         # If the API server did not serve ResourceClaims at the last count, the ledger lacks the claims.
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # A count by an older quota ConfigMap must not replace the ledger. Without a new count the ledger may lack
-            # pods. So the caller must retry until this replica's watch has delivered the newer ConfigMap.
+            # A count by an older quota ConfigMap must not replace the ledger, but the present count may lack pods. So
+            # the caller must retry until this replica's watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")
             return settle(ledger, observed, counted_since=observed.resource_version)
@@ -405,7 +405,7 @@ def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    """Decide the charges in ``calls`` in order. Charges that are admitted use up quota for the following charges."""
+    """Decide the charges in order. Each admitted charge uses up quota for the charges after it."""
     decisions = []
     for call in calls:
         decision = call.item.decide(ledger)

@@ -18,17 +18,16 @@ MIN_INTERVAL_SECONDS = 0.5
 """The minimum number of seconds between the starts of two LISTs of one namespace, even if many charges are refused."""
 
 REST_PER_SECOND = 4.0
-"""After a LIST, the pause before the next LIST of the namespace is this many times as long as the LIST took. So large
-namespaces are listed less often."""
+"""After a LIST of a namespace, the next LIST is delayed for this many times as long as the LIST took. So namespaces
+whose LISTs are slow are listed less often."""
 
 SETTLE_SECONDS = UNSEEN_SECONDS + MARGIN_SECONDS
-"""Seconds after which a webhook replica itself settles a ledger (sets it to the count of the stored objects). A running
-controller settles the ledger earlier. If pods in the ledger have longer grace periods, the replica waits for the
-longest of these periods."""
+"""A webhook replica itself settles a ledger (sets it to the count of the stored objects) if no controller has done so
+for this many seconds. If the ledger records longer grace periods of pods, the replica waits for the longest period."""
 
 SOON_SECONDS = 2.0
-"""A running controller settles a ledger within this many seconds. If quota is missing for longer, the answer to a pod
-does not advise an immediate retry."""
+"""A running controller settles a ledger (sets it to the count of the stored objects) within this many seconds. If quota
+is missing for longer, the answer to a pod does not advise an immediate retry."""
 
 
 @dataclass(eq=False)
@@ -42,11 +41,11 @@ class Recount:
     clock: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]]
     _next: float = -math.inf
-    # The result of the oldest LIST since which no process has settled the ledger (set it to a count of stored objects).
+    # The result of this replica's oldest LIST after which no process has settled (recounted) the ledger.
     _first: ObservedPods | None = None
-    # When the LIST whose result is in `_first` was made.
+    # The time of the LIST whose result is in `_first`.
     _since: float = -math.inf
-    # When this replica made its newest LIST.
+    # The time of this replica's newest LIST.
     _listed: float = -math.inf
 
     def __post_init__(self) -> None:
@@ -60,23 +59,23 @@ class Recount:
         """
         if (observed := await self._begun_now(deadline)) is None:
             return PutOff((shortage,), counted=False)
-        # The LIST lacks pods that were deleted before the LIST but may still run. The terminating charges in the ledger
-        # belong to such pods, so these charges are added. The LIST still contains pods that were deleted later.
+        # The LIST lacks pods that were deleted before it but may still run. The ledger has their charges as
+        # terminating, so add these. Pods that are deleted later are still in the LIST.
         usage = observed.usage(shortage.model, shortage.usage.terminating)
         if not fits(shortage.limit, usage.used, shortage.asked):
             return Refused(msgspec.structs.replace(shortage, usage=usage))
         self._note(observed)
-        # A running controller soon settles (recounts) the ledger, which ends the shortage of quota. But the pending
-        # charge of a pod that is never stored is released much later.
+        # A running controller soon settles (recounts) the ledger, which ends the shortage of quota. But if a pod is
+        # admitted and never stored, its pending charge stays much longer, so an early retry would fail.
         soon = not shortage.rests_on_pending and self.clock() < self._since + SOON_SECONDS
         return PutOff((shortage,), soon=soon)
 
     def _note(self, observed: ObservedPods) -> None:
         first, now, before = self._first, self.clock(), self._listed
         self._listed = now
-        # If etcd was restored from a backup, the older counts are invalid. There are two signs of a restore: lower
-        # resourceVersions, or a lost ledger. While a ledger is lost, no charge is decided, so this replica makes no
-        # LIST for more than twice `SETTLE_SECONDS`.
+        # After a restore of etcd from a backup, older counts are invalid. There are two signs of a restore. Either
+        # resourceVersions have decreased, or the ledger is lost. While a ledger is lost, no charge is decided, so this
+        # replica makes no LIST for more than twice `SETTLE_SECONDS`.
         back = first and is_older(observed.resource_version, first.resource_version)
         if first is None or back or now > before + 2 * SETTLE_SECONDS or not _is_due(first, self.known()):
             self._first, self._since = observed, now
@@ -84,8 +83,8 @@ class Recount:
     async def usages(self, charged: Mapping[str, Usage], deadline: float) -> Mapping[str, Usage] | None:
         """Return the usage by GPU model, counted by a LIST that begins after this call.
 
-        ``charged``: the usage in the ledger. Its terminating charges are added, because a LIST lacks deleted pods.
-        Return None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
+        ``charged``: the usage in the ledger. Its terminating charges are added, because a LIST lacks deleted pods that
+        still run. Return None if no LIST ended before the deadline. Raises Unavailable if the LIST failed.
         """
         if (observed := await self._begun_now(deadline)) is None:
             return None
@@ -93,29 +92,28 @@ class Recount:
         return {model: observed.usage(model, charged.get(model, Usage()).terminating) for model in models}
 
     def settle(self, ledger: Ledger) -> Ledger:
-        """Return the ledger, settled (recounted) by a LIST of this replica if no controller can be running.
+        """Return the ledger. If no controller can be running, settle (recount) it first by a LIST of this replica.
 
-        No controller can be running if the ledger is still older than a LIST that is `SETTLE_SECONDS` old.
+        No controller is running if the ledger is still older than a LIST that was made `SETTLE_SECONDS` ago.
         """
         first, now = self._first, self.clock()
-        # Another, recent LIST is required as proof that etcd has not been restored from a backup since the older LIST.
+        # A recent LIST must exist too. It proves that etcd was not restored from a backup since the older LIST.
         if first is None or now < self._since + SETTLE_SECONDS or now > self._listed + SOON_SECONDS:
             return ledger
         if not _is_due(first, ledger):
             return ledger
-        # The new count of stored pods may lack a pod, and no watch of this replica shows why. The charge of this pod
-        # stays for as long as the pod may still run, as after the start of a new leading controller.
+        # The new count may have fewer pods although no watch of this replica saw a deletion. The missing charges become
+        # terminating for as long as the pods may still run. Keep the old count until that time has passed.
         counted = settle(ledger, first)
         new = {key: each for key, each in counted.terminating.items() if key not in ledger.terminating}
         if now < self._since + max((each.seconds for each in new.values()), default=0) + MARGIN_SECONDS:
             return ledger
-        # The pods that the count lacks cannot run any more, because their grace periods have passed since then. So
-        # their terminating charges are removed.
+        # The grace periods of the missing pods have passed, so these pods have ended. Remove their terminating charges.
         return settle(counted, first, Expired(ended=new.keys()))
 
     async def _begun_now(self, deadline: float) -> ObservedPods | None:
         observed = await self._lists.result(deadline)
-        # If the ledger was counted by a newer quota ConfigMap, this replica lacks the current values of GPU resources.
+        # If a newer quota ConfigMap counted the ledger, this replica's count uses outdated values of GPU resources.
         if observed and is_older(observed.config_version, self.known().config_version):
             return None
         return observed

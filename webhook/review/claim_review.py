@@ -1,8 +1,8 @@
 """Decides the creation of a ResourceClaim: /mutate pins the claim to a GPU model, and /validate charges the claim.
 
-A ResourceClaimTemplate and a pod that names the template are not charged, because Kubernetes makes claims from the
-template, and each claim is charged. The template and the pod are refused if no such claim can ever be admitted. They
-are admitted with a warning if such a claim must wait for free quota.
+A ResourceClaimTemplate, or a pod that names the template, is not charged: Kubernetes makes claims from the template,
+and each claim is charged. The template or pod is refused if its claims can never be admitted. It is admitted with a
+warning if its claims must wait for free quota.
 """
 
 import itertools
@@ -49,7 +49,7 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 
 
 def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
-    """Return the claim or template under review, or the answer to the review if no further decision is needed."""
+    """Return the claim or template that needs a decision, or the answer to the review if none is needed."""
     if request.kind.kind not in (CLAIM, TEMPLATE):
         message = f"this webhook reviews ResourceClaims, not {request.kind.kind}; correct the webhook's rules"
         return AdmissionResponse("bad-request", False, HTTPStatus.BAD_REQUEST, message)
@@ -192,7 +192,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # /mutate chose a model for this claim, and counts the choice as used quota for a while. The charge replaces it now.
+    # /mutate counts the model that it chose for this claim as used for a while. The charge now replaces this choice.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)
@@ -215,7 +215,7 @@ async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionRes
 
 
 class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """The result of a check of ResourceClaimTemplates, from which Kubernetes makes claims later."""
+    """The result of a check whether claims that Kubernetes makes from ResourceClaimTemplates can be admitted."""
 
     outcome: str = ""
     """The outcome of the review, as in the metrics, if the claims can never be admitted; otherwise empty."""

@@ -19,16 +19,16 @@ SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 
 
 ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""Returns the digest (the parts that determine the charge) of the ResourceClaimTemplate with this namespace and name;
-None if there is no such template."""
+"""A function that takes the namespace and the name of a ResourceClaimTemplate. It returns the template's digest (the
+parts that determine the charge); None if there is no such template."""
 
 
 def no_templates(_namespace: str, _name: str) -> None:
-    """Return None: the default of `PolicySnapshot.templates`, by which no template is found."""
+    """Return None for every template. This is the default of `PolicySnapshot.templates`."""
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
-    """The quota, the nodes and the settings by which one review is decided, at the time when the decision begins."""
+    """The quota, the nodes and the settings by which one review is decided, as they are when the decision begins."""
 
     quota: model.Quota
     """The GPU quota limits of each namespace at the time of the review."""
@@ -45,20 +45,20 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     claims: charges.ClaimPolicy | None = None
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
     templates: ClaimTemplates = no_templates
-    """Finds by namespace and name the digest (charge-relevant parts) of a ResourceClaimTemplate."""
+    """Returns the digest (charge-relevant parts) of a ResourceClaimTemplate; None if there is no such template."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
     """The user names of schedulers, which create claims for pods that are charged already."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The field ``claims``; if this is None, a policy without known devices, by which every claim is charged."""
+        """The field ``claims``; if it is None, a policy that knows no devices, so that every claim is still charged."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )
 
 
 PolicySource = Callable[[], PolicySnapshot | None]
-"""Returns the current `PolicySnapshot`, or None until the quota has been read for the first time."""
+"""Returns the current `PolicySnapshot`; None until the quota, and in a cluster nodes and devices, have been read."""
 
 
 class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
@@ -81,10 +81,10 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     scheduler_users: frozenset[str] = SCHEDULER_USERS
 
     def current(self) -> PolicySnapshot | None:
-        """Return the snapshot of this moment, or None until the quota, the nodes and the devices have been read."""
+        """Return the present snapshot; None until the quota, the nodes and the devices have been read."""
         read = self.quota.in_force()
-        # Without the nodes there is no GPU model, so every pod would be refused. Without the devices, every claim would
-        # be refused. So a snapshot needs both.
+        # Without the nodes no GPU model is known, so every pod would be refused. Without the devices, every claim would
+        # be refused. So there is no snapshot before both are read.
         if read is None or not self.nodes.reflector.synced.is_set() or not self.dra.settled:
             return None
         nodes, free = self.nodes.current(), self.cards.current()

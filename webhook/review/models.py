@@ -1,8 +1,8 @@
 """Chooses the GPU model for a pod or ResourceClaim at /mutate.
 
 `check_wish` checks the annotation in which the owner names the wanted models. `pin` chooses a model with enough free
-quota, and returns the patch that pins the object to this model. /validate uses neither of them, because a tenant can
-write any annotation.
+quota, and returns the patch that pins the object to this model. /validate calls neither function, and does not read the
+annotation, because a tenant can write any annotation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,10 +27,10 @@ R = TypeVar("R", bound=verdicts.Review)
 
 
 class Allowed(NamedTuple):
-    """The GPU models that an object may use, and the functions that charge and pin the object."""
+    """The GPU models that an object may use, and functions that return its charge and its patch for a given model."""
 
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
-    """Takes the usage by model. Returns the models in the order of trial, each with its limit and usage."""
+    """Takes the usage by model. Returns the models in the order in which they are tried, with limits and usage."""
     rule: Rule
     """The rule that determines the order in which the models are tried."""
     charge_on: Callable[[str], Charge]
@@ -42,10 +42,10 @@ class Allowed(NamedTuple):
 
 
 def check_wish(review: R, annotations: Mapping[str, str]) -> R | AdmissionResponse:
-    """Check the annotation in which the owner names the wanted models.
+    """Check the annotation in which the owner of an object names the wanted models.
 
-    Return the review if the annotation is valid or missing, and otherwise a refusal. If the quota is not enforced,
-    return the review with a note instead of a refusal.
+    Return the review if the annotation is valid or missing, and otherwise a refusal. If the quota only warns or audits,
+    return the review with a note (a warning for the owner) instead of the refusal.
     """
     try:
         wish = read_wish(annotations)
@@ -90,7 +90,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
 
 
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
-    """Return the refusal message for an object that may use several GPU models; empty if it may use only one."""
+    """Return the error message if the object may use several GPU models, although one is required; else empty."""
     # The message lists models with and without free quota, so that it does not depend on the current usage.
     models = [option.model for option in allowed.options({})]
     if len(models) == 1:
@@ -108,7 +108,7 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(allowed.options(usage), allowed.rule)
     if isinstance(choice, Choice):
         return choice
-    # A refusal must not depend on a ledger in memory, or on choices that are not charged yet. So read the ledger.
+    # A refusal must not depend on usage in memory, or on chosen models that are not charged yet. So read the ledger.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:
         return choose_regardless(allowed.options(usage), allowed.rule)

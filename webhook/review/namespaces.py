@@ -12,8 +12,8 @@ from vcuda import errors, kube
 from vcuda.quota import model
 from webhook.ledger import ledgers
 
-# Seconds for which the cache has the answer that a namespace exists, or that it is missing. The second time is short,
-# because a pod may be created immediately after its namespace.
+# The cache keeps the answer that a namespace exists, and the answer that it does not, for these numbers of seconds. The
+# second time is short, because a pod may be created immediately after its namespace.
 FOUND_SECONDS, MISSING_SECONDS = 60.0, 1.0
 
 LOOK_UP_TIMEOUT_SECONDS = 3.0
@@ -21,7 +21,7 @@ LOOK_UP_THREADS = 4
 
 
 class ExistingNamespaces:
-    """Ledgers that reject charges to a namespace, unless it exists or existed within the last minute.
+    """Ledgers that reject a charge to a namespace that does not exist, and did not exist within the last minute.
 
     This class is used if callers need no client certificate. Without the check, any client that reaches the port could
     make the webhook create ledgers for invented namespaces.
@@ -47,7 +47,7 @@ class ExistingNamespaces:
         return await self._charged.cached_usage(namespace)
 
     async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of each model. A missing namespace is no error: its quota may be set before its creation."""
+        """Return the usage of each model. A missing namespace is no error, as it may get its quota before it exists."""
         return await self._charged.usage(namespace)
 
     async def stored_usage(
@@ -61,8 +61,7 @@ class ExistingNamespaces:
     async def _look_up(self, namespace: str) -> None:
         known = self._known[namespace]
         if known.until <= self._clock():
-            # All reviews of a namespace share one look-up. Otherwise many reviews in one namespace would use all
-            # threads.
+            # All reviews of a namespace share one look-up, so that it takes only one of the few threads.
             if known.asked is None or known.asked.done():
                 known.asked = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, namespace)
             try:

@@ -52,7 +52,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     charged: bool = True
 
     def hints(self, model: str | None) -> patches.Hints:
-        """Return the node labels and scheduler for the pod. ``model``: the GPU model of its pin; None without a pin."""
+        """Return the node labels and scheduler for the pod's patch. ``model``: the GPU model of its pin, or None."""
         general = self.policy.hints.of(self.request.schemes)
         if model is None:
             return general
@@ -64,7 +64,7 @@ class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
 def review_of(
     request: AdmissionRequest, policy: PolicySnapshot, check: Check = no_check
 ) -> PodReview | AdmissionResponse:
-    """Return the pod under review, or the answer to the review if the pod needs no further decision."""
+    """Return the pod that needs a decision, or the answer to the review if none is needed."""
     pod, quota = gpu_pod_of(request), policy.quota.for_namespace(request.namespace)
     check()
     if isinstance(pod, AdmissionResponse):
@@ -84,7 +84,7 @@ def review_of(
         if refusal.allowance not in quota.allow:
             faults.append(refusal.fault)
     check()
-    # HAMi and NVIDIA's device plugin use the same resource for whole cards. So the metrics name the resource.
+    # HAMi and NVIDIA's device plugin use one resource for whole cards. So the metrics name this resource, not a vendor.
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
@@ -97,8 +97,8 @@ def review_of(
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
-    # If the GPU request of a pod is malformed, and the quota is not enforced, the pod is admitted without a charge. A
-    # warning or the log has the faults.
+    # If the GPU request of a pod is malformed, but the quota only warns or audits, the pod is admitted without a
+    # charge. A warning or the log has the faults.
     if not review.faults:
         return AdmissionResponse("ignored")
     sentence = verdicts.malformed_sentence(review.faults)
@@ -106,7 +106,7 @@ def _not_charged(review: PodReview) -> AdmissionResponse:
 
 
 def gpu_pod_of(request: AdmissionRequest) -> Pod | AdmissionResponse:
-    """Return the created pod if it could reach a GPU; otherwise the answer to the review, which depends on no quota."""
+    """Return the new pod if it could reach a GPU; otherwise the answer to the review, which depends on no quota."""
     kind = request.kind
     if kind.kind != "Pod" or kind.group:
         named = "/".join(part for part in (kind.group, kind.version, kind.kind) if part)
@@ -137,8 +137,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     if not review.charged:
-        # A pod that requests cards only by ResourceClaims is not pinned, because the review of each claim pins the
-        # claim.
+        # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
         return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
     asked = review.request
@@ -166,8 +165,8 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
 def _without_model(review: PodReview, sentence: str) -> AdmissionResponse:
     if review.enforced:
         return verdicts.refused(review, "not-allowed", sentence)
-    # A quota that is not enforced lets this pod run, and the pod may get a card. So the patch sets the scheduler that
-    # allocates the cards. Another scheduler could give the same card to two pods.
+    # The quota only warns or audits, so this pod runs and may get a card. The patch sets the scheduler that allocates
+    # the cards, because another scheduler could give the same card to two pods.
     return AdmissionResponse(
         "unpinned", patch=patches.unpinned_patch(review.pod, review.hints(None)), scheme=review.scheme
     )
@@ -202,7 +201,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # The charge of this pod is recorded next. So the model choice of /mutate must no longer count as used quota.
+    # The pod is charged next. From then on its model choice at /mutate would be counted twice, so remove the choice.
     charge = review.request.charge_on(pinned.model)
     create.choices.release(review.namespace, pinned.model, charge)
     asked = verdicts.Asked(metadata, pinned.model, charge, grace)
@@ -221,7 +220,7 @@ async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
 
 
 def _claiming(review: PodReview, pin: placement.Pin, warnings: Sequence[str]) -> AdmissionResponse:
-    """Return the answer to a pod that gets all its cards by ResourceClaims, which are charged instead of the pod."""
+    """Return the answer to a pod that requests cards only by ResourceClaims. The claims are charged, not the pod."""
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
@@ -229,7 +228,7 @@ def _claiming(review: PodReview, pin: placement.Pin, warnings: Sequence[str]) ->
 
 
 def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:
-    """Yield a phrase for each part of a charged pod that differs from the result of /mutate."""
+    """Yield a phrase of the error message for each part of a pod that is not as /mutate would patch it."""
     pod, nodes = review.pod, review.policy.nodes
     if not pin.within(review.quota):
         yield _unpinned(review, pin)
@@ -244,10 +243,7 @@ def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iter
 
 
 def left_to_mutate(patch: Sequence[Operation]) -> Iterator[str]:
-    """Yield a phrase for each part of a pod that ``patch`` would change.
-
-    ``patch``: what /mutate would still change in the pod, except for the pin to a GPU model.
-    """
+    """Yield a phrase of the error message for each change in ``patch``: what /mutate would still change in the pod."""
     removed = [operation["path"] for operation in patch if operation["op"] == "remove"]
     records = [JsonPointer(path).parts[-1] for path in removed if path.startswith("/metadata/")]
     if "/spec/nodeName" in removed:
@@ -269,7 +265,7 @@ def other_scheduler(review: PodReview, placing: str | None) -> Iterator[str]:
 
 
 def _unpinned(review: PodReview, pin: placement.Pin) -> str:
-    """Return the reason why the pod is not pinned to one allowed model. The reason lists the allowed models."""
+    """Return why the pod is refused: it is not restricted to one allowed GPU model, or to its namespace's pools."""
     quota = review.quota
     if pin.model in quota.limits:
         return _outside_pools(review)

@@ -57,11 +57,11 @@ async def check_edit(
     namespaces: NamespaceNames | None = None,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
-    """Return the answer to an edit of the quota ConfigMap. A refusal has the path of every fault.
+    """Return the answer to an edit of the quota ConfigMap. A refusal names the field path of every fault.
 
     ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: a function that lists
-    all namespaces; None without an API server. ``check``: a function that is called between the parts of the work. It
-    may raise Dropped.
+    all namespaces; None without an API server. ``check``: called again and again during the work. It raises Dropped if
+    the work must stop.
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
@@ -96,9 +96,9 @@ async def check_edit(
 def document_warnings(
     old: Quota, new: Quota, resources: GpuResources, policy: context.PolicySnapshot | None
 ) -> Iterator[str]:
-    """Yield the warnings about a new quota that depend only on the documents and the nodes.
+    """Yield those warnings about a new quota that depend on no ledger and on no list of namespaces.
 
-    ``policy``: has the nodes, whose GPU models are named as in ``resources``; None if no nodes are known.
+    ``policy``: the snapshot with the nodes, whose GPU models must be named as in ``resources``; None if there is none.
     """
     yield from changes.weakened(old, new)
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
@@ -116,7 +116,7 @@ def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
 
 
 def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> AdmissionResponse:
-    # kubectl prints each fault with a path. So a fault without a path gets the path of the whole quota document.
+    # kubectl prints the path of each fault. So a fault without a path gets the path of the whole quota document.
     document = f"data.{place.key}"
     shown = errors.limited(faults, document)
     message = "the quota document is malformed: " + "; ".join(map(str, shown))
@@ -125,7 +125,7 @@ def _refused(place: kube.QuotaPlace, faults: tuple[errors.Fault, ...]) -> Admiss
 
 
 def _absent(old: Quota, new: Quota, namespaces: NamespaceNames | None) -> Iterator[str]:
-    """Yield a warning for each new quota entry whose namespace does not exist. The namespace may be created later."""
+    """Yield a warning, but no fault, for each new quota entry of a missing namespace, which may be created later."""
     added = sorted(new.entries.keys() - old.entries.keys() - {DEFAULT})
     if not added or namespaces is None:
         return
@@ -171,8 +171,8 @@ async def _compared(
     deadline: float,
     check: k8s_types.Check,
 ) -> list[str]:
-    # If there are many warnings, the last ones are not shown. So the warning that some namespaces were not compared is
-    # the first.
+    # If there are many warnings, the last ones are not shown. So the warning about entries that were not compared comes
+    # first.
     before = policy.quota.namespaces if policy else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []

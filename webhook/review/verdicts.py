@@ -49,8 +49,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
     scheme: str = ""
     """The schemes (vendors' ways to request GPUs) of the object, for example hami. For metrics and logs."""
     may_wait: bool = True
-    """True if the answer may have status 429, after which clients wait and retry. If False, its status is 403
-    instead."""
+    """True if the answer may have status 429, after which clients wait and retry; otherwise the status is 403."""
 
     @property
     def enforced(self) -> bool:
@@ -58,7 +57,7 @@ class Review(msgspec.Struct, frozen=True, gc=False):
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
-        """Return all warnings for the owner: faults, notes and ``sentences``. Return none in audit mode."""
+        """Return all warnings for the owner: faults, notes and ``sentences``. In audit mode, return none."""
         if self.quota.mode is Mode.AUDIT:
             return ()
         malformed = [f"{malformed_sentence(self.faults)}; {ADMITTED_ALL_THE_SAME}"] if self.faults else []
@@ -130,7 +129,7 @@ def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
 
 
 def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to an object that may fit later. ``wait``: seconds until the retry; None for a long time."""
+    """Return the answer to an object that may fit later. ``wait``: seconds until the retry; None for a long wait."""
     status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
@@ -158,7 +157,7 @@ async def charge(create: Creation, review: Review, asked: Asked, *, stray: Seque
 
 
 async def record_grace(create: Creation, review: Review, asked: Asked) -> AdmissionResponse | None:
-    """Record in the ledger the grace period of a pod whose claims are charged instead of the pod.
+    """Record in the ledger the grace period of a pod that gets GPUs only by ResourceClaims, which are charged instead.
 
     Return None if the period is recorded or needs no record; otherwise return the refusal. Raises Unavailable if the
     ledger could not be read or written.
@@ -170,7 +169,7 @@ async def record_grace(create: Creation, review: Review, asked: Asked) -> Admiss
 
 
 def needs_record(review: Review, grace: int) -> bool:
-    """Return True if the ledger must record this grace period, because it exceeds the lifetime of a pending charge."""
+    """Return True if the ledger must record this grace period, because a pending charge may be released earlier."""
     storable = review.policy.storable_seconds
     return storable is not None and grace > storable
 
@@ -178,8 +177,8 @@ def needs_record(review: Review, grace: int) -> bool:
 async def _charge(create: Creation, review: Review, asked: Asked) -> Decision:
     request, deadline = create.request, create.deadline
     created = math.inf
-    # In a CREATE, the API server has just set the creationTimestamp, whatever value the client sent. An UPDATE may
-    # follow long after the creation, so the creationTimestamp is not used for it.
+    # In a CREATE, the API server has just set the creationTimestamp, whatever value the client sent. In an UPDATE, the
+    # timestamp is not used, because it may be old.
     if request.operation == "CREATE" and asked.metadata.creation_timestamp:
         with contextlib.suppress(ValueError):
             created = datetime.fromisoformat(asked.metadata.creation_timestamp).timestamp()
@@ -217,8 +216,8 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
 def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:
     """Return at most one warning about the quota of an admitted object.
 
-    The first that applies is returned: the object exceeds a quota that only warns; the charge needs a grant (a dated
-    addition to the limit) that will end; the quota is nearly used up.
+    It is the first of these that applies: the object exceeds a quota that only warns; the charge needs a grant (a
+    temporary addition to the limit) that will end; the quota is nearly used up.
     """
     namespace = review.namespace
     if granted.shortage:

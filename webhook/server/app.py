@@ -33,16 +33,14 @@ MAX_TIMEOUT_SECONDS = 30.0
 MARGIN_SECONDS = 0.5
 """Seconds that are subtracted from the API server's timeout, so that the answer arrives before this timeout."""
 
-# Seconds within which the rest of a large body must arrive. The bound is short, because other large reviews wait for
-# the place of this review in the queue.
+# The rest of a large body must arrive within this many seconds. The time is short, because meanwhile the review takes a
+# place for which other large reviews wait.
 LARGE_BODY_SECONDS = 3.0
 
 ARRIVED, DEADLINE = "vcuda.arrived", "vcuda.deadline"
-"""The keys of two extensions in the ASGI scope of a request: the monotonic time at which the request arrived, and the
-`ReviewDeadline` of the request."""
+"""The keys of two values in the ASGI scope of a request: its time of arrival (monotonic), and its `ReviewDeadline`."""
 
-# The number of threads for Flask, which serves only probes and metrics. Seldom more than two of these requests arrive
-# at the same time.
+# The number of threads for Flask, which serves only health checks and metrics, seldom more than two at a time.
 PAGE_THREADS = 4
 
 JSON = b"application/json"
@@ -63,7 +61,7 @@ class Callers(NamedTuple):
     """True if a client certificate is required for the metrics too."""
 
     def check(self, scope: asgi_typing.HTTPScope) -> None:
-        """Raise BadReview if a required client certificate is missing, or has another common name than required."""
+        """Raise BadReview if a required client certificate is missing, or lacks the required common name."""
         open_to_all = (*HEALTH, *(() if self.metrics else (METRICS,)))
         if self.client_ca is None or scope["path"] in open_to_all:
             return
@@ -101,8 +99,8 @@ class Application:
             status, message = self._fault(scope["path"], error)
             body = error_object(message, status)
             if status is HTTPStatus.SERVICE_UNAVAILABLE:
-                # Retry-After and Connection make the API server repeat the call on a new connection, perhaps to another
-                # webhook replica.
+                # With these headers, the API server repeats the call on a new connection, perhaps to another webhook
+                # replica.
                 headers += [(b"retry-after", b"1"), (b"connection", b"close")]
         headers.append((b"content-length", str(len(body)).encode()))
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -169,7 +167,7 @@ class Application:
 
 
 def deadline_of(scope: asgi_typing.HTTPScope) -> ReviewDeadline:
-    """Return the deadline of a request, and store the deadline in the ASGI scope.
+    """Return the deadline of a request, and store it in the ASGI scope, where the gunicorn worker reads it.
 
     The deadline is the arrival of the request plus the API server's timeout, minus a margin. Raises BadReview if the
     timeout is malformed.
@@ -209,7 +207,11 @@ def make_pages(service: admission.Service) -> flask.Flask:
     def readiness() -> flask.Response:
         if service.ready:
             return _text("ok")
-        reason = "this replica is stopping" if service.gate.leaving else "the quota has not been read yet"
+        reason = (
+            "this replica is stopping"
+            if service.gate.leaving
+            else "this replica has not read the quota and the nodes yet"
+        )
         return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def failed(error: Exception) -> flask.Response:
@@ -227,7 +229,7 @@ def make_pages(service: admission.Service) -> flask.Flask:
         METRICS, METRICS, lambda: flask.Response(service.metrics.render(), content_type=metrics.CONTENT_TYPE)
     )
     for path in REVIEWS:
-        # `Application` answers each POST itself. Flask needs this rule to answer other methods, such as GET, with 405.
+        # `Application` answers each POST. With this rule, Flask answers other methods, such as GET, with status 405.
         app.add_url_rule(path, path, methods=["POST"])
     app.register_error_handler(Exception, failed)
     return app

@@ -12,10 +12,10 @@ class ServedApplication(BaseApplication):
     """The gunicorn application that `WebhookWorker` serves."""
 
     certificate: ServingCertificate
-    """The certificate that is presented on new connections."""
+    """The certificate for new connections."""
     service: Service | None
     """The service that answers reviews; None before the worker has started."""
     stopping: threading.Event
     """An event that is set when the worker stops."""
     drain: float
-    """Seconds for which connections are still accepted after the readiness check fails."""
+    """When the server stops, it accepts connections for this many seconds after its readiness check begins to fail."""

@@ -59,7 +59,7 @@ class Cluster(msgspec.Struct, frozen=True):
     ledger_namespace: str = LEDGER_NAMESPACE
     """The namespace of the ConfigMaps in which the ledgers are stored."""
     node_namespace: str = NODE_NAMESPACE
-    """The namespace of the node agents. The quota's default entry `*` does not limit this namespace."""
+    """The namespace of the node agents. The quota's default entry `*` does not apply to this namespace."""
     callers_known: bool = False
     """True if only the API server can send reviews. The namespace of each review then certainly exists."""
     end: Callable[[str], None] = k8s.end_process
@@ -72,11 +72,11 @@ class Cluster(msgspec.Struct, frozen=True):
     """The user names of schedulers, which create claims for pods that are charged already."""
 
     def check(self) -> None:
-        """Read the credentials of the API server. Raises BadInput if they are unusable, before the server starts."""
+        """Raise BadInput if the credentials for the API server cannot be read. Call this before the server starts."""
         k8s.Kube.connect(self.kubeconfig).close()
 
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
-        """Start the watches of the quota and the nodes, and return a service with ledgers in ConfigMaps."""
+        """Start all watches of the cluster, and return a service whose ledgers are stored in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
         # Each thread for ledgers and LISTs has a connection of its own, so that it never waits for another thread. All
         # other threads share two connections.
@@ -161,7 +161,7 @@ class Settings(msgspec.Struct, frozen=True):
     certificate: Path
     """The directory of tls.crt and tls.key."""
     drain: float = 5.0
-    """Seconds for which connections are still accepted after the readiness check fails."""
+    """When the server stops, it accepts connections for this many seconds after its readiness check begins to fail."""
     callers: app.Callers = app.EVERYBODY
     """The callers whose requests are answered."""
 
@@ -169,7 +169,8 @@ class Settings(msgspec.Struct, frozen=True):
 class Failure:
     """Ends the whole server from its worker process. If only the worker ended, gunicorn would start another worker.
 
-    The caller must create this object before the worker is forked, because both processes share a byte of memory.
+    The caller must create this object before gunicorn forks the worker. Then both processes share a byte of memory,
+    which records the failure.
     """
 
     def __init__(self) -> None:
@@ -185,14 +186,14 @@ class Failure:
         os.write(2, f"Error: {message}\n".encode())
         self._shared[0] = 1
         os.kill(self._server, signal.SIGTERM)
-        os._exit(0)  # gunicorn logs any exit status but 0 as a fault of the worker
+        os._exit(0)  # gunicorn would log any other exit status as a fault of the worker
 
 
 class WebhookServer(ServedApplication):
     """A gunicorn server with one worker process.
 
-    ``make_service``: a function that makes the service. It is called in the worker process, because it starts threads,
-    which would not survive a fork.
+    ``make_service``: a function that makes the service. It is called in the worker process, because the service starts
+    threads, which would not survive a fork.
     ``announce``: a function that is called with the URL of the server when the worker accepts connections.
     """
 
@@ -237,12 +238,11 @@ class WebhookServer(ServedApplication):
 
     def load(self) -> Any:
         """Return the ASGI application. gunicorn calls this method in each new worker."""
-        # The certificate files may have changed after the server process read them. So each new worker reads them
-        # again.
+        # The certificate files may have changed since the server process read them. So read them again.
         self.certificate.poll()
         threading.Thread(target=watch, args=(self.certificate, self.stopping), name="certificate", daemon=True).start()
         self.service = self._make_service(self.certificate)
-        gc.freeze()  # the garbage collector need not scan the present objects, because they are never freed
+        gc.freeze()  # the present objects are never freed, so the garbage collector need not scan them
         return app.Application(self.service, self.settings.callers)
 
     def _ready(self, worker: WebhookWorker) -> None:
@@ -264,7 +264,6 @@ def max_connections() -> int:
 
 
 def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
-    """Export metrics of open connections, closed connections, late requests and the client certificate's expiry."""
     metrics.watch("vcuda_connections", "Open connections of clients.", lambda: worker.connections)
     metrics.watch(
         "vcuda_client_certificate_expiry_seconds",

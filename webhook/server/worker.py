@@ -1,8 +1,8 @@
-"""Extends gunicorn's ASGI worker with bounds on clients, and with a stop that loses no request.
+"""Extends gunicorn's ASGI worker with limits for clients, and with a stop that loses no request.
 
-gunicorn parses the requests, calls the application and keeps connections open. This module bounds the number of
-connections, the time of each step of a client, and the bytes of unfinished requests. It also answers errors with JSON,
-and drains connections at a stop. The next module on the path of a request is `webhook.server.app`.
+gunicorn parses the requests, calls the application and keeps connections open. This module limits the number of
+connections, the time of each wait for a client, and the bytes of incomplete requests. It also answers errors with JSON,
+and drains connections at a stop. The application that handles the requests is in `webhook.server.app`.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from webhook.server.application import ServedApplication
 
 KEEP_ALIVE_SECONDS = 120.0
 """Seconds for which an idle connection stays open. The API server closes its idle connections after 90 s
-(IdleConnTimeout in client-go), so it never sends a request into a connection that this server has closed."""
+(IdleConnTimeout in client-go). So the API server never sends a request on a connection that this server has closed."""
 
 LINGER_SECONDS = 2.0
-"""Seconds for which a connection stays open after its last answer, and for which idle connections stay open while the
-server stops."""
+"""Seconds for which a connection stays open after its last answer, so that the client can close it. While the server
+stops, an idle connection stays open for this time too."""
 
 # The maximum size in bytes of the incomplete requests of all connections together.
 MAX_UNFINISHED = 24 * 2**20
 
-# If the webhook answers before the whole body has arrived, it discards at most this many more bytes of the body. It
-# must go on reading, because most clients read an answer only after they have sent the whole body.
+# If the webhook answers before the whole body has arrived, it reads and discards at most this many more bytes of the
+# body. It must read them, because most clients read an answer only after they have sent the whole body.
 MAX_DISCARDED = 10 * MAX_BODY
 
-# The size in bytes of each buffer of a connection: for input, for output, and in the kernel, which bounds a single
-# read. With asyncio's default of 256 KiB, the buffers of a thousand clients would take 250 MiB.
+# The size in bytes of each of a connection's three buffers: input, output, and the kernel's receive buffer. With
+# asyncio's default of 256 KiB, the buffers of a thousand clients would take 250 MiB.
 MAX_UNREAD = MAX_UNSENT = RECEIVE_BUFFER = 2**14
 
 # The maximum number of characters of an error message. The HTTP parser's messages repeat parts of the request, which
@@ -61,12 +61,12 @@ ACCEPTED_AT_ONCE = 16
 
 _RESET = struct.pack("ii", 1, 0)
 
-# Linux returns a struct tcp_info (include/uapi/linux/tcp.h). Byte 0 is the connection's state, and bytes 52 to 55 are
-# the milliseconds since data last arrived. On other systems, the time of arrival is the time at which a request is
-# read.
+# On Linux, the socket option TCP_INFO returns a struct tcp_info (include/uapi/linux/tcp.h). Byte 0 is the connection's
+# state. Bytes 52 to 55 are the milliseconds since data last arrived. On other systems, the time at which a request is
+# read counts as its time of arrival.
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_INFO_BYTES, _LAST_DATA_AT = 56, 52
-_PEER_HAS_LEFT = (7, 8)  # the states TCP_CLOSE and TCP_CLOSE_WAIT
+_PEER_HAS_LEFT = (7, 8)  # TCP_CLOSE and TCP_CLOSE_WAIT
 
 
 class Phase(Enum):
@@ -92,7 +92,7 @@ class WebhookProtocol(ASGIProtocol):
     worker: "WebhookWorker"
     transport: Any
 
-    # The type stubs of gunicorn lack these attributes of its base class.
+    # These attributes of gunicorn's base class are declared here, because gunicorn's type stubs lack them.
     _closed: bool
     _body_receiver: Any
     _callback_parser: Any
@@ -126,10 +126,10 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.FIRST)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection, and cancel its review unless a charge for the review may be written already."""
+        """Forget the connection, and cancel its review, unless the charge for the review may already be written."""
         self.worker.leave(self)
-        # gunicorn would cancel the review's task only after a timeout, and keep the TLS buffers in memory until then.
-        # So hide the task from gunicorn.
+        # gunicorn would cancel the review's task only after a timeout, and would keep the TLS buffers in memory until
+        # then. So hide the task from gunicorn.
         task, self._task = self._task, None
         super().connection_lost(exc)
         if task is not None and not task.done():
@@ -152,7 +152,7 @@ class WebhookProtocol(ASGIProtocol):
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client. After the last answer, only count and discard the bytes.
 
-        If the server closed a connection while the client still sends, the client could lose the answer.
+        A client that still sends could lose the answer if the connection were closed now.
         """
         if not self._closed:
             super().data_received(data)
@@ -237,8 +237,8 @@ class WebhookProtocol(ASGIProtocol):
     def _build_http_scope(self, request: Any, sockname: Any, peername: Any) -> dict[str, Any]:
         """Return gunicorn's ASGI scope of a request, plus the client certificate's common name and the arrival time."""
         scope: dict[str, Any] = super()._build_http_scope(request, sockname, peername)  # type: ignore[misc]
-        # A replica that was suspended or is overloaded reads a request long after the kernel has received the request.
-        # So the time of arrival comes from the kernel.
+        # A suspended or overloaded replica reads a request long after its arrival. So ask the kernel for the time of
+        # arrival.
         arrived = time.monotonic() - _tcp_info(self._sock)[1]
         tls = {"client_cert_name": self.client_name}  # the key is named as in ASGI's TLS extension
         scope["extensions"] = {"tls": tls, ARRIVED: arrived}
@@ -265,12 +265,12 @@ class WebhookProtocol(ASGIProtocol):
         self.worker.enter(self, Phase.CLOSING)
         if self._body_receiver is not None:
             self._body_receiver.signal_disconnect()
-        # gunicorn's task of this connection waits for this event. Without it, the task ends only after a grace period.
+        # Wake gunicorn's task of this connection. Otherwise the task would end only after a grace period.
         self._request_ready.set()
 
     def _end_output(self) -> None:
-        # Only the output of the connection ends, so that the client's bytes are still read. asyncio's TLS transport has
-        # no method for this, so the output of the socket itself is shut down.
+        # Shut down only the output, so that the client's bytes are still read. asyncio's TLS transport has no method
+        # for this, so shut down the output of the socket itself.
         if not self.transport.is_closing():
             try:
                 self._sock.shutdown(socket.SHUT_WR)
@@ -279,7 +279,7 @@ class WebhookProtocol(ASGIProtocol):
 
 
 class WebhookWorker(ASGIWorker):
-    """The process that serves requests. When it must stop, readiness fails first, and requests are still answered."""
+    """The process that serves requests. At a stop it first fails its readiness check, and still answers requests."""
 
     app: ServedApplication
     loop: Any
@@ -299,13 +299,13 @@ class WebhookWorker(ASGIWorker):
         return self.nr_conns + len(self._waiting[Phase.HANDSHAKE])
 
     def enter(self, connection: WebhookProtocol, phase: Phase) -> None:
-        """Let a connection begin a phase. It goes to the end of this phase's list, which is in order of deadlines."""
+        """Begin a phase (time-limited wait) of a connection. Each phase has its connections in order of deadlines."""
         self.leave(connection)
         connection.phase, connection.deadline = phase, self.loop.time() + phase.value[1]
         self._waiting[phase][connection] = None
 
     def leave(self, connection: WebhookProtocol) -> None:
-        """End the phase (time-limited wait) of a connection whose request is being decided, or that is closed."""
+        """End the phase (time-limited wait) of a connection that is closed, or whose request is being decided."""
         if connection.phase is not None:
             del self._waiting[connection.phase][connection]
             connection.phase = None
@@ -354,7 +354,7 @@ class WebhookWorker(ASGIWorker):
                 sock.close()
 
     def _shed_one(self) -> None:
-        """Close the oldest connection in the phase with the most connections. So a flood mostly hits itself."""
+        """Close the oldest connection in the phase with the most connections. Clients that open too many lose most."""
         crowd = max(self._waiting.values(), key=len)
         if crowd:
             self.shed += 1
@@ -405,7 +405,7 @@ class WebhookWorker(ASGIWorker):
         if self.app.service is not None:
             self.app.service.gate.close()
         self.app.stopping.set()
-        # If gunicorn's flag ``alive`` were cleared, gunicorn would close idle connections too early, and lose requests.
+        # Keep gunicorn's flag ``alive``. Without it, gunicorn would close idle connections early and lose requests.
         self.stopping = True
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from controller.garbage.node.names import Keep, KeepReason
 
-# The ages of at most this many directories are tracked at a time. Further directories are kept until some are removed.
+# The ages of at most this many directories are tracked. Other directories stay until a tracked directory is removed.
 MAX_TRACKED = 100_000
 
 _FIRST_RETRY, _LAST_RETRY = 60.0, 3600.0
@@ -24,21 +24,21 @@ class Now(NamedTuple):
 class AgePolicy(Protocol):
     """Decides whether a directory is old enough to be removed.
 
-    Each sweep (one pass over all directories) calls ``begin`` once, and then ``hold`` for each directory.
+    Each sweep (one pass over all directories) calls ``begin``, and then ``hold`` for each directory of a deleted pod.
     """
 
     def begin(self, now: Now) -> None:
         """Begin a sweep (one pass over all directories) at the time ``now``."""
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why the directory must stay; None if it is old enough. ``stamp``: Unix time of its last change."""
+        """Return why to keep a directory; None if it is old enough. ``stamp``: Unix time of its last change or move."""
 
     def put_off(self, name: str, keep: Keep) -> None:
         """Record that a directory could not be removed, and why (``keep``). Each failure delays the next attempt."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
-    """The record of an age policy about one directory, kept from one sweep (a pass over all) to the next.
+    """The state of one directory that an age policy keeps between sweeps (passes over all directories).
 
     ``since``: when a sweep first found the directory, in seconds of the monotonic clock.
     ``times``: the number of consecutive sweeps that found the directory.
@@ -57,10 +57,10 @@ class AgeRecord(msgspec.Struct, frozen=True):
 class ObservedAge:
     """The age policy of a running agent.
 
-    A directory is old enough if at least ``times`` sweeps in a row have found it, the first of them ``seconds`` ago.
-    The last change of the directory must be ``seconds`` ago, too. The time of the last change alone is not enough,
-    because the wall clock may have jumped forward. A last change in the future is ignored. If a sweep does not call
-    ``hold`` for a directory, the record of the directory is deleted.
+    A directory is old enough if at least ``times`` consecutive sweeps have found it, the first one ``seconds`` ago or
+    earlier. The Unix time ``stamp`` must be ``seconds`` ago, too. ``stamp`` alone is not enough, because the wall clock
+    may have jumped forward. A ``stamp`` in the future is ignored. If a sweep does not call ``hold`` for a directory,
+    the record of the directory is deleted.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -93,7 +93,7 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next removal by a minute, and by twice as long after each further failure, up to an hour."""
+        """Delay the next attempt by a minute. Each further failure doubles the delay, up to an hour."""
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -102,11 +102,11 @@ class ObservedAge:
 
 
 class ModifiedAge:
-    """The age policy of a single sweep: the age of a directory is the time from its last change to the sweep's start.
+    """The age policy of a single sweep (``--once``): a directory's age is the time from ``stamp`` to the sweep's start.
 
-    If ``as_of`` (Unix seconds) is before the start of the sweep, the age is counted only until ``as_of``. A directory
-    whose last change is in the future counts as too young. This policy trusts the wall clock, so a person must check
-    the clock and the result.
+    If the list of pods is older than the sweep, the age ends at the time of the list: ``as_of``, in Unix seconds. A
+    directory with a ``stamp`` in the future counts as too young. This policy trusts the wall clock, so a person must
+    check the clock and the result.
     """
 
     def __init__(self, seconds: float, as_of: float = math.inf) -> None:

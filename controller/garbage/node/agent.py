@@ -20,7 +20,7 @@ MIN_INTERVAL_SECONDS = 5.0
 # The agent reports that it is unhealthy if no sweep of the directories has ended for this many sweep periods.
 MAX_MISSED_PERIODS = 5
 
-# At most this many directories that are not removed are logged by name. A metric counts all of them.
+# The maximum number of kept directories that are logged by name. A metric counts all kept directories.
 MAX_LOGGED = 1000
 
 
@@ -39,8 +39,8 @@ class Action(names.Explained):
 class DirectoryOutcome(msgspec.Struct, frozen=True):
     """The action of a sweep (a pass over all directories) on one directory, and its reason.
 
-    ``path``: the path, relative to --root. Use `shown` to print it, because it may contain control characters and bytes
-    that are not UTF-8 (from os.fsdecode).
+    ``path``: the path relative to --root, from os.fsdecode. Print it only with `shown`, because it may contain control
+    characters and bytes that are not UTF-8.
     ``verdict``: what the sweep did.
     ``keep``: why the directory was kept; None if it was not kept.
     ``freed``: the number of freed bytes.
@@ -57,7 +57,7 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
 
 Report = Callable[[DirectoryOutcome], None]
-"""A function that each sweep calls once for each entry of --root (the pods' directories) and of the trash in it."""
+"""The callback of a sweep for each entry of --root (the directory with the pods' directories), and of its trash."""
 
 
 def shown(text: str) -> str:
@@ -126,7 +126,7 @@ class SweepMetrics:
         self._reasons: Counter[names.KeepReason] = Counter()
 
     def add(self, outcome: DirectoryOutcome) -> None:
-        """Count the outcome for one directory immediately. If the sweep fails later, this outcome is still true."""
+        """Count the outcome for one directory at once, because the outcome stays true if the sweep fails later."""
         self._freed.inc(outcome.freed)
         self._removed.inc(outcome.verdict is Action.MOVED)
         self._deleted.inc(outcome.verdict is Action.DELETED)
@@ -141,7 +141,7 @@ class SweepMetrics:
     def end(self, result: str, wall: float) -> None:
         """Publish the metrics of the sweep that has ended. ``wall``: when the sweep ended, in Unix seconds."""
         self._sweeps.labels(result).inc()
-        # A failed or unfinished sweep may have missed directories. The gauges would then show them as removed.
+        # A failed or unfinished sweep may have missed directories that exist. So the gauges keep their old values.
         if result in ("failed", "unfinished"):
             return
         self._present.set(self._directories)
@@ -153,7 +153,7 @@ class SweepMetrics:
 
 
 class SweepReporter:
-    """Logs and counts the outcomes of sweeps. A directory that a person must look at is logged once for each reason."""
+    """Logs and counts the outcomes of sweeps. A directory on which a person must act is logged once for each reason."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics = SweepMetrics(registry)
@@ -178,8 +178,8 @@ class SweepReporter:
                     self._log.warning("kept", directory=directory, reason=reason.value, why=why)
 
     def end(self, result: str, wall: float) -> None:
-        """Log and count the end of a sweep. ``result``: complete, blocked, unfinished or failed."""
-        # An incomplete sweep may have missed directories. Remember what was logged about these, to log nothing twice.
+        """Count an ended sweep. ``result``: complete, blocked (nothing could be moved), unfinished, or failed."""
+        # If the sweep may have missed directories, keep their earlier records, so that they are not logged twice.
         self._logged = self._kept if result == "complete" else self._logged | self._kept
         self._metrics.end(result, wall)
 
@@ -222,7 +222,7 @@ class Wakeup:
 
 
 class Agent:
-    """Sweeps the directories until it is stopped. A sweep that takes a full period is ended; the next one continues."""
+    """Sweeps the pods' directories until it is stopped. The next sweep continues one that used up its full period."""
 
     def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
         self._run = run
@@ -234,7 +234,7 @@ class Agent:
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
-        """Sweep and wait in turn until ``wakeup`` ends the loop. After a blocked sweep, wait briefly."""
+        """Sweep and wait in turn until ``wakeup`` ends the loop. If a sweep could remove nothing, wait only briefly."""
         soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()

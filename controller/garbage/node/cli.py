@@ -28,7 +28,7 @@ from vcuda.kube import Kube, VersionCheck
 
 FAILED = 1
 
-# A pod counts as deleted only if two sweeps in a row do not find it. A single list of pods may be older than the pod.
+# A pod counts as deleted only if two consecutive sweeps miss it, because one list of pods may be older than the pod.
 _TWICE = 2
 
 _directory = click.Path(path_type=Path)
@@ -175,7 +175,7 @@ def _warn(message: str) -> None:
 def _check_root(root: Path) -> None:
     try:
         is_directory = root.is_dir()
-    except OSError as error:  # The root may have a path that is too long, or a parent that cannot be entered.
+    except OSError as error:  # The path may be too long, or the user may not enter a parent directory.
         raise errors.BadInput(f"cannot read directory {root}: {error.strerror}.") from error
     if not is_directory:
         raise errors.BadInput(f"{root} must be a directory.")

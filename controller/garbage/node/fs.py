@@ -20,11 +20,11 @@ from typing import NamedTuple
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# To limit open descriptors, a walk keeps only the lowest 64 levels of directories open. It opens a higher level again
-# as `..` of its subdirectory.
+# To limit open descriptors, a walk keeps only the 64 deepest levels of directories open. When it returns to a higher
+# level, it opens that directory again as `..` of the subdirectory.
 _KEPT_OPEN = 64
 MAX_PARKED = 10_000
-"""When a walk closes a directory temporarily, at most this many unvisited entries of the directory stay in memory."""
+"""The maximum number of unvisited entries that stay in memory for a directory that a walk has closed temporarily."""
 _PARKED = -1
 _MOUNT_NUMBER = re.compile(rb"^mnt_id:\s*([0-9]+)$", re.MULTILINE)
 
@@ -61,7 +61,7 @@ class OpenDirectory:
 
 @contextlib.contextmanager
 def opened_root(path: Path) -> Iterator[OpenDirectory]:
-    """Open the directory at ``path``. Raises OSError if the last part of ``path`` is a link or no directory."""
+    """Open the directory at ``path``. Raises OSError if ``path`` itself is a link or not a directory."""
     fd = os.open(path, _FLAGS)
     try:
         yield OpenDirectory(fd, mount_of(fd))
@@ -71,7 +71,7 @@ def opened_root(path: Path) -> Iterator[OpenDirectory]:
 
 @contextlib.contextmanager
 def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
-    """Open a subdirectory. Raises OSError if the entry is no directory, and MustStay if it is a mount point."""
+    """Open a subdirectory. Raises OSError if the entry is not a directory, and MustStay if it is a mount point."""
     fd = open_directory(name, directory.fd, directory.mount)
     try:
         yield fd
@@ -80,7 +80,7 @@ def opened(directory: OpenDirectory, name: str) -> Iterator[int]:
 
 
 def open_directory(name: str, parent: int, mount: Mount) -> int:
-    """Open a directory in ``parent``, and return its descriptor, which the caller must close."""
+    """Return the descriptor of a directory in ``parent``. The caller must close it. Raises the errors of `opened`."""
     fd = os.open(name, _FLAGS, dir_fd=parent)
     try:
         same = mount_of(fd) == mount
@@ -116,7 +116,7 @@ def identity_of(fd: int) -> Identity:
 
 
 def identity_at(name: str, parent: int) -> Identity:
-    """Return the current identity of an entry of an open directory. A symbolic link is not followed."""
+    """Return the device and inode of an entry of an open directory. A symbolic link is not followed."""
     found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     return Identity(found.st_dev, found.st_ino)
 
@@ -152,7 +152,7 @@ def _kind(entry: os.DirEntry[str]) -> FileKind:
 
 @dataclass(slots=True)
 class _Level:
-    """A directory between the top of a walk and the current directory. ``rest``: the entries not visited yet."""
+    """A directory on the path from the top of a walk to the current directory. ``rest``: its unvisited entries."""
 
     fd: int
     identity: Identity
@@ -165,7 +165,7 @@ class _Level:
         return cls(fd, identity_of(fd), listing, listing)
 
     def park(self) -> None:
-        """Close the directory while the walk is far below it. Its unvisited entries are kept in memory."""
+        """Close the directory until the walk returns. Keep the unvisited entries. Raises MustStay for too many."""
         held = list(islice(self.rest, MAX_PARKED + 1))
         if len(held) > MAX_PARKED:
             raise MustStay(
@@ -221,7 +221,7 @@ def walk(top: int, mount: Mount) -> Iterator[tuple[int, DirectoryEntry]]:
 
 _RENAME_NOREPLACE = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# If the kernel or the file system (for example NFS) does not support renameat2(2), the call fails with one of these.
+# The errors of renameat2(2) if the kernel or the file system (for example NFS) does not support this call.
 _NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 

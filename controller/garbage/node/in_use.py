@@ -34,8 +34,8 @@ from controller.garbage.node.fs import (
 )
 from controller.garbage.node.names import FileKind, KeepReason, MustStay
 
-# Mounts of pod volumes are ignored, because a process that bind-mounts kubelet's directory keeps copies of these mounts
-# long after the pod has ended. A running container is still found by the mount of the pod's etc-hosts file.
+# Mounts of pod volumes do not show that a pod runs: a process that bind-mounts kubelet's directory keeps copies of them
+# long after the pod has ended. A running container is found by its mount of the pod's etc-hosts file.
 _VOLUMES = re.compile(r"/pods/[^/]+/(?:volumes|volume-subpaths|plugins)(?:/.*)?$")
 _MOUNT = re.compile("([0-9]+) [0-9]+ ([0-9]+):([0-9]+) ([^ ]*) ([^ ]*) .*? - ([^ ]*) ", re.DOTALL)
 _PATH = re.compile(rb" (/.*)$", re.MULTILINE)
@@ -44,10 +44,10 @@ _OWN_MOUNTS = Path("/proc/self/mountinfo")
 _GONE = (errno.ENOENT, errno.ESRCH, errno.EINVAL)  # /proc returns these errors if the process has ended or is ending.
 _STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO)
 """The errors of opening a directory in /proc if the thread has ended, or if a file server does not answer."""
-_HOST_THREAD = "kthreadd"  # Only on the host, process 2 is kthreadd, so a pod that sees kthreadd there has hostPID.
+_HOST_THREAD = "kthreadd"  # On the host, process 2 is kthreadd. A pod sees kthreadd only if it has hostPID.
 
 Device = tuple[int, int]
-"""The number of a device: its major number and its minor number."""
+"""The major and the minor number of a device."""
 
 
 class _Mounted(NamedTuple):
@@ -73,8 +73,8 @@ class InUse:
 
     ``files``: open files, and working and root directories.
     ``mapped``: the inodes of mapped files on the file system of the root (the directory with the pods' directories).
-    ``named``: all components of the paths of mapped files, if that file system is stacked (for example overlay).
-    ``mounted``: all components of the paths of mount points and of mounted directories.
+    ``named``: the components of the paths of mapped files, if the root is on a stacked file system (such as overlay).
+    ``mounted``: the components of the paths of mount points and of mounted directories.
     ``unseen``: the ids of processes that could not be inspected.
     """
 
@@ -103,7 +103,7 @@ def scan(mount: Mount, proc: Path = Path("/proc"), moved: Callable[[], None] = l
     # The mount of a file may be visible only to a process that is scanned later.
     for process in processes:
         moved()
-        with contextlib.suppress(OSError):  # Ignore an error here: `at_process` tries again.
+        with contextlib.suppress(OSError):  # An error is ignored, because `at_process` reads the mounts again.
             scan_run.read_mounts(process)
     for process in processes:
         scan_run.at_process(process)
@@ -128,10 +128,9 @@ class Scan:
     mounts: dict[int, Device] = field(default_factory=dict)
 
     def at_process(self, process: Path) -> None:
-        """Record the files of a process by its first thread, or by its other threads if the first thread has ended.
+        """Record the files of a process. /proc shows them for its first thread or, if that has ended, for the others.
 
-        A process may continue after its first thread has ended (pthread_exit(3), "Notes"). Then the other threads show
-        its files.
+        A process may continue after its first thread has ended (pthread_exit(3), "Notes").
         """
         if self._at_thread(process):
             return
@@ -180,7 +179,7 @@ class Scan:
                 self._add(mount_number(info), lambda: os.stat(link))  # noqa: PTH116  # os.stat is faster than pathlib.
 
     def _add_directory(self, link: str) -> None:
-        # Record the working or root directory of a process. Open it, because /proc shows the mounts of open files only.
+        # Record the working or root directory of a process. Open it, because /proc shows mount ids only for open files.
         try:
             fd = os.open(link, os.O_PATH | os.O_CLOEXEC)
         except OSError as error:
@@ -221,7 +220,7 @@ class Scan:
 
 
 def _has_path(link: str) -> bool:
-    # Return True if a link in /proc/PID/fd refers to a file, and False for a pipe or a socket.
+    # Return True if a link in /proc/PID/fd refers to a file, and False if it refers to a pipe or a socket.
     try:
         return os.readlink(link).startswith("/")  # noqa: PTH115  # os.readlink is faster than pathlib
     except (PermissionError, FileNotFoundError):
@@ -316,11 +315,11 @@ SCAN_TIMEOUT_SECONDS = 120.0
 
 STEP_SECONDS = 0.2  # While a scan runs, the sweep checks at this interval whether it must stop.
 _KEEPS = 2
-"""The result of a scan that took N seconds is reused for at most this many times N seconds."""
+"""If a sweep ends before a scan, a later sweep may use the scan's result for this many times the scan's duration."""
 
 
 class ProcessScanner:
-    """Scans the open files of all processes. While a scan hangs, no other starts, and no directory may be removed."""
+    """Scans the open files of all processes. If a scan hangs, no other scan starts and no directory may be removed."""
 
     def __init__(self) -> None:
         self._running: _ScanRun | None = None
@@ -367,7 +366,7 @@ class _ScanRun:
         threading.Thread(target=self._run, name="scan", daemon=True).start()
 
     def is_of_use(self, mount: Mount) -> bool:
-        """Return whether the scan's result can be used: it must be for this mount, and not too old."""
+        """Return whether the scan can be used: it must be for this mount, must not hang, and must not be too old."""
         if self.hung or mount != self._mount:
             return False
         return not self.answer.done() or time.monotonic() - self.moved <= _KEEPS * (self.moved - self.began)

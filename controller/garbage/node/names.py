@@ -11,8 +11,7 @@ from vcuda import errors, k8s_types
 from vcuda.requests.schemes import CONTAINER, SCHEMES, UID, PodDirectory
 
 # The uid of a pod is a random UUID (k8s.io/apiserver pkg/registry/rest/meta.go). The uid of a static pod is the MD5 of
-# its manifest (pkg/kubelet/config/common.go). If the manifest of a static pod sets a uid of
-# another form, the directory of this pod is never removed.
+# its manifest (pkg/kubelet/config/common.go). If a manifest sets another form of uid, the directory is never removed.
 _STATIC = "[0-9a-f]{32}"
 _UID = f"(?P<uid>[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}|{_STATIC})"
 _CONTAINER = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"  # The API server requires a DNS label as the name of a container.
@@ -21,21 +20,21 @@ TRASH = ".trash"
 """The name of the trash, a subdirectory into which the directories of deleted pods are moved before their deletion."""
 
 MOVING = "moving"
-"""The suffix of a directory's name in the trash until the agent has verified that it moved the right directory."""
+"""The suffix that a directory's name has in the trash until the agent has verified that it moved the right one."""
 
 LONGEST_UID = 64
-"""The maximum length of a pod uid that is kept in memory. Valid uids have 32 or 36 characters."""
+"""Longer uids in annotations of mirror pods are ignored, to save memory. Valid uids have 32 or 36 characters."""
 
 # kubelet sets these annotations on a mirror pod (pkg/kubelet/types). Both contain the uid of the static pod.
 _STATIC_UID = (k8s_types.MIRROR_ANNOTATION, "kubernetes.io/config.hash")
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The place and the names of the directories that one vendor's device plugin keeps for pods, one per pod.
+    """The location and the names of the directories that one vendor's device plugin makes for pods.
 
-    ``root``: the directory that contains all of them.
-    ``name``: the pattern of their names.
-    ``trashed``: the pattern of their names in the trash.
+    ``root``: the directory that contains the pods' directories.
+    ``name``: the pattern of the names of the pods' directories.
+    ``trashed``: the pattern of these names in the trash.
     ``own_socket``: the name of the socket on which the device plugin itself listens (see `PodDirectory`).
     """
 
@@ -50,7 +49,7 @@ class Form(msgspec.Struct, frozen=True):
         return match["uid"] if match else None
 
     def read_trashed(self, name: str) -> "Trashed | None":
-        """Return the parts of the name of an entry in the trash; None if the name has an unexpected form."""
+        """Return the parts of the name of a directory in the trash; None if the name does not match ``trashed``."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
 
@@ -86,7 +85,7 @@ def form_of(directory: PodDirectory) -> Form:
 VM_DIRECTORIES: Mapping[str, Form] = {
     scheme.name: form_of(scheme.pod_directory) for scheme in SCHEMES if scheme.pod_directory
 }
-"""For each device plugin that makes directories for pods: where these directories are, and how they are named."""
+"""The location and the names of the pods' directories, by the scheme of the device plugin that makes them."""
 
 
 class FileKind(StrEnum):
@@ -101,7 +100,7 @@ class FileKind(StrEnum):
 
     @property
     def may_be_directory(self) -> bool:
-        """Whether the entry is a directory, or has an unknown type and must be opened to find out."""
+        """True if the entry is a directory, or if its type is unknown and can only be found out by opening it."""
         return self in (FileKind.DIRECTORY, FileKind.UNKNOWN)
 
 
@@ -151,7 +150,7 @@ _EXPECTED = frozenset(
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """Why one directory must be kept. ``detail``: more about the reason, or empty."""
+    """The reason why one directory must be kept. ``detail``: more about the reason; may be empty."""
 
     reason: KeepReason
     detail: str = ""
@@ -201,7 +200,7 @@ def present_uids(uid: str, annotations: Mapping[str, str] | None) -> Iterator[st
     yield uid
     # A user could set annotations with a static pod's uid on any pod, to protect a directory from removal. So these
     # annotations count only on a pod with the annotation of mirror pods. kubelet deletes a pod with that annotation if
-    # it has no static pod.
+    # no such static pod exists.
     if annotations and k8s_types.MIRROR_ANNOTATION in annotations:
         texts = (annotations.get(key, "") for key in _STATIC_UID)
         yield from (text for text in texts if 0 < len(text) <= LONGEST_UID)

@@ -19,7 +19,7 @@ PODS = "/api/v1/pods"
 # If no event arrives for this long, the watch is out of date. A working watch gets a bookmark about once a minute.
 FRESH_SECONDS = 120.0
 
-_CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, because a thousand directories may need a check.
+_CONFIRMED_FOR = 5.0  # Seconds for which a LIST of pods is reused, so that a thousand directories need few LISTs.
 
 
 class PodSource(Protocol):
@@ -104,7 +104,7 @@ def validate_listing(uids: frozenset[str], own_uid: str | None) -> frozenset[str
 
 
 class RecentPodList:
-    """Lists the node's pods, and uses the same list again for 5 s. ``clock``: a monotonic clock, in seconds."""
+    """Lists the node's pods. A list is reused for 5 s. ``clock``: returns the time of a monotonic clock, in seconds."""
 
     def __init__(self, kube: Kube, node: str, own_uid: str | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._kube = kube
@@ -137,7 +137,7 @@ class FixedPods:
 
 
 class WatchedPods:
-    """Watches the node's pods. `confirmed` makes a new list. ``on_gone``: called after each deletion of a pod."""
+    """Watches the node's pods. `confirmed` uses a LIST of the last 5 s. ``on_gone``: called when a pod is deleted."""
 
     def __init__(
         self, kube: Kube, node: str, own_uid: str | None, kubelet: "KubeletPods | None", *, on_gone: Callable[[], None]
@@ -162,10 +162,9 @@ class WatchedPods:
         return self._listing.known()
 
     def _with_former_mirrors(self) -> frozenset[str]:
-        # Add the uids of deleted mirror pods whose static pods still run. kubelet creates a new mirror pod with a new
-        # uid, but the static pod still uses the directory that is named after its first mirror pod. Mirror pods that
-        # were deleted before this watch began are unknown. With hostPID, the mounts of running containers protect the
-        # directories of such pods.
+        # If a mirror pod is deleted, kubelet creates one with a new uid. Its static pod still uses the directory with
+        # the old uid. So add the uids of deleted mirror pods whose static pods still run. Mirror pods that were deleted
+        # before this watch began are unknown. With hostPID, the mounts of running containers protect their directories.
         uids = {uid for uids in self.reflector.snapshot().values() for uid in uids}
         running = uids | self._kubelet.uids() if self._former and self._kubelet else uids
         for mirror, statics in list(self._former.items()):
@@ -206,7 +205,7 @@ class KubeletPods:
         return found
 
     def check_gone(self, uid: str) -> None:
-        """Check one pod again. Raises MustStay if kubelet still has a directory of this pod."""
+        """Raise MustStay if kubelet still has a directory of the pod with this uid."""
         try:
             (self.path / uid).lstat()
         except OSError as error:

@@ -19,12 +19,12 @@ from controller.garbage.node.trash import Trash, open_trash
 from vcuda.errors import VcudaError
 
 # If a directory is kept for one of these reasons, nothing is wrong with the directory itself. So the next sweep tries
-# to remove the directory without a delay.
+# again to remove it, without a delay.
 _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOWN, KeepReason.KUBELET_UNKNOWN})
 
 
 def never() -> bool:
-    """Return False, so that a sweep that calls this function is never interrupted."""
+    """Return False. A sweep with this function as ``give_up`` or ``stopping`` is never interrupted."""
     return False
 
 
@@ -38,10 +38,10 @@ class NodeSweep:
     ``retention``: decides how long directories stay in the trash.
     ``disk_pressure``: the used share (0 to 1) of blocks or inodes above which ``retention`` is ignored.
     ``dry_run``: if True, nothing is written.
-    ``sees_all``: if True, every directory is kept while a process of the host cannot be inspected.
+    ``sees_all``: if True, every directory is kept while any process of the host cannot be inspected.
     ``clock``: returns the present time.
     ``scanner``: finds the files that processes use.
-    ``late``: directories whose deletion timed out, numbered by timeout. They are retried last, in this order.
+    ``late``: trash entries whose deletion timed out, with increasing numbers. They are retried last, in this order.
     """
 
     root: Path
@@ -65,8 +65,8 @@ class NodeSweep:
         If the root does not exist, there is nothing to sweep.
 
         ``give_up``: returns True when the sweep has used up its time. The sweep tries at least one directory of the
-        root and one of the trash, so that a slow disk cannot stop all progress. If a scan of the processes is not done
-        by then, the scan continues in its thread for a later sweep.
+        root and one of the trash, so that a slow disk cannot stop all progress. If the time ends during a scan of the
+        processes, the scan continues in its thread for a later sweep.
         ``stopping``: returns True when the process stops. It is called before every step.
 
         Raises OSError if the root cannot be read. Raises OutOfTime if the sweep ended early. A later sweep continues.
@@ -150,8 +150,8 @@ class SweepRun:
 
     def _may_go(self, entry: fs.DirectoryEntry, mounted: frozenset[str]) -> fs.Identity | None:
         # Return the identity (device and inode) of an entry that may be removed. All entries are checked before the
-        # first is moved, so that a sweep that ends early still counts for the age of every entry. A mount point is not
-        # accessed, as its file system may hang.
+        # first is moved, so that a sweep that ends early has still found every entry, as the age policy requires. A
+        # mount point is not accessed, because its file system may hang.
         if entry.name in mounted:
             self._report_kept(entry.name, Keep(KeepReason.MOUNT, entry.name))
             return None
@@ -183,7 +183,7 @@ class SweepRun:
     def _take(self, name: str, identity: fs.Identity) -> agent.Action:
         # Check the directory again, because its pod or its use may have changed since the first check. Then move it.
         uid = self.sweep.form.uid(name) or ""
-        # `_check_names` may wait long for the scan of the processes. So check the pod after that, with a recent list.
+        # `_check_names` may wait long for the scan of the processes. So check the pod afterwards, with a recent list.
         self._check_names({name, uid})
         if uid in self.sweep.pods.confirmed():
             raise MustStay(KeepReason.POD)

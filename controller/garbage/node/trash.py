@@ -1,8 +1,8 @@
 """The trash: a subdirectory into which the directories of deleted pods are moved before they are deleted.
 
 A move consists of two renames. The first rename gives the directory a name that ends in ``.moving``. The second gives
-it the final name, if the moved directory is the directory that was checked. So a directory with a final name was always
-checked, even if another process replaced it or the agent was killed. A directory with a ``.moving`` name is moved back.
+it the final name, but only if it is the directory that the agent has checked. Another process may have replaced that
+directory, or the agent may be killed between the renames. A directory with a ``.moving`` name is therefore moved back.
 """
 
 import contextlib
@@ -17,9 +17,9 @@ from controller.garbage.node import agent, fs, names
 class Trash:
     """Moves directories to the trash and back, and deletes them. With ``dry_run``, the methods change nothing.
 
-    ``root``: the directory with the pods' directories. ``directory``: the trash; None if there is none. Each method
-    returns the action that it took, or that it would take without ``dry_run``. It raises OSError if a step fails, and
-    MustStay if the directory must be kept.
+    ``root``: the directory with the pods' directories. ``directory``: the trash; None in a dry run if there is none.
+    Each method returns the action that it took, or that it would take without ``dry_run``. It raises OSError if a step
+    fails, and MustStay if the directory must be kept.
     """
 
     root: fs.OpenDirectory
@@ -27,9 +27,9 @@ class Trash:
     dry_run: bool = False
 
     def take(self, name: str, fd: int, time: int) -> agent.Action:
-        """Move a directory from --root into the trash. ``fd``: the open directory. ``time``: now, in Unix seconds.
+        """Move a directory from --root into the trash. ``fd``: the checked directory. ``time``: now, in Unix seconds.
 
-        Raises MustStay if ``name`` now belongs to another directory. This other directory is moved back to --root.
+        If another process has replaced the directory, the new directory is moved back, and MustStay is raised.
         """
         if self.dry_run or self.directory is None:
             return agent.Action.WOULD_MOVE

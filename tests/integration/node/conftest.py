@@ -12,9 +12,7 @@ from tests.integration.node.steps import Steps
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    """The disk of a node. At the end of the test, all files outside the root (the directory with one directory per pod)
-    must be unchanged.
-    """
+    """The disk of a node. After the test, the tree `Disk.guarded`, which is outside the root, must be unchanged."""
     with tempfile.TemporaryDirectory(prefix="vm-directories-") as base:
         disk = Disk(Path(base))
         disk.furnish()
@@ -30,9 +28,6 @@ def agent(disk: Disk) -> Agent:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """A counter of all calls by which the sweeps of a test change the disk.
-
-    It replaces the functions for these calls until the end of the test.
-    """
+    """Counts the calls by which sweeps change the disk. Until the test ends, it replaces the called functions."""
     with monkeypatch.context() as patched:
         yield Steps(patched)

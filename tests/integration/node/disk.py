@@ -1,6 +1,6 @@
 """Helpers for tests of the node agent: the disk of a node, its clocks and its pods, and an agent that sweeps the disk.
 
-A sweep is one pass of the agent over the root, the directory that has one vm directory per pod.
+A sweep is one pass of the agent over the root. The root has one directory per pod, which is called vm directory.
 """
 
 import os
@@ -32,7 +32,7 @@ def uid(number: int) -> str:
 
 
 def snapshot(path: Path) -> Snapshot:
-    """Return modes, owners, times, links and contents of all files of a tree. Tests compare two such results."""
+    """Return modes, owners, times, links and contents of all files of a tree, to compare them with a later snapshot."""
     found: Snapshot = {}
     for directory, names, files in os.walk(path):
         for name in (".", *names, *files):
@@ -46,7 +46,7 @@ def snapshot(path: Path) -> Snapshot:
 
 @dataclass
 class Clocks:
-    """The monotonic clock and the wall clock of a machine, for the node agent. Tests set the wall clock."""
+    """The monotonic clock and the wall clock of the node agent's machine. Tests set both."""
 
     wall: float = field(default_factory=time.time)
     steady: float = 1000.0
@@ -64,14 +64,14 @@ class Pods:
     """The pods of the node.
 
     ``uids``: the pods in the node agent's watch.
-    ``live``: the pods in a new LIST, by default the same.
+    ``live``: the pods in a new LIST. If None, they are those of the watch.
     """
 
     uids: set[str] = field(default_factory=set)
     live: set[str] | None = None
     error: VcudaError | None = None
     live_error: VcudaError | None = None
-    # A test can set this function, which runs during the LIST and changes the node.
+    # A test can set this function to change the node in the middle of a sweep: the agent's LIST calls it.
     meanwhile: Callable[[], object] = lambda: None
 
     def known(self) -> frozenset[str]:
@@ -114,7 +114,7 @@ class Disk:
         return self.base / "guarded"
 
     def make(self, name: str, age: float = HOUR) -> Path:
-        """Create the vm directory of a pod, as gpu-manager does. Its last change is ``age`` seconds old."""
+        """Create the vm directory of a pod, as gpu-manager does, last modified ``age`` seconds ago."""
         path = self.root / name
         (path / "main").mkdir(parents=True)
         (path / "main" / "vcuda.config").write_bytes(bytes(5000))
@@ -123,7 +123,7 @@ class Disk:
         return path
 
     def age(self, path: Path, seconds: float) -> None:
-        """Set the time of a directory's last change, so that it seems so many seconds old."""
+        """Set the modification time of a directory to so many seconds before now."""
         stamp = self.clocks.wall - seconds
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
@@ -136,16 +136,14 @@ class Disk:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Assert that nothing outside the root changes during the ``with`` statement."""
+        """Assert that the tree ``guarded`` does not change during the ``with`` statement."""
         before = snapshot(self.guarded)
         yield
         assert snapshot(self.guarded) == before
 
 
 class Agent:
-    """Sweeps a disk repeatedly, like the real node agent. A new agent has no memory of the sweeps of an
-    earlier agent.
-    """
+    """Sweeps a disk like the real node agent. It remembers its own earlier sweeps, but not those of another `Agent`."""
 
     def __init__(self, disk: Disk, kubelet: KubeletPods | None = None, **more: object) -> None:
         self.disk = disk
@@ -190,16 +188,14 @@ class Agent:
         return self.sweep()
 
     def sweep_to_the_end(self) -> None:
-        """Sweep the disk until everything that may be deleted is deleted."""
+        """Sweep the disk until the directories of deleted pods are deleted, also from the trash."""
         self.sweep_after_grace()
         for _ in range(2):
             self.disk.clocks.advance(RETENTION)
             self.sweep()
 
     def reason(self, name: str) -> KeepReason | None:
-        """Return the reason for which a directory is kept after the grace period, or None if it is moved to
-        the trash.
-        """
+        """Return why a directory is kept after the grace period, or None if it is moved to the trash."""
         outcome = self.sweep_after_grace()[name]
         assert (outcome.verdict is Action.KEPT) == (outcome.keep is not None)
         assert (name in self.disk.names()) == (outcome.keep is not None)
@@ -213,7 +209,7 @@ def need_root() -> None:
 
 @contextmanager
 def mounted(at: Path, *arguments: str | Path) -> Iterator[None]:
-    """Mount ``path`` by mount(8) with these arguments. The test is skipped if mounts are not permitted."""
+    """Run mount(8) with these arguments and the mount point ``at``. The test is skipped if mounts are not permitted."""
     done = subprocess.run(("mount", *arguments, at), capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount here, which takes CAP_SYS_ADMIN: {done.stderr.strip()}")

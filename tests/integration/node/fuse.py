@@ -1,6 +1,6 @@
-"""FUSE file systems (file systems in user space) for tests. Their server has ended or does not answer.
+"""Mounts FUSE file systems (file systems in user space) whose server has ended or does not answer.
 
-A process that accesses such a file system gets an error, or waits.
+If the server has ended, an access to the file system fails. If the server does not answer, the access waits.
 """
 
 import errno
@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-_INIT, _ACCESS = 26, 34  # <linux/fuse.h>
+_INIT, _ACCESS = 26, 34  # opcodes of requests, from <linux/fuse.h>
 
 
 @contextmanager
 def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
-    """Mount a FUSE file system at ``path``, and yield the server's file descriptor. The file system fails after the
-    descriptor is closed. The test is skipped if mounts are not permitted.
+    """Mount a FUSE file system at ``path``, and yield the file descriptor of its server, which never answers by itself.
+
+    If ``dead``, the server has ended. The test is skipped if mounts are not permitted.
     """
     try:
         server = FileIO("/dev/fuse", "r+")
@@ -41,7 +42,7 @@ def mounted(path: Path, *, dead: bool) -> Iterator[FileIO]:
 
 
 def let_in(server: FileIO) -> None:
-    """Answer the requests to the FUSE file system until a process has made its root the working directory."""
+    """Answer requests as a FUSE server until another process has changed its working directory to the file system."""
     opcode = 0
     while opcode != _ACCESS:
         _, opcode, unique = struct.unpack_from("IIQ", os.read(server.fileno(), 2**17))

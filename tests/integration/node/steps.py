@@ -13,14 +13,13 @@ STEPS = [(os, "mkdir"), (os, "unlink"), (os, "rmdir"), (fs, "rename")]
 
 
 class Killed(BaseException):
-    """Raised at a step to simulate that SIGKILL kills the process. The code under test must not catch this
-    exception.
-    """
+    """Simulates SIGKILL at a step. It is a BaseException, so that the code under test does not catch it."""
 
 
 class Steps:
-    """Counts the calls that change the disk (steps). Before each step, ``before`` is called with its number and
-    arguments.
+    """Counts the steps: the calls that change the disk.
+
+    ``before`` is called before each step, with the step's number and arguments.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,10 +29,7 @@ class Steps:
             monkeypatch.setattr(module, name, self._counted(getattr(module, name)))
 
     def fail(self, number: int, victim: str | None = None) -> None:
-        """Make every step fail with this error number.
-
-        With ``victim``, only steps on a file of this name fail.
-        """
+        """Make every step fail with this errno, or only the steps on files with the name ``victim``."""
 
         def before(_taken: int, arguments: tuple[Any, ...]) -> None:
             if victim in (None, arguments[0]):
@@ -42,7 +38,7 @@ class Steps:
         self.before = before
 
     def stop(self, point: int, error: BaseException) -> None:
-        """Raise the error at a step. ``point``: the number of steps that still succeed before it."""
+        """Raise ``error`` at a step, after ``point`` more steps have succeeded."""
         last = self.taken + point
 
         def before(number: int, _arguments: tuple[Any, ...]) -> None:

@@ -155,7 +155,7 @@ def test_a_directory_with_a_listening_socket_stays_until_the_socket_closes(
 
 
 def test_gpu_managers_own_listener_keeps_no_directory_of_a_deleted_pod(disk: Disk, agent: Agent) -> None:
-    """gpu-manager listens there until the directory is removed, so this socket does not show that the pod exists."""
+    """gpu-manager listens on vcuda.sock until the directory is removed, even if the pod was deleted."""
     path = disk.make(uid(1))
     with ExitStack() as stack:
         for directory in (path, path / "main"):
@@ -216,7 +216,7 @@ def test_a_directory_stays_while_another_process_has_a_file_open_or_mapped(disk:
 
 
 def test_a_directory_that_is_used_again_in_the_trash_is_not_deleted(disk: Disk, agent: Agent) -> None:
-    """A container that has the directory mounted opens a file."""
+    """A container that still has the directory mounted can open a file in it, even after the move into the trash."""
     disk.make(uid(1))
     agent.sweep_after_grace()
     [trashed] = disk.trash()
@@ -247,9 +247,7 @@ def nothing() -> None:
 def around_the_move(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = nothing
 ) -> None:
-    """Call ``before`` immediately before the next rename of a directory into the trash, and ``after`` immediately after
-    it.
-    """
+    """Call ``before`` just before the next rename of a directory into the trash, and ``after`` just after it."""
     plain = fs.rename
 
     def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:
@@ -296,7 +294,7 @@ def test_a_directory_replaced_after_it_was_listed_stays(disk: Disk, agent: Agent
 def test_a_directory_that_cannot_be_moved_back_at_once_is_moved_back_later(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory is never deleted, and is moved back when its old name is free."""
+    """Such a directory is never deleted. It is moved back when its old name is free."""
     path = disk.make(uid(1))
 
     def exchange() -> None:

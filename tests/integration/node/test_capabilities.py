@@ -23,7 +23,7 @@ def capabilities() -> list[str]:
 
 
 def given_to_containers(path: Path, mode: int) -> None:
-    """Add a directory with this mode and a file to the tree. Make a container's user the owner of the whole tree."""
+    """Add a directory of this mode, with a file in it. Then make a container's user the owner of the whole tree."""
     inner = path / "main" / "tmp"
     inner.mkdir()
     (inner / "file").touch()

@@ -1,4 +1,4 @@
-"""At every step of a sweep (a pass of the node agent), the call fails or the agent is killed.
+"""Every step of a sweep (a pass of the node agent) is disturbed: its call fails, or the agent is killed.
 
 No directory of an existing pod is lost, and every other directory is finally removed.
 """
@@ -126,7 +126,7 @@ def test_a_directory_whose_age_cannot_be_read_delays_no_other(
 
 
 def test_sockets_that_vanish_while_the_root_is_read_delay_no_directory(disk: Disk) -> None:
-    """The agent calls stat for an entry that is not a file, directory or link, for example a socket."""
+    """For a socket the agent calls stat, which fails if the socket has vanished."""
     nested(disk, 1)
     for number in range(5):
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as bound:
@@ -221,7 +221,7 @@ def test_without_a_trash_nothing_is_removed_and_everything_is_still_reported(
 def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NFS and kernels older than 3.15 have no exclusive rename."""
+    """NFS and kernels older than 3.15 have no rename that fails if the new name exists (RENAME_NOREPLACE)."""
     monkeypatch.setattr("controller.garbage.node.fs.renameat2", lambda *_: errno.EINVAL)
     nested(disk, 1)
     nested(disk, 2)
@@ -236,7 +236,7 @@ def test_a_directory_is_moved_on_a_file_system_without_exclusive_rename(
 
 
 def test_two_directories_of_one_name_are_not_moved_in_the_same_second(disk: Disk, agent: Agent) -> None:
-    """The name in the trash contains the second of the move."""
+    """The name in the trash ends with the time of the move in seconds, so the two names would be equal."""
     nested(disk, 1)
     agent.sweep_after_grace()
     wall = disk.clocks.wall

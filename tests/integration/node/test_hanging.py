@@ -33,7 +33,7 @@ sys.stdin.read()
 
 
 class Server(NamedTuple):
-    """A FUSE server that does not answer. The fields are its mount point and the file descriptor of the server."""
+    """A FUSE server that does not answer: its mount point, and its file descriptor."""
 
     path: Path
     end: FileIO
@@ -41,7 +41,7 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def server(disk: Disk) -> Iterator[Server]:
-    """A FUSE server that does not answer. It is mounted next to the root, the directory that the node agent sweeps."""
+    """A FUSE server that does not answer. Its file system is mounted next to the root, which the node agent sweeps."""
     need_root()
     path = disk.base / "tenant"
     path.mkdir()
@@ -51,7 +51,7 @@ def server(disk: Disk) -> Iterator[Server]:
 
 @contextmanager
 def held(path: Path, how: str, server: Server | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that has this path open, or that has it as its working directory."""
+    """Start another process that has this path open, or has it as its working directory."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if server and how == "cwd":
@@ -73,8 +73,10 @@ def test_files_on_another_mount_are_not_inspected(disk: Disk, agent: Agent, serv
 def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
     disk: Disk, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The agent cannot see the mount of this file, whose server does not answer. The file might be in any directory, so
-    all directories stay.
+    """The file's mount was detached, so the agent cannot see that the file is outside the root, and must wait for its
+    server.
+
+    The server does not answer. So the file might be in any pod's directory, and all directories stay.
     """
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 0.5)
@@ -93,7 +95,7 @@ def test_the_wait_for_a_file_on_a_hidden_mount_is_bounded(
 
 
 def test_a_process_with_very_many_files_is_waited_for(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is inspected quickly. Without the wait, such a process would prevent every removal."""
+    """The agent inspects each file quickly. If it did not wait, such a process would prevent every removal."""
     disk.make(uid(1))
     monkeypatch.setattr("controller.garbage.node.in_use.SCAN_TIMEOUT_SECONDS", 1.5)
     agent = Agent(disk, scanner=ProcessScanner())

@@ -24,7 +24,8 @@ which_pod = st.integers(0, 2)
 class Node(RuleBasedStateMachine):
     """A node whose pods are created and deleted while a node agent runs.
 
-    The agent is killed at any step, calls fail, watches lag or are missing, and clocks are set.
+    The agent is killed at any step, calls fail, the watch lags, the API server or the kubelet's directory is
+    unavailable, and the wall clock is set.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Node(RuleBasedStateMachine):
         self.confirm()
 
     def confirm(self) -> None:
-        """Make the next LIST return the stored pods. The watch may still have an earlier state of the pods."""
+        """Make LISTs return the stored pods at once. The watch may still have an earlier state of the pods."""
         self.disk.pods.live = self.api
 
     @rule(kubelet=st.booleans())
@@ -131,7 +132,7 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Sweep the disk without further changes and faults, until no directory of a deleted pod is left."""
+        """Sweep the disk without further disturbance, and assert that no directory of a deleted pod is left."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()

@@ -60,7 +60,7 @@ def test_a_directory_stays_while_it_is_mounted(
 def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
     disk: Disk, agent: Agent, char: str
 ) -> None:
-    """/proc/PID/mountinfo escapes newlines only. A user may choose such a name for a volume."""
+    """In /proc/PID/mountinfo the kernel escapes only newlines, and users choose the names of volumes."""
     need_root()
     path = disk.make(uid(1))
     source = disk.base / f"volume{char}9 9 8:1 x"
@@ -70,7 +70,7 @@ def test_a_mount_is_found_even_if_a_name_has_characters_that_could_end_a_line(
 
 
 def test_names_that_might_end_a_line_do_not_hide_the_roots_own_mount(disk: Disk, agent: Agent) -> None:
-    """The author of a pod can choose such a name by a subPath. Its mount is listed before the root's own mount."""
+    """A pod's author can choose such a name by a subPath. mountinfo shows this mount before the root's own mount."""
     need_root()
     source, target = disk.base / "sub\rpath", disk.base / "target"
     source.mkdir()

@@ -61,7 +61,7 @@ class Once:
         return done
 
     def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
-        """Run the command. For each directory, return what the command did with it, and the reason."""
+        """Run the command. Return what it did with each directory, and the reason."""
         rows = json.loads(self(pods, *flags, "-o", "json").stdout)
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
@@ -227,9 +227,7 @@ def test_files_that_the_user_must_not_touch_stay_and_the_rest_is_removed(disk: D
 
 @pytest.fixture
 def roomy() -> Iterator[Disk]:
-    """A directory on a memory file system, if the machine has one. A test creates a million files there, which is
-    faster.
-    """
+    """A disk in memory, if the machine has /dev/shm, because a test creates a million files on it."""
     memory = Path("/dev/shm")  # noqa: S108  # the test makes its own directory there
     base = Path(tempfile.mkdtemp(prefix="vm-directories-", dir=memory if memory.is_dir() else None))
     disk = Disk(base)

@@ -19,9 +19,7 @@ from tests.integration.node.test_attacks import held
 
 @pytest.fixture(params=["several file systems", "several file systems, xino=auto", "one file system"])
 def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Disk]:
-    """A disk on overlayfs. If the layers are on several file systems, a listing of a directory shows other inodes than
-    stat.
-    """
+    """A disk on overlayfs. If the layers are on several file systems, readdir and stat show different inodes."""
     need_root()
     lower, upper, merged = (tmp_path / name for name in ("lower", "upper", "merged"))
     for path in (lower, upper, merged):
@@ -62,9 +60,7 @@ def test_a_directory_that_another_process_uses_stays(disk: Disk, agent: Agent, h
 
 
 def test_a_mapped_file_is_also_found_by_its_path(disk: Disk, tmp_path: Path) -> None:
-    """Before Linux 6.8, the kernel shows the device and inode of the layer for mapped files, so these cannot be
-    compared.
-    """
+    """Before Linux 6.8, /proc/PID/maps shows the device and inode of the layer's file, which stat does not show."""
     process = tmp_path / "proc" / "7"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")

@@ -1,4 +1,4 @@
-"""The node agent removes nothing by a LIST of the node's pods that failed or is incomplete."""
+"""If the LIST of the node's pods failed or is incomplete, the node agent removes nothing."""
 
 import threading
 from collections.abc import Iterator
@@ -103,7 +103,8 @@ def test_a_view_without_the_agents_own_pod_is_not_used(kube: Kube, script: Scrip
 
 
 class View:
-    """A test double of a reflector (a cache of pods, kept current by a watch). Its list is always complete and current.
+    """A test double of a reflector (a cache of pods, kept current by a watch). Its cache is always complete and
+    current.
 
     A test sets the pods in it.
     """
@@ -145,9 +146,7 @@ def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
 
 
 def watched(kube: Kube, views: list[View], kubelet: KubeletPods) -> tuple[list[None], WatchedPods, View]:
-    """Return three things: a list that grows with each call of ``on_gone``, the watched pods, and the double of their
-    reflector.
-    """
+    """Return a list with one item per call of ``on_gone``, the `WatchedPods`, and the double of their reflector."""
     gone: list[None] = []
     pods = WatchedPods(kube, NODE, None, kubelet, on_gone=lambda: gone.append(None))
     [view] = views

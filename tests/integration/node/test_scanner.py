@@ -19,9 +19,9 @@ ROOT, OTHER_ROOT = OpenDirectory(3, Mount(1, 1)), OpenDirectory(3, Mount(1, 2))
 
 
 class Looks:
-    """A test double of the scan of processes and of its clock. A scan makes progress and ends when a test says so.
+    """Replaces the scan of processes and its clock. A scan makes progress, and ends, only when a test says so.
 
-    The answer of a scan is the number of the scan.
+    The result of a scan is its number: 1 for the first scan.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,7 @@ class Looks:
         self._moved()
 
     def end(self) -> None:
-        """Permit the running scan and all later scans of processes to end, and wait until the running scan
-        has ended.
-        """
+        """Permit all scans to end, and wait until the running scan has ended."""
         self.may_end.set()
         for thread in threading.enumerate():
             if thread.name == "scan":
@@ -54,7 +52,7 @@ class Looks:
     def after(self, seconds: float, *, moves: bool) -> Ask:
         """Return a callback that advances the clock by ``seconds``, and returns False.
 
-        With ``moves``, the scan also makes progress at each call.
+        If ``moves``, each call of it also makes the scan report progress.
         """
 
         def ask() -> bool:
@@ -68,7 +66,6 @@ class Looks:
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
-    """Replaces the scans of processes and their clock by a test double during a test."""
     looks = Looks()
     monkeypatch.setattr("controller.garbage.node.in_use.scan", looks)
     monkeypatch.setattr("controller.garbage.node.in_use.time", SimpleNamespace(monotonic=lambda: looks.now))
@@ -86,12 +83,12 @@ def always() -> bool:
 
 
 def look(scanner: ProcessScanner, root: OpenDirectory = ROOT, give_up: Ask = never, stopping: Ask = never) -> int:
-    """Scan the processes as the agent does. Return the number of the scan whose answer was used."""
+    """Scan the processes as the agent does. Return the number of the scan whose result was used."""
     return int(scanner.scan(root.mount, give_up, stopping).unseen[0])
 
 
 def take_no_time_for(scanner: ProcessScanner, looks: Looks) -> None:
-    """Start a scan that makes progress, but does not end within the time of the sweep."""
+    """Start a scan that makes progress, but does not end in the time of the sweep."""
     with pytest.raises(OutOfTime):
         look(scanner, give_up=always, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
 
@@ -134,7 +131,7 @@ def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
 
 
 def test_a_sweep_whose_time_is_up_still_waits_for_the_scan_timeout(looks: Looks) -> None:
-    """So a scan that does not hang has an answer even then."""
+    """A scan that makes progress can end, even if the time of the sweep was over when the scan began."""
     began, ask = looks.now, looks.after(SCAN_TIMEOUT_SECONDS / 2, moves=True)
 
     def stopping() -> bool:

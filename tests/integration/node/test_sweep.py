@@ -1,4 +1,4 @@
-"""Which directories of pods a sweep (a pass of the node agent) removes, and which directories stay.
+"""A sweep (a pass of the node agent) removes some directories of pods and keeps the others.
 
 This depends on the API server, the kubelet, the age of the directory and earlier sweeps.
 """
@@ -135,7 +135,7 @@ def test_without_a_list_of_pods_nothing_is_removed_not_even_from_the_trash(
 
 
 def test_if_the_last_list_fails_nothing_is_removed_and_the_next_sweep_retries(disk: Disk, agent: Agent) -> None:
-    """The LIST fails, for example, because a continue token expires between two pages."""
+    """The LIST just before the moves may fail, for example because a continue token expires between two pages."""
     disk.make(uid(1))
     disk.make(uid(2))
     disk.pods.live_error = Unavailable("the continue token has expired (HTTP 410)")

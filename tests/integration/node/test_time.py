@@ -1,6 +1,6 @@
 """A sweep (a pass of the node agent over all directories) has a limited time.
 
-If the time is over, or the agent must stop, the next sweep continues. Every directory has its turn.
+If the time is over, or the agent must stop, the next sweep continues. So every directory is finally handled.
 """
 
 from functools import partial
@@ -44,7 +44,7 @@ def test_a_deletion_that_is_out_of_time_continues_in_the_next_sweep(
 
 
 def files_in_trash(disk: Disk) -> dict[str, int]:
-    """Return the number of files in each directory of the trash, by the name that the directory had before its move."""
+    """Return the number of files in each directory of the trash, by the name before the move into the trash."""
     trashed = (disk.root / TRASH).iterdir()
     return {path.name.partition(".")[0]: sum(each.is_file() for each in path.rglob("*")) for path in trashed}
 
@@ -52,7 +52,7 @@ def files_in_trash(disk: Disk) -> dict[str, int]:
 def test_a_tree_whose_check_takes_all_the_time_is_finally_deleted_and_delays_no_other(
     disk: Disk, agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each sweep deletes one batch of files all the same. The next sweep continues with the other directory."""
+    """Even then, each sweep deletes one batch of files. The next sweep continues with the other directory."""
     monkeypatch.setattr("controller.garbage.node.fs.BATCH", 4)
     for number, files in ((1, 9), (2, 5)):
         path = disk.make(uid(number))
@@ -93,6 +93,6 @@ def test_stopping_ends_a_sweep_at_its_next_step(disk: Disk, agent: Agent, steps:
     first = steps.taken
     agent.sweep(stopping=lambda: steps.taken >= first + 4)
     assert steps.taken == first + 4
-    asked = iter([False, False])  # the sweep asks before it lists the trash, and again at the first entry
+    asked = iter([False, False])  # called before the sweep lists the trash, and at the first entry
     agent.sweep(stopping=lambda: next(asked, True))
     assert (steps.taken, next(asked, None)) == (first + 5, None), "the sweep listed only the trash"

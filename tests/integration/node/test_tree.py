@@ -1,4 +1,7 @@
-"""Walks over directory trees and scans of mounts need few descriptors and little memory, and detect trees that move."""
+"""Walks over directory trees and scans of mounts need few file descriptors and little memory.
+
+A walk detects that its tree was moved.
+"""
 
 import os
 from pathlib import Path
@@ -67,7 +70,7 @@ def test_a_walk_that_ends_early_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 def test_a_tree_that_moves_during_a_walk_is_detected(tmp_path: Path) -> None:
-    """A walk returns to the parent of a directory by "..". If the tree was moved, ".." is another directory."""
+    """A walk returns to the parent of a directory by "..". After a move of the tree, ".." is another directory."""
     (tmp_path / "tree").mkdir()
     descend(tmp_path / "tree", 100)
     (tmp_path / "elsewhere").mkdir()
@@ -97,7 +100,7 @@ def test_a_tree_that_is_both_deep_and_wide_is_rejected_and_not_kept_in_memory(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A replacement of /proc with one process, which is this test. The test defines the mounts of the process."""
+    """A replacement of /proc that shows one process, the test itself, with the mounts in `MOUNTS`."""
     process = tmp_path / "proc" / "self"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")
@@ -106,9 +109,7 @@ def proc(tmp_path: Path) -> Path:
 
 
 def test_mounts_of_a_directory_count_and_kubelets_volumes_of_a_pod_do_not(tmp_path: Path, proc: Path) -> None:
-    """A process that has mounted the kubelet's directory has copies of the mounts in it, long after their pods have
-    ended.
-    """
+    """A process that mounts the kubelet's directory keeps copies of pods' mounts long after the pods have ended."""
     with opened_root(tmp_path) as root:
         mounted = scan(root.mount, proc).mounted
     assert {number for number in range(1, 7) if uid(number) in mounted} == {3, 4, 5, 6}
