@@ -292,7 +292,7 @@ def _collections_of(path: str) -> tuple[str, str]:
 
 
 class Script:
-    """A delivery that uses the given deliveries in turn, for calls of the given methods. It delivers other calls."""
+    """Deliver each call of the given methods by the next of the given functions. Deliver other calls unchanged."""
 
     def __init__(self, *deliveries: Delivery, methods: tuple[str, ...] = ("PUT", "POST")) -> None:
         self._left = list(deliveries)

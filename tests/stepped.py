@@ -1,4 +1,4 @@
-"""Runs the processes of a test one at a time, each from one API call to the next, on their own clocks."""
+"""Simulates processes that share an API server. A test runs one process at a time, up to its next API call."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class TrueTime:
-    """The true time, which all processes share."""
+    """The true time in seconds. The clock of each process is computed from it."""
 
     def __init__(self) -> None:
         self.now = 10_000.0
@@ -34,7 +34,7 @@ class DriftingClock:
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """An event loop on such a clock. A test runs it until everything in the loop waits."""
+    """An event loop whose time is the given ``clock``. A test runs it until every task waits for something."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         super().__init__()
@@ -58,7 +58,6 @@ class SteppedLoop(asyncio.SelectorEventLoop):
             self.run_forever()
 
     def end(self) -> None:
-        """Stop everything in the loop permanently."""
         for task in asyncio.all_tasks(self):
             task.cancel()
         self.run_until_idle()
@@ -66,7 +65,7 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 class OpenCall:
-    """A call without an answer so far. ``arrived``: the API server has processed it."""
+    """An API call that has no answer yet. ``arrived``: True if the API server has processed the call."""
 
     def __init__(self, sender: object, method: str, effect: Effect) -> None:
         self.sender = sender
@@ -81,7 +80,7 @@ class OpenCall:
         return self._outcome is not None
 
     def arrive(self) -> None:
-        """Have the API server process the call, once. Its answer is then on its way."""
+        """Let the API server process the call, unless it has done so already. The answer is not delivered yet."""
         if self._outcome:
             return
         try:
@@ -105,10 +104,10 @@ def _raising(error: VcudaError) -> Callable[[], bytes]:
 
 
 class Wire:
-    """The calls of all processes to one API server. A test decides when each call arrives, is answered, or is lost.
+    """Holds the API calls of all processes. A test decides when each call reaches the server, is answered, or is lost.
 
-    In one step a process runs from one call to the next. ``late`` are calls that their senders gave up and that may
-    still arrive.
+    ``open``: the calls whose senders wait for an answer.
+    ``late``: the calls that have timed out at their senders, but can still reach the server.
     """
 
     def __init__(self, api: Api) -> None:
@@ -119,7 +118,7 @@ class Wire:
         api.deliver = self._deliver
 
     def run(self, sender: object, work: Callable[[], object]) -> None:
-        """Run this work in a thread until it makes a call or ends."""
+        """Run ``work`` in a thread. Return when it makes its first API call or ends."""
 
         def run() -> None:
             self._senders[threading.get_ident()] = sender
@@ -133,22 +132,19 @@ class Wire:
         self._stopped.acquire()
 
     def answer(self, call: OpenCall) -> None:
-        """Deliver a call, if it has not arrived, and its answer. The sender runs until its next call."""
+        """Let the server process the call, unless it has already. Then the sender runs on, until its next call."""
         call.arrive()
         self._go_on(call)
 
     def give_up(self, call: OpenCall, *, lands: bool = False) -> None:
-        """Have the sender stop waiting for the answer to a call.
-
-        ``lands``: whether a call that has not reached the server yet still reaches it later. Otherwise it is lost.
-        """
+        """Let the call time out at its sender. With ``lands``, a call that has not arrived can do so later."""
         if lands and not call.arrived:
             self.late.append(call)
         call.lost = True
         self._go_on(call)
 
     def land(self) -> None:
-        """Deliver every call that its sender has given up."""
+        """Let the server process every call in ``late``."""
         late, self.late = self.late, []
         for call in late:
             call.arrive()
@@ -173,7 +169,7 @@ class Wire:
 
 
 class WireExecutor(Executor):
-    """Runs the calls of one process. An answer takes effect when the loop of the process runs next."""
+    """Runs the API calls of one process. A result takes effect when the event loop of the process runs next."""
 
     def __init__(self, wire: Wire, sender: object) -> None:
         self._wire = wire

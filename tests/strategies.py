@@ -1,7 +1,7 @@
-"""Generators for property tests: pods, quotas and nodes with so few names and values that they often match.
+"""Hypothesis strategies for pods, quotas and nodes. They use few names and values, so that pods often match nodes.
 
-Pods are plain manifests. Optional parts may be left out, null, or empty. Every pod has a well-formed vcuda request.
-Parts named ``storable`` are accepted by the API server.
+Pods are manifests, in which optional fields may be missing, null or empty. Every pod has a well-formed vcuda request.
+The API server accepts the objects of every strategy whose name begins with ``storable``.
 """
 
 from collections.abc import Mapping
@@ -30,19 +30,19 @@ VALUES_OF: Mapping[str, tuple[str, ...]] = {
     "zone": ("a", "b", ""),
     "example.com/rank": NUMBERS,
 }
-"""Every label key that occurs, with the values that nodes have."""
+"""The label keys of nodes, each with the values that nodes may have."""
 
 KEYS = st.sampled_from(sorted(VALUES_OF))
 
 
 def label_sets() -> st.SearchStrategy[dict[str, str]]:
-    """Labels of a node: any of the keys, each with one of its values."""
+    """The labels of a node: any of the keys in `VALUES_OF`, each with one of its values."""
     values = {key: st.sampled_from(values) for key, values in VALUES_OF.items()}
     return st.fixed_dictionaries({}, optional=values)
 
 
 def clusters() -> st.SearchStrategy[Nodes]:
-    """Up to four nodes, as placement uses them."""
+    """A cluster of at most four nodes."""
     return st.dictionaries(st.sampled_from(NODE_NAMES), label_sets()).map(lambda labels: nodes(**labels))
 
 
@@ -74,13 +74,13 @@ def odd_requirements() -> st.SearchStrategy[Manifest]:
 
 
 def field_requirements() -> st.SearchStrategy[Manifest]:
-    """A requirement of matchFields: metadata.name in, or not in, a list of one."""
+    """A requirement of matchFields: metadata.name is In, or NotIn, a list with one node name."""
     name = st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)).map(lambda name: [name])
     return _with_values(NAME_FIELD, name, "In", "NotIn")
 
 
 def terms() -> st.SearchStrategy[Manifest]:
-    """A nodeSelectorTerm. Either part, or both, may be absent, null or empty."""
+    """A nodeSelectorTerm. Its matchExpressions and its matchFields may each be missing, null or empty."""
     missing: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
     return st.fixed_dictionaries(
         {},
@@ -100,18 +100,18 @@ ANTI_AFFINITY = {
 
 
 def storable_affinities() -> st.SearchStrategy[Manifest | None]:
-    """A spec.affinity in which any part may be null or left out. If there are terms, there are one to three."""
+    """A spec.affinity in which any field may be null or missing. If it has nodeSelectorTerms, it has one to three."""
     return _affinities(st.lists(terms(), min_size=1, max_size=3))
 
 
 def affinities() -> st.SearchStrategy[Manifest | None]:
-    """Storable affinities, and affinities without terms."""
+    """Storable affinities, and affinities whose nodeSelectorTerms are null or empty."""
     none: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, []])
     return _affinities(_mostly(st.lists(terms(), min_size=1, max_size=3), none))
 
 
 def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchStrategy[Manifest | None]:
-    """An affinity, usually with terms, otherwise with one of their parents missing."""
+    """A spec.affinity, usually with ``listed`` as its nodeSelectorTerms, otherwise without that field."""
     preferred: st.SearchStrategy[list[Manifest] | None] = st.sampled_from([None, [], [PREFERRED]])
     beside = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
     pods = {"podAntiAffinity": st.just(ANTI_AFFINITY)}
@@ -124,14 +124,12 @@ def _affinities(listed: st.SearchStrategy[list[Manifest] | None]) -> st.SearchSt
 
 
 def _mostly(often: st.SearchStrategy[Any], seldom: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Three times of four the first strategy, otherwise the second. Plain chance would rarely reach deeply nested
-    parts.
-    """
+    """Draw from ``often`` three times in four. With an even choice, a deeply nested field would rarely be reached."""
     return st.sampled_from([often, often, often, seldom]).flatmap(lambda chosen: chosen)
 
 
 def requests() -> st.SearchStrategy[Manifest]:
-    """Well-formed limits of a container, in any of the four schemes."""
+    """Well-formed limits of a container, by one of the four schemes (sets of resource names) that vcuda supports."""
     share, cards, memory = st.integers(1, 99), st.integers(1, 3), st.integers(1, 64)
     by_scheme = []
     for domain in ("tencent.com", "nvidia.com"):
@@ -151,7 +149,7 @@ ALLOCATIONS = (
     *(f"{name}0" if name.endswith("-") else name for scheme in SCHEMES for name in scheme.allocation_annotations),
     "tencent.com/predicate-gpu-idx-12",
 )
-"""Annotations by which vendors record an allocation. A manifest that was copied or forged has them."""
+"""Annotations in which vendors record allocated cards. A new pod has them if its manifest was copied or forged."""
 
 NEAR_ALLOCATIONS = ("tencent.com/predicate-times", "example.com/predicate-time", "hami.io/vgpu")
 """Keys that resemble allocation keys, but belong to the user."""
@@ -161,9 +159,7 @@ TYPE_ANNOTATIONS = tuple(dict.fromkeys(TYPES))
 
 
 def storable_annotations() -> st.SearchStrategy[dict[str, str] | None]:
-    """Annotations, or null: the user's own, models to prefer and to avoid, annotations that the webhook writes, and
-    allocations.
-    """
+    """Annotations, or null: the user's own, the webhook's, wanted and unwanted models, and recorded allocations."""
     own = st.sampled_from(["note", "example.com/a_b", "quota.vcuda.io/model", *NEAR_ALLOCATIONS])
     models = st.lists(st.sampled_from(("", " ", *MODELS, "m4", " p100 ", "00")), max_size=3).map(",".join)
     return _merged(
@@ -228,7 +224,7 @@ def storable_pods() -> st.SearchStrategy[Manifest]:
 
 
 def quotas() -> st.SearchStrategy[NamespaceQuota]:
-    """An enforced quota of at least two models in any order, and any pools. A limit has room, has none, or is zero."""
+    """An enforced quota of two or more models in any order, and of at most two node pools. A limit may be 0."""
     limits = st.builds(Limit, st.sampled_from([1200, 600, 50, 0]), st.sampled_from([None, 4096, 1024**2]))
     pools = st.lists(st.sampled_from(POOLS), unique=True, max_size=2).map(tuple)
     listed = st.dictionaries(st.sampled_from(MODELS), limits, min_size=2)

@@ -1,4 +1,4 @@
-"""Tables of cases."""
+"""Writes the cases of a table-driven test as keyword arguments."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def cases(names: str, /, **rows: Any) -> pytest.MarkDecorator:
-    """Run a test once for each row. A row is a tuple of the values of ``names``, or the value itself for a
-    single name.
+    """Run a test once for each keyword argument in ``rows``, whose name becomes the id of that run. The argument is a
+    tuple of values for the test's parameters in ``names``, or the value itself if there is one parameter.
     """
     return pytest.mark.parametrize(names, list(rows.values()), ids=list(rows))

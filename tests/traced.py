@@ -1,4 +1,4 @@
-"""Traces which of our modules a piece of work uses, in all threads."""
+"""Finds the modules of this project whose functions a piece of code calls."""
 
 import sys
 import threading
@@ -13,8 +13,8 @@ PACKAGES = ("webhook", "vcuda", "controller", "certs")
 def modules_of(work: Callable[[], object]) -> list[str]:
     """Return the modules whose functions the work calls, in the order of the first calls.
 
-    Only threads that begin during the work are traced. Functions of libraries, and code that runs at import, are left
-    out.
+    Other threads are traced only if they begin during the work. Functions of libraries, and code that runs at import,
+    are left out.
     """
     found: dict[str, None] = {}
 

@@ -1,4 +1,4 @@
-"""Runs the controller's `ViolationWatcher`, which finds pods beyond their quota, with a test double of the API server."""
+"""Runs the controller's `ViolationWatcher`, which evicts pods beyond the quota, on a test double of the API server."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ HOUR = 3600.0
 
 
 class Cluster(ApiDouble):
-    """A test double of the API server. Evicted pods terminate. If ``refusal`` is set, every eviction raises this error."""
+    """A test double of the API server. Evicted pods terminate. If ``refusal`` is set, evictions raise this error."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class Watched:
         self.pods = [pod for pod in found if pod]
 
     def look(self, after: float = 0.0) -> list[Any]:
-        """Advance the clock by ``after`` seconds, and check namespace team-a once. Return the texts of the log lines."""
+        """Advance the clock by ``after`` seconds, and check namespace team-a once. Return the logged texts."""
         self.clock.now += after
         with structlog.testing.capture_logs() as logs:
             self.watcher.reconcile("team-a")
@@ -122,7 +122,7 @@ class Watched:
 
 
 def crowded() -> Cluster:
-    """Return an API server where team-a has a quota of two M40 and uses four. So its two newest pods exceed the quota."""
+    """Return an API server where team-a has quota for two M40 and uses four. Its two newest pods exceed the quota."""
     cluster = Cluster()
     cluster.limit({"quota": {"M40": 2}})
     for hour, name in enumerate(("oldest", "old", "new", "newest")):

@@ -89,7 +89,7 @@ class Component:
         self.await_ready()
 
     def kill(self) -> None:
-        """Kill the server to simulate a crash, and wait until it has ended. ``start`` starts it again with its old data."""
+        """Kill the server to simulate a crash, and wait until it has ended. ``start`` restarts it with its data."""
         self._handle().kill()
         self._handle().wait()
 
@@ -112,7 +112,7 @@ class Component:
 
     @contextmanager
     def away(self, end: Callable[[], None] | None = None) -> Iterator[None]:
-        """Return a context that stops the server, and at its end starts it. ``end`` stops the server; by default `stop`."""
+        """Return a context in which the server is stopped. ``end`` stops it (default: `stop`). Then it starts again."""
         (end or self.stop)()
         try:
             yield

@@ -182,7 +182,7 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--cert-dir={layout.certs}",
         f"--secure-port={layout.apiserver_port}",
         "--bind-address=127.0.0.1",
-        "--endpoint-reconciler-type=none",  # Otherwise kube-apiserver 1.37 and later rejects 127.0.0.1.
+        "--endpoint-reconciler-type=none",  # Otherwise kube-apiserver 1.37 and later does not start on 127.0.0.1.
         f"--service-account-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-signing-key-file={layout.directory / SIGNING_KEY}",
         f"--service-account-issuer={issuer}",
@@ -191,8 +191,8 @@ def apiserver(layout: "Layout", settings: Settings, token: str) -> Component:
         f"--token-auth-file={layout.directory / TOKENS}",
         "--authorization-mode=RBAC",
         "--allow-privileged=true",
-        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API server
-        # calls the endpoints of the Service instead.
+        # No kube-proxy runs here, so the cluster IP of a webhook's Service does not work. With this flag, the API
+        # server calls the endpoints of the Service instead.
         "--enable-aggregator-routing=true",
         "--disable-admission-plugins=ServiceAccount",
         *settings.apiserver_flags,
@@ -283,7 +283,7 @@ class Layout:
         return self.directory / f"{program}.kubeconfig"
 
     def certificate(self, pair: str) -> Path:
-        """Return the path of the certificate that a server creates at its first start, followed by its CA certificate."""
+        """Return the path of the certificate that a server creates at its first start, with the CA's certificate."""
         return self.certs / f"{pair}.crt"
 
     def has(self, program: str) -> bool:

@@ -87,7 +87,7 @@ def small_helpers(tree: ast.Module) -> list[str]:
 
 
 def path_lengths() -> str:
-    """Return how many modules docs/architecture.md lists for the admission of a pod, and for the recount of a ledger."""
+    """Return how many modules docs/architecture.md lists for a pod's creation, and for the recount of a ledger."""
     _, *sections = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("### The modules of ")
     numbered = (section.partition("\n#")[0].splitlines() for section in sections)
     return ", ".join(str(sum(line[:1].isdigit() for line in lines)) for lines in numbered)

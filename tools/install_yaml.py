@@ -1,4 +1,4 @@
-"""``python -m tools.install_yaml``: writes one file with the kustomize base and any components, for ``kubectl apply -f``."""
+"""``python -m tools.install_yaml``: writes one file for ``kubectl apply -f``, with the base and any components."""
 
 from pathlib import Path
 

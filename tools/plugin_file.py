@@ -1,7 +1,7 @@
 """Writes `kubectl gpuquota` as one file of pure Python, and the manifest of the plugin for krew.
 
-The file is a zip archive that Python can run (zipapp). It contains this project's wheel, and the packages that the wheel
-requires without extras. Their versions are those of requirements.lock. Compiled files are left out.
+The file is a zip archive that Python can run (zipapp). It contains this project's wheel, and the packages that the
+wheel requires without extras. Their versions are those of requirements.lock. Compiled files are left out.
 """
 
 import email.parser

@@ -9,8 +9,8 @@ def free_ports(count: int) -> list[int]:
     """Reserve ``count`` ports for servers of this process. The ports stay reserved until this process ends.
 
     This process binds each port but does not listen on it. So the kernel does not use the port for outgoing connections
-    or for servers that bind port 0, even while one of our servers restarts. SO_REUSEADDR is set only after the bind. So a
-    server can bind the port by its number, but a second call of this function cannot return the same port.
+    or for servers that bind port 0, even while one of our servers restarts. SO_REUSEADDR is set only after the bind. So
+    a server can bind the port by its number, but a second call of this function cannot return the same port.
     """
     reserved = [socket.socket() for _ in range(count)]
     for one in reserved:

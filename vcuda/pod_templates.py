@@ -48,7 +48,7 @@ class PodTemplate:
 
 
 def pod_templates(manifest: Manifest) -> list[PodTemplate]:
-    """Return the pod templates of an object, in order. Raises ValueError for too many templates or a wrong count."""
+    """Return the pod templates of an object, in order. Raises ValueError for too many templates or an invalid count."""
     kind, spec = manifest["kind"], manifest.get("spec")
     readers = {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}
     reader = _in_workflow if kind in _WORKFLOWS else readers.get(kind, _anywhere)
@@ -62,7 +62,7 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
 
 
 def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
-    # Each value is read only once, even if YAML aliases repeat the value, because aliases can repeat values endlessly.
+    # YAML aliases can repeat a value endlessly. So each value is read only once.
     waiting: list[tuple[object, str, int | None]] = [(spec, path, times)]
     seen: set[int] = set()
     while waiting:
@@ -92,7 +92,7 @@ def _times(one: int | None, other: int | None) -> int | None:
 
 
 def at_once(fields: Mapping[str, object]) -> int | None:
-    """Return how many pods exist at the same time according to ``fields``; None if not stated. Raises ValueError."""
+    """Return how many pods the ``fields`` next to a template state; None if not stated. Raises ValueError."""
     replicas, hosts = count(fields.get("replicas")), count(fields.get("numOfHosts"))
     if replicas is not None:
         return replicas if hosts is None else replicas * hosts
@@ -132,7 +132,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             (f"{name}.workerSpec", _mapping(component, "workerSpec"), None),
         ):
             if containers := _containers_of(pod):
-                # A component with ``minReplicas`` 0 creates a pod at the first request. So 0 is treated as unknown.
+                # With ``minReplicas`` 0, a component creates its pods at the first request. So their number is unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
                 yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
 

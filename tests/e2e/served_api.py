@@ -1,6 +1,6 @@
-"""A real API server with the same interface as the API double of the tests.
+"""A real API server with the same interface as the test double of the API server.
 
-A test decides when the calls of its simulated processes arrive, are answered, or are lost.
+A test decides whether each call of its simulated processes reaches the API server, and whether the answer returns.
 """
 
 import json
@@ -20,10 +20,11 @@ AT_ONCE = json.dumps({"gracePeriodSeconds": 0}).encode()
 
 
 class ServedApi(Handle):
-    """Implements the interface `tests.api_double.Api` by a real API server.
+    """Implements the interface of `tests.api_double.Api` by calls of a real API server.
 
-    ``date`` replaces the dates of the server, because simulated hours pass in the tests. The server gives every object
-    a new uid, but the tests use an object's name as its uid. So lists have the name in place of the uid.
+    ``date`` returns the time that the answer to a PUT reports instead of the server's time, because the tests simulate
+    hours. In lists, the name of an object replaces its uid. The tests use the name as the uid, but the server generates
+    a uid.
     """
 
     def __init__(self, kube: Kube) -> None:
@@ -109,7 +110,9 @@ class ServedApi(Handle):
 
 
 class Objects(Mapping[str, Mapping[str, Any]]):
-    """The stored objects by path. Read objects are cached until the next write. The mapping cannot be iterated."""
+    """Maps the API path of an object to the stored object. An object is cached until the next write. Iteration is
+    impossible.
+    """
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

@@ -51,9 +51,9 @@ PATHS = {kind: f"{GROUP}/{resource}/{CONFIGURATION}" for kind, resource in RESOU
 class Stage:
     """A webhook that is installed as in a cluster.
 
-    ``label``: the label value of the namespaces that the webhook serves.
+    ``label``: the webhook serves only the namespaces whose label `SERVED_BY` has this value.
     ``host``: the IP address of the replicas.
-    ``flags``: flags for each `vcuda-certs rotate`.
+    ``flags``: further flags for each run of `vcuda-certs rotate`.
     ``kubeconfig``: the kubeconfig of `vcuda-certs`.
     ``replicas``: the running replicas.
     """
@@ -66,7 +66,9 @@ class Stage:
     replicas: Sequence[WebhookProcess] = ()
 
     def command(self, *arguments: str, kubeconfig: Path | None = None) -> list[str]:
-        """Return a command line of `vcuda-certs`. The flags of this stage follow the name of the command."""
+        """Return a command line of `vcuda-certs`. The flags of this stage are inserted after the name of the
+        subcommand.
+        """
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
@@ -85,8 +87,8 @@ class Stage:
     def set_endpoints(self, *, ready: bool = True) -> None:
         """Set all replicas' pods to ready, or all to not ready. Return when the Service's EndpointSlices show that.
 
-        The Service's selector matches these pods, and the controller manager writes the endpoints as in a real cluster.
-        The API server of 1.30 uses the Endpoints of a Service, and that of 1.36 uses its EndpointSlices.
+        The controller manager writes the endpoints, because the Service's selector matches these pods. To call a
+        webhook, Kubernetes 1.30 reads the Endpoints of its Service, and Kubernetes 1.36 reads the EndpointSlices.
         """
         conditions = [{"type": "Ready", "status": str(ready)}]
         status = {"phase": "Running", "podIP": self.host, "podIPs": [{"ip": self.host}], "conditions": conditions}
@@ -100,10 +102,10 @@ class Stage:
         self.cluster.await_collection(SLICES, are_told, labelSelector=OF_THE_SERVICE)
 
     def await_answered(self, namespace: str) -> None:
-        """Return when a pod can be created in ``namespace``.
+        """Wait until a pod can be created in ``namespace``.
 
-        By then the API server knows the endpoints of the webhook and trusts their certificate. This polls, because the
-        API server does not report what its own watches have delivered.
+        Then the API server knows the endpoints of the webhook and trusts their certificate. This method polls, because
+        the API server does not report what its own watches have delivered.
         """
 
         def refusal() -> str:
@@ -116,7 +118,9 @@ class Stage:
         return [hook["clientConfig"].get("caBundle", "") for hook in found if "service" in hook["clientConfig"]]
 
     def register(self) -> None:
-        """Store both webhook configurations without caBundles. Return when they are in effect."""
+        """Store both webhook configurations, and return when they are in effect. `vcuda-certs rotate` adds the
+        caBundles.
+        """
         for kind, name in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):
             guard = f"{self.label}-{name}-{secrets.token_hex(3)}"
             metadata = {"name": CONFIGURATION, "labels": LABELS}
@@ -139,8 +143,7 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """Yield a new namespace with a large quota as soon as the webhook reviews its pods. Delete it after the
-        ``with`` statement.
+        """Create a namespace with a large quota. Yield it when the webhook reviews its pods, and delete it at the end.
         """
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
@@ -156,10 +159,10 @@ class Stage:
 def staged(
     cluster: Cluster, directory: Path, delays: Sequence[Delay], kubeconfig: Path, *flags: str
 ) -> Iterator[tuple[Stage, QuotaConfigMap]]:
-    """Run a stage with one webhook replica for each of ``delays``, and register its webhooks.
+    """Install a webhook with one replica for each of ``delays``. Yield the stage and its quota ConfigMap.
 
-    ``delays``: functions that return the seconds after which a replica's mounted files follow a change of the Secret.
-    ``kubeconfig``: the kubeconfig of the rotation of certificates.
+    ``delays``: each function returns the seconds from a change of the Secret until a replica's mounted files change.
+    ``kubeconfig``: the kubeconfig of `vcuda-certs`.
     """
     stage = Stage(cluster, f"e2e-{secrets.token_hex(4)}", own_address(), flags, kubeconfig)
     quota = QuotaConfigMap(cluster.rest, "kube-system", f"gpuquota-{stage.label}", {})
@@ -217,7 +220,8 @@ def service() -> Json:
 
 
 def node() -> Json:
-    """Create the node of the webhook replicas' pods. The scheduler places no other pods on this node."""
+    """Return the node of the webhook replicas' pods. It is unschedulable, so the scheduler places no other pods there.
+    """
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
 
 
@@ -229,9 +233,9 @@ def pod_of(number: int, address: str) -> Json:
 
 
 def clear(stage: Stage) -> None:
-    """Delete the objects of a stage, whose names are the names of a real installation.
+    """Delete the objects of a stage. All stages use the same names, so objects of an earlier stage are deleted too.
 
-    Kubernetes deletes the Service's endpoints together with the Service.
+    Return when Kubernetes has also deleted the EndpointSlices of the Service.
     """
     stage.unregister()
     selector = ",".join(f"{key}={value}" for key, value in PODS.items())
@@ -242,9 +246,9 @@ def clear(stage: Stage) -> None:
 
 
 def delete_pods(cluster: Cluster, namespace: str, **selector: str) -> None:
-    """Delete the pods with a grace period of 0, some hundreds per request.
+    """Delete the pods with a grace period of 0, at most `PAGE` pods per request.
 
-    The deletion of thousands of pods in one request would exceed the request timeout.
+    One request for thousands of pods would exceed the request timeout.
     """
     deleted = PAGE
     while deleted == PAGE:
@@ -257,7 +261,7 @@ def own_address() -> str:
     """Return an IPv4 address of this machine. The API server accepts no loopback address as an endpoint."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # UDP sends nothing here, but the kernel chooses a source address
+            probe.connect(("192.0.2.1", 9))  # connecting a UDP socket sends nothing, but selects a source address
             address = str(probe.getsockname()[0])
         except OSError:
             address = "127.0.0.1"
@@ -275,9 +279,9 @@ MODES = {"tls.key": 0o600}
 
 
 class Volume:
-    """A directory with the files of the Secret at ``path``, as the kubelet would mount it.
+    """A directory with the files of the Secret at ``path``, like a Secret volume that the kubelet mounts.
 
-    A change of the Secret reaches the files after ``delay()`` seconds. As with the kubelet, all files change in one
+    The files follow a change of the Secret after ``delay()`` seconds. As in a Secret volume, all files change in one
     step, and they stay after the Secret is deleted.
     """
 
@@ -293,9 +297,7 @@ class Volume:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Write the present Secret to the directory, and during the ``with`` statement also write each change of the
-        Secret.
-        """
+        """Write the Secret to the directory now, and after each of its changes during the ``with`` statement."""
         self._read(0)
         self._swap()
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Pods of a real cluster with the annotations and labels of an allocation, as vendors' schedulers write them."""
+"""Creates pods with the annotations and labels by which vendors' schedulers record an allocation of cards."""
 
 import time
 from collections.abc import Mapping
@@ -16,14 +16,14 @@ BY_HAND = "by-hand"
 
 @dataclass(frozen=True)
 class Allocated:
-    """A pod with a new allocation, for the garbage collection of allocations.
+    """A pod whose annotations and labels record an allocation that is made now. Tests check whether it is removed.
 
     ``scheme``: the vendor's annotations, labels and resources.
     ``node``: the node of the allocation; None if it names no node.
     ``phase``: the phase of the allocation.
     ``bound``: the node that the pod is bound to; None if it is not bound.
-    ``status``: the pod's phase, for example Running; None if it is not changed.
-    ``own``: further annotations of the pod.
+    ``status``: the phase that the test sets in the pod's status, for example Running; None to set no phase.
+    ``own``: annotations of the pod that do not belong to the allocation.
     ``scheduler``: its schedulerName.
     """
 

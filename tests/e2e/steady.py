@@ -18,7 +18,8 @@ PODS_PER_SECOND = 20
 CARDS_EVERY = 20
 """One of every `CARDS_EVERY` pods requests a card and is charged. The webhook is also called for the other pods.
 
-No controller settles the charges. A namespace may have 512 pending charges, which is enough for eight minutes.
+The charges stay pending, because no controller runs. A namespace may have 512 pending charges, which is enough for
+eight minutes.
 """
 
 
@@ -47,7 +48,7 @@ def creating(
 
     At most four creates run concurrently. So a slow machine may create fewer pods per second.
 
-    ``make``: returns the pod with a number.
+    ``make``: returns the manifest of a pod for its number and namespace; by default `some_with_cards`.
     """
     creates, lock = Creates(), threading.Lock()
     numbers = count()
@@ -71,7 +72,7 @@ def creating(
 
 
 def some_with_cards(number: int, namespace: str) -> Json:
-    """Return the pod with this number. One of every `CARDS_EVERY` pods requests a card."""
+    """Return a pod that requests a card if ``number`` is a multiple of `CARDS_EVERY`, otherwise a pod without cards."""
     return card_pod(f"card-{number}", namespace) if number % CARDS_EVERY == 0 else plain(number, namespace)
 
 
@@ -118,7 +119,7 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
 
 
 def ours(configuration: Json, name: str) -> list[Json]:
-    """Return the webhooks of a configuration that call the Service with this DNS name, NAME.NAMESPACE.svc."""
+    """Return the configuration's webhooks whose Service has the DNS name ``name``, NAME.NAMESPACE.svc."""
     services = [(hook, hook["clientConfig"].get("service", {})) for hook in configuration["webhooks"]]
     return [hook for hook, service in services if f"{service.get('name')}.{service.get('namespace')}.svc" == name]
 
@@ -139,8 +140,8 @@ def shake(address: str, bundle: bytes, name: str) -> bytes:
 
 @contextmanager
 def in_threads(works: Sequence[Callable[[threading.Event], None]]) -> Iterator[None]:
-    """Run each function in its own thread during the ``with`` statement. Then set the stop event, and raise their
-    errors.
+    """Run each function in its own thread during the ``with`` statement. Then set the event that makes the functions
+    return, and raise the error of a function that has failed.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(len(works)) as threads:

@@ -1,6 +1,6 @@
-"""Users create pods with kubectl, on a real API server and scheduler.
+"""Tests of pods that users create with kubectl, on a real API server and scheduler.
 
-The webhook pins, rejects, or does not change these pods.
+The webhook pins a pod (limits it to nodes of one GPU model), rejects it, or does not change it.
 """
 
 import json
@@ -69,7 +69,7 @@ def kubectl_create(cluster: Cluster, *pods: Json, options: tuple[str, ...] = ())
 def test_a_pod_of_every_scheme_lands_on_a_node_of_its_teams_model_and_pool(
     cluster: Cluster, team: Team, limits: Json
 ) -> None:
-    """Each team may use one model in one pool, which only one node has."""
+    """Each team may use one model in one pool, and only one node has both."""
     targets = {team({"pool": [labels[POOL]], "quota": {labels[MODEL]: 1}}): node for node, labels in NODES.items()}
     created = kubectl_create(cluster, *(gpu_pod("train", namespace, limits) for namespace in targets))
     assert created.returncode == 0, created.stderr
@@ -129,7 +129,7 @@ def test_a_pod_without_vcuda_is_unchanged_in_an_enforced_namespace(
 
 
 def test_forged_allocations_are_removed_and_the_users_own_annotations_kept(cluster: Cluster, team: Team) -> None:
-    """The forged allocation has a predicate-time, with which gpu-admission would never schedule the pod."""
+    """The forged allocation has a predicate-time. gpu-admission never schedules a pod that has this annotation."""
     namespace = team({"quota": {"M40": 1}})
     pod = card_pod("train", namespace)
     pod["metadata"] |= {
@@ -185,7 +185,7 @@ def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_wit
 def test_a_manifest_copied_from_a_running_pod_is_admitted_charged_and_scheduled(
     cluster: Cluster, installation: Installation, team: Team
 ) -> None:
-    """The manifest, from `kubectl get -o json`, still has the nodeName, the uid and the allocation of the first pod."""
+    """The copied manifest still has the nodeName, the uid and the allocation of the first pod."""
     namespace = team({"pool": ["public"], "quota": {"M40": 2}})
     cluster.create(card_pod("train", namespace))
     node = cluster.await_bound(namespace)["spec"]["nodeName"]

@@ -38,9 +38,9 @@ STALE = [
     ),
     *(Allocated(f"{scheme.name}.allocating", scheme, NODE, "allocating") for scheme in (HAMI, VGPU_MANAGER)),
 ]
-"""A pod for every rule by which an allocation is stale, and for every scheme (the resource names of one vendor).
+"""Pods with a stale allocation: for every scheme (the resource names of one vendor), a pod for each rule that applies.
 
-The name of the pod contains the scheme and the rule.
+The name of a pod is SCHEME.RULE.
 """
 
 ALIVE = [
@@ -67,7 +67,7 @@ def nodes(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def collector(installation: Installation, nodes: None) -> Iterator[ControllerProcess]:
-    """A leading controller that treats the allocation of an unbound pod as stale after some seconds."""
+    """A leading controller. A pod's allocation becomes stale if the pod is not bound within `TIMEOUT` seconds."""
     assert nodes is None
     with controlling(installation, "--allocation-timeout", str(TIMEOUT)) as running:
         yield running
@@ -75,9 +75,7 @@ def collector(installation: Installation, nodes: None) -> Iterator[ControllerPro
 
 @pytest.fixture(scope="module")
 def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[str, list[Json]]]:
-    """A namespace with the pods of `STALE` and `ALIVE`. The fixture also returns the pods of `ALIVE` as they are
-    stored.
-    """
+    """A namespace with the pods of `STALE` and `ALIVE`, and the manifests with which the `ALIVE` pods were stored."""
     assert collector.process.poll() is None
     namespace = cluster.create_namespace()
     alive = [pod.create(cluster, namespace) for pod in ALIVE]
@@ -110,7 +108,7 @@ def test_pods_with_a_valid_allocation_are_not_written(cluster: Cluster, littered
 
 
 def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
-    """Return the present metadata of these pods. If a resourceVersion is unchanged, nobody has written the pod."""
+    """Return the present metadata of these pods. An unchanged resourceVersion shows that a pod was not written."""
     stored = {found["metadata"]["name"]: found["metadata"] for found in cluster.pods(namespace)}
     return [stored[pod["metadata"]["name"]] for pod in pods]
 
@@ -119,7 +117,7 @@ def as_stored(cluster: Cluster, namespace: str, pods: list[Json]) -> list[Json]:
 def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
     cluster: Cluster, control_plane: ControlPlane, namespace: str, tmp_path: Path
 ) -> None:
-    """gpu-admission has annotated the pod without binding it. So it rejects the pod ("had been predicated!")."""
+    """The pod has the annotations of gpu-admission, but no node. gpu-admission rejects it ("had been predicated!")."""
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
     with predicating_scheduler(control_plane, tmp_path):
         pod.create(cluster, namespace)
@@ -157,7 +155,7 @@ def test_stale_locks_are_removed_and_others_stay(
     assert held["metadata"]["annotations"][LOCK] == taken["gc-held"]
 
 
-# In the next tests, the garbage collector runs in the process of the test, and calls a real API server.
+# The next test runs the garbage collector in its own process, with a real API server.
 
 
 @pytest.mark.usefixtures("nodes")

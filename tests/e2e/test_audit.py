@@ -29,7 +29,7 @@ NODE = "audit-m40"
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account. The account also has the rights of the component enforce-audit."""
+    """A client with the controller's account, to which the component enforce-audit gives the right to evict pods."""
     cluster.kubectl("apply", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENTS / "enforce-audit" / "rbac.yaml"))
@@ -49,7 +49,7 @@ def team_of_three(cluster: Cluster, own: Installation, namespace: str) -> None:
 
 
 def start(cluster: Cluster, namespace: str, name: str) -> None:
-    """Create a running pod with one card. The controller orders pods of the same second by name."""
+    """Create a running pod with one card. The controller orders pods that were created in the same second by name."""
     pod = card_pod(name, namespace)
     pod["metadata"]["labels"] = {"app": name}
     cluster.bind(pod, NODE)
@@ -81,7 +81,6 @@ class TestByDefault:
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        """A leader that only reports, and checks the pods every few seconds."""
         with controlling(own, "--audit-period", str(PERIOD), kubeconfig=account.kubeconfig) as running:
             yield running
 
@@ -104,7 +103,10 @@ class TestByDefault:
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """A running pod is charged to its node's model, and fits. So only the waiting pod is reported."""
+        """Only the waiting pod is reported, because it has neither a pinned model nor a node.
+
+        The running pod is charged to the model of its node, and fits.
+        """
         with own.free_team() as namespace:
             waiting = card_pod("waiting", namespace)
             cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
@@ -147,7 +149,7 @@ class TestEnforced:
     def test_a_disruption_budget_is_respected_and_the_eviction_is_retried(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """Meanwhile the second newest pod is evicted in place of the newest."""
+        """While the budget protects the newest pod, the controller evicts the second newest pod."""
         with limited_team(own, {"quota": {"M40": 3}}) as namespace:
             team_of_three(cluster, own, namespace)
             budget = budget_of(namespace, "c-newest")
@@ -169,7 +171,7 @@ class TestEnforced:
 def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
     cluster: Cluster, own: Installation, account: Cluster, tenant: Callable[[str], Cluster]
 ) -> None:
-    """With --delete-after-evictions 2, the controller deletes such a pod at the second attempt."""
+    """With --delete-after-evictions 2, the controller deletes the pod after the budget has blocked two evictions."""
     flags = ("--enforce-audit", "--audit-period", str(PERIOD), "--delete-after-evictions", "2")
     cluster.kubectl("apply", "-f", str(COMPONENTS / "delete-beyond-budget" / "rbac.yaml"))
     with (
@@ -192,7 +194,7 @@ def test_a_tenants_own_budget_does_not_keep_a_pod_beyond_the_quota_forever(
 
 
 def test_an_eviction_has_the_uid_of_the_pod_that_was_checked(cluster: Cluster, namespace: str) -> None:
-    """Otherwise the eviction could end a new pod of the same name."""
+    """The eviction must not end a new pod that has the same name."""
     kube = Kube.connect(cluster.kubeconfig)
     nodes, quota = NodeInformer(kube, LABELS), QuotaInformer(kube, QuotaPlace(), frozenset())
     metrics = EvictionMetrics(CollectorRegistry())

@@ -1,7 +1,7 @@
-"""Tests of models that the key `gpu_models` of the quota ConfigMap defines by the names of GPU products.
+"""Tests of models that the key `gpu_models` of the quota ConfigMap defines by patterns of GPU product names.
 
-A device of a shared model is charged as a part of a card. A claim for such a model is pinned even before a node has the
-model.
+A device of a shared (time-sliced) card is charged as a fraction of a card. The webhook limits a claim to its model even
+before a node has the model.
 """
 
 import json
@@ -44,9 +44,9 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def worth(installation: Installation, cards: str) -> Installation:
-    """Return the installation with another value, in cards, of a shared device.
+    """Return the installation with another value of a shared device, in cards.
 
-    The next edit of its quota writes this value to the ConfigMap.
+    The next write of its quota stores this value in the ConfigMap.
     """
     return replace(installation, quota=replace(installation.quota, further={"gpu_models": ROWS % cards}))
 
@@ -67,7 +67,7 @@ def asking(namespace: str, name: str, devices: int = 1) -> Json:
 def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     cluster: Cluster, own: Installation, shared_node: str
 ) -> None:
-    """After an edit of the device's value, stored pods are charged by the new value."""
+    """The test then changes the value of a shared device, and the stored pods are charged by the new value."""
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
             cluster.create(asking(team, f"train-{number}"))
@@ -86,7 +86,7 @@ def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
 def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
     cluster: Cluster, own: Installation
 ) -> None:
-    """While the DeviceClass exists, stored pods are also charged by whole cards."""
+    """While the DeviceClass exists, the pods that are already stored are charged whole cards too."""
     require_feature(cluster, EXTENDED_RESOURCE)
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         cluster.create(asking(team, "train"))
@@ -103,7 +103,7 @@ def test_a_resource_that_a_device_class_also_uses_is_charged_as_a_whole_card(
 def test_a_claim_for_a_model_without_a_node_is_charged_and_allocated_when_a_node_joins(
     cluster: Cluster, own: Installation, create_node: Callable[..., str]
 ) -> None:
-    """The claim is pinned by the product patterns in the model's row."""
+    """The webhook limits the claim to the product patterns that `gpu_models` has for the model."""
     require_dra(cluster)
     nodes = {model: Published(NVIDIA, f"{model.lower()}-later", [card(0, model)]) for model in ("H100", "A100")}
     with published(cluster), limited_team(own, {"quota": {"A100": 1}}) as team, ExitStack() as teardown:

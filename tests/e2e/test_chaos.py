@@ -1,6 +1,4 @@
-"""The quota stays exact under full load. Meanwhile parts crash, stop or are slow, calls are lost, and
-tenants attack.
-"""
+"""Checks that the quota stays exact under load, while programs crash or pause, calls are lost, and tenants attack."""
 
 import gc
 import logging
@@ -79,36 +77,36 @@ WEBHOOK_TIMEOUT = 5
 STORABLE = 20
 """The flag --storable-seconds: an admitted pod is stored within this many seconds, or never.
 
-The API server ends a request, with its calls of webhooks, after REQUEST_TIMEOUT. A request to etcd may last 7 s longer.
+The API server ends a request and its calls of webhooks after REQUEST_TIMEOUT. A request to etcd may last 7 s longer.
 """
 
 MAX_TERMINATING = 5
 """The flag --max-terminating-seconds: a bound pod that was deleted by force stays charged for this many seconds."""
 
 ROOMY: Mapping[str, float] = {"P100": 1200}
-"""The limit of the roomy namespace in cards.
+"""The limit in cards of the roomy namespace, whose large quota lets replicas hold reservations.
 
-The callers do not use it up during most of a cycle, so the replicas hold reservations there. No node has the model. So
-no pod is bound, and the charge of a deleted pod is released at once.
+The callers (threads that create and delete pods) do not use it up during most of a cycle. No node has the model. So no
+pod is bound, and the charge of a deleted pod is released at once.
 """
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""The limits in cards of the other namespaces of a group. The last of these namespaces is attacked."""
+"""The limits in cards of a group's other namespaces, which are used at the same time. The last one is attacked."""
 
 MOST_MEMORY = 200
 """Maximum memory of all processes of one webhook replica together, in MiB."""
 
 STAYS = 6
 STAY = CYCLE * TICK / STAYS
-"""Seconds for which the callers use a group of namespaces. Only the roomy namespace is used for a whole cycle.
+"""Seconds until the callers change to the next group of namespaces. Every group contains the roomy namespace.
 
-If a pod is created and deleted while no controller is the leader, the next leader cannot know of it. Its charge is
-released when no such pod can be stored any more, but few leaders in this test run that long. So the usable quota of a
-namespace shrinks with each such pod, and the callers must change to other namespaces.
+If a pod is created and deleted while no controller leads, the next leader cannot know of it. Its charge is released
+when no such pod can be stored any more, but few leaders of this test run that long. So the usable quota of a namespace
+shrinks with each such pod, and the callers need new namespaces.
 """
 
 CYCLES = min(max(round(SECONDS / (CYCLE * TICK)), 1), 8)
-"""The number of cycles whose namespaces are new. Later cycles use the same namespaces again."""
+"""The number of cycles that use new namespaces. Later cycles use these namespaces again."""
 
 GRANTED_PART = 0.1
 """The minimum fraction of the stored objects that replicas must have admitted from reservations."""
@@ -144,7 +142,7 @@ def own_cluster(own_plane: ControlPlane) -> Iterator[Cluster]:
 
 
 @pytest.mark.chaos
-# If the API server is killed during a TLS handshake, urllib3 does not close the socket. So the warning is expected.
+# If the API server is killed during a TLS handshake, urllib3 leaves the socket open. So this warning is expected.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.timeout(SECONDS * 1.2 + CREATES / MIN_RATE + 600)
 def test_the_quota_is_exact_despite_faults_and_attacks(
@@ -152,8 +150,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 ) -> None:
     """64 callers and 14 attackers act concurrently, while a fault occurs about every second. No quota is ever exceeded.
 
-    At the end all objects are deleted, and new pods use up exactly the quota. In the roomy namespace the replicas admit
-    from reservations, and in the others they write each charge.
+    At the end the test deletes all objects, and new pods can use exactly the quota. In the roomy namespace the replicas
+    admit pods from reservations. In the other namespaces they write each charge.
     """
     claiming = served(own_cluster)
     caplog.set_level(logging.ERROR, "urllib3")  # the test counts lost connections, so urllib3 must not log each of them
@@ -172,13 +170,13 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
             many = [partial(callers.call, number) for number in range(CALLERS)]
             with in_threads([*samples, *siege.attackers(), *many]):
                 havoc.wreak(lambda seconds: seconds >= SECONDS and callers.creates >= CREATES)
-            # Write the original quota, and wait until each running replica uses it.
+            # Faults have edited the quota. Write the original quota, and wait until each running replica uses it.
             replace(own.quota, readers=[victim.current() for victim in victims]).limit_anew(**havoc.entries)
             await_settled(own, stage.managers, teams)
             with ThreadPoolExecutor(FILLERS) as threads:
                 cores = threads.map(partial(fill, own_cluster), teams, teams.values())
                 filled = dict(zip(teams, cores, strict=True))
-        gc.collect()  # unclosed sockets cause their expected warnings here
+        gc.collect()  # here the test ignores the warnings of unclosed sockets
         report(callers, havoc, observers, teams)
         leading, reaped = (stage.managers.history(event) for event in (LEADING, REAPED))
         print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
@@ -201,7 +199,7 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
         assert sum(figures.grants.values()) > GRANTED_PART * stored
         assert bool(callers.claim_counts[STORED] and listing.claims and watching.claims) is claiming
         assert {name for name, count in havoc.done.items() if count and name} == havoc.faults
-        # If the test has only one cycle, the ledger may be deleted before the leader removes the reservation of an
+        # If the test has only one cycle, a fault may delete the ledger before the leader removes the reservation of an
         # ended replica.
         assert reaped or CYCLES == 1
         assert stage.losses.lost
@@ -219,8 +217,8 @@ class Stage:
 
     ``planes``: two API servers with one etcd.
     ``rests``: a client for each API server.
-    ``own``: the installation with the first replicas.
-    ``victims``: the replicas. One replica uses a proxy with ``losses``, and the last replica uses ``clock``.
+    ``own``: the webhook installation with the replicas that were started first.
+    ``victims``: the replicas to kill or suspend. One uses a proxy with ``losses``, and the last one uses ``clock``.
     ``managers``: a controller for each API server.
     ``groups``: the groups of namespaces. The first namespace of each group is the roomy one.
     ``teams``: for each namespace, its limits in cores by model.
@@ -242,7 +240,7 @@ class Stage:
 
 @contextmanager
 def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Run the whole system of the chaos test. Our webhooks and a slow webhook are in effect at both API servers."""
+    """Run the whole system of the chaos test. Both API servers call our webhooks and a slow webhook."""
     claiming = served(cluster)
     with ExitStack() as stack:
         if claiming:
@@ -268,15 +266,15 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
         own.quota.limit(**{"*": {"quota": {"M40": 1}}})  # namespaces that do not exist have a limit too
         stack.enter_context(registered(own))
         slow = stack.enter_context(policy(certificates, WEBHOOK_TIMEOUT))
-        # The other API server learns of webhooks by a watch, in the order of their creation. When this last webhook is
-        # in effect there, the webhooks of this project are in effect there too.
+        # The other API server reads webhook configurations by a watch, in the order of their creation. When it calls
+        # the slow webhook, which is registered last, it also calls the webhooks of this project.
         stack.enter_context(other.register_webhooks(validating=[slow]))
         leading = (*storable, "--max-terminating-seconds", str(MAX_TERMINATING), "--lease-seconds", "8")
         both = (cluster.kubeconfig, other.kubeconfig)
         managing = [partial(ControllerProcess, *flags_of(own, *leading, kubeconfig=way)) for way in both]
         managers = stack.enter_context(controllers(managing))
         prepare(cluster, [group[-1] for group in groups])
-        # The first pod of each of these namespaces creates the ledger before the faults begin. If a replica were killed
+        # A first pod in each roomy namespace creates the ledger before the faults begin. If a replica were killed
         # during the creation, the ledger would count as lost for a while.
         for roomy in dict.fromkeys(group[0] for group in groups):
             cluster.create(gpu_pod("first", roomy, HALF))
@@ -285,10 +283,7 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
 
 
 def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
-    """Create the namespaces of one cycle, and yield them in groups.
-
-    The first namespace of every group is the same: the roomy namespace.
-    """
+    """Create the namespaces of one cycle, and yield them in groups. Each group begins with the roomy namespace."""
     roomy = stack.enter_context(own.team({"quota": ROOMY}))
     for _ in range(STAYS):
         yield [roomy, *(stack.enter_context(own.team({"quota": quota})) for quota in QUOTAS)]
@@ -310,9 +305,7 @@ def in_cores(quota: Mapping[str, float]) -> dict[str, int]:
 
 @contextmanager
 def observed(cluster: Cluster, observers: tuple[Observer, Observer]) -> Iterator[None]:
-    """Run both observers during the ``with`` statement. The first observer uses LISTs, and the second observer uses
-    watches.
-    """
+    """Run both observers during the ``with`` statement. The first one uses LISTs, and the second one uses watches."""
     listing, watching = observers
     with (
         closing(Cluster(cluster.control_plane)) as admin,
@@ -361,9 +354,7 @@ def released(own: Installation, namespace: str) -> bool:
 
 
 def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[str]:
-    """Create pods and small claims, from large to small, until none fits into the quota. Return the used cores by
-    model.
-    """
+    """Create pods and small claims, from large to small, until the quota is used up. Return the used cores by model."""
     claiming = served(cluster)
     for cores in (800, 100, 50):
         limits = {"tencent.com/vcuda-core": cores} if cores >= 100 else HALF
@@ -407,7 +398,6 @@ def report(
 
 
 def tell_attacks(siege: Siege, figures: Figures, losses: RandomLosses) -> None:
-    """Print the answers to the attacks, and the webhook's metrics over the whole run."""
     for name, counts in siege.counts.items():
         print(f"{name}: {', '.join(f'{count} {told}' for told, count in counts.most_common())}")
     print(f"webhook, {figures.samples} samples: worker at most {figures.worker} MiB, a replica {figures.replica} MiB")

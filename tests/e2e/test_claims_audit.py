@@ -1,4 +1,4 @@
-"""The controller reports and charges claims that bypassed the webhook, and devices of another model than was charged.
+"""The controller reports and charges claims that bypassed the webhook, and allocated devices of a model not charged.
 
 The real scheduler allocates the devices. Most tests register no webhook, so their claims bypass it.
 """
@@ -52,7 +52,7 @@ def controller(installation: Installation, account: Cluster) -> Iterator[Control
 
 
 def of(model: str, **fields: str) -> Json:
-    """Return a claim's request for cards of this model. Its selector is as a user would write it."""
+    """Return a claim's request for cards of this model, with a CEL selector as a user would write it."""
     expression = f'device.attributes["{NVIDIA}"].productName == "{PRODUCTS[model]}"'
     found = request(NVIDIA, selectors=[{"cel": {"expression": expression}}])
     return {**found, "exactly": {**found["exactly"], **fields}}
@@ -88,7 +88,7 @@ def test_a_claim_that_bypassed_the_webhook_is_reported_and_charged_when_it_is_al
 def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exceed_the_quota(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """Each claim is charged the devices that the scheduler has allocated to it."""
+    """Each claim is charged for the devices that the scheduler has allocated to it."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         cluster.create(template(team, "gpu", of("H100")))
         cluster.create(claiming(team, "train", resourceClaimTemplateName="gpu"))
@@ -105,7 +105,7 @@ def test_claims_of_a_template_and_for_all_devices_that_bypassed_the_webhook_exce
 def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """Here the driver publishes another model for a card that a claim already has."""
+    """After the allocation, the driver publishes another model for the card of the claim."""
     with limited_team(installation, {"quota": {"A100": 2, "H100": 1}}) as team:
         with registered(installation):
             cluster.create(claim(team, "gpu", of("A100")))
@@ -126,7 +126,7 @@ def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
 
 
 def called(product: str, device: Json) -> Json:
-    """Return the device as it is published with another product name. Its other attributes do not change."""
+    """Return the device with another product name. Its other attributes do not change."""
     return {**device, "attributes": {**device["attributes"], "productName": {"string": product}}}
 
 

@@ -79,7 +79,7 @@ def scheduler(extender: Server, tmp_path: Path) -> Iterator[Scheduler]:
 def test_only_the_scheduler_is_answered(
     api: ApiDouble, listening: Listening, tmp_path: Path, registry: CollectorRegistry, who: str
 ) -> None:
-    """Otherwise anybody who reaches the port could bind any pod to any node."""
+    """Without client certificates, anybody who reaches the port could bind any pod to any node."""
     shown: dict[str, Path | None] = {
         "nobody": None,
         "the extender itself": tmp_path,

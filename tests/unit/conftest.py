@@ -26,7 +26,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def replica(api: ApiDouble, request: pytest.FixtureRequest) -> Replica:
-    """Return one webhook replica. It uses the test's clock if the test has one."""
+    """Return one webhook replica. It uses fixture ``clock`` if the test requests this fixture."""
     return _replica(api, request)
 
 

@@ -66,7 +66,7 @@ def test_a_slice_that_lost_a_label_gets_it_again(api: ApiDouble, label: str, tex
 
 
 def test_a_slice_that_another_writer_deletes_first_is_created_again(api: ApiDouble) -> None:
-    """The leader deletes its IPv6 slice because its address is now IPv4. Another writer deletes the slice first."""
+    """The leader's address is now IPv4, so it deletes its IPv6 slice. Another writer has just deleted this slice."""
     advertiser(api, "fd00::1").advertise()
     api.deliver = before("DELETE", lambda: api.remove(SLICE))
     advertiser(api, "10.0.0.1").advertise()

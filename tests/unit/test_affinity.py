@@ -78,7 +78,7 @@ def test_an_operator_has_the_meaning_that_kubernetes_defines(
 
 @given(strategies.odd_requirements(), strategies.label_sets())
 def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifest, labels: dict[str, str]) -> None:
-    """The scheduler only logs a parse error for such a requirement, and its term selects no node."""
+    """For a requirement that the API server rejects, the scheduler only logs an error. Its term selects no node."""
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
@@ -151,7 +151,7 @@ RANK = "example.com/rank"
 @example(term(requirement(RANK, "Gt", "3"), requirement(RANK, "Lt", "5"), requirement(RANK, "NotIn", "4")), ())
 @example(term(requirement(RANK, "Gt", str(2**63 - 2)), requirement(RANK, "NotIn", str(2**63 - 1))), ())
 def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Manifest, pools: tuple[str, ...]) -> None:
-    """The test builds a matching node label by label, because requirements on different labels are independent."""
+    """Requirements on different labels are independent. So the test finds a value for each label separately."""
     found = reached(vcuda_pod(affinity=required(manifest)), *MODELS, pools=pools)
     for model in MODELS:
         node = witness(manifest, {MODEL: (model,), **({POOL: pools} if pools else {})})
@@ -159,7 +159,7 @@ def test_a_model_is_reached_exactly_if_there_could_be_a_node_for_it(manifest: Ma
 
 
 def witness(manifest: Manifest, given: Mapping[str, tuple[str, ...]]) -> tuple[str, dict[str, str]] | None:
-    """Return the name and labels of a node that matches the term and has these values, or None if none is found."""
+    """Return a node (name and labels) with values from ``given`` that matches the term; None if none is found."""
     lines = manifest.get("matchExpressions") or []
     fields = manifest.get("matchFields") or []
     names = [n for n in (*NODE_NAMES, UNKNOWN_NODE) if all(line_holds(line, {NAME_FIELD: n}) for line in fields)]
@@ -181,10 +181,7 @@ LIKELY = (
     *(f"0{number}" for number in NUMBERS),
     str(2**63 - 2),
 )
-"""Label values among which the search for a node looks.
-
-If any label values meet the requirements of a test, some of these values do.
-"""
+"""The label values that `witness` tries. If any value meets all requirements on a label, one of these values does."""
 
 
 @given(strategies.pods(), st.sampled_from((*NODE_NAMES, UNKNOWN_NODE)), strategies.label_sets(), strategies.KEYS)
@@ -192,7 +189,7 @@ If any label values meet the requirements of a test, some of these values do.
 def test_limited_values_leave_out_no_value_of_a_matching_node(
     pod: Manifest, name: str, labels: dict[str, str], key: str
 ) -> None:
-    """The charge of a pod depends on the values that its nodes may have."""
+    """A pod's charge depends on the label values of the nodes on which it may run, so no value may be missing."""
     assume(may_run_on(pod, name, labels))
     limited = limited_values(spec_of(pod), key)
     assert limited is None or labels.get(key) in limited

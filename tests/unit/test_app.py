@@ -142,7 +142,7 @@ def of(namespace: str) -> bytes:
 
 
 def test_one_namespace_cannot_take_all_places_for_large_reviews(service: mock.Mock) -> None:
-    """The 503 closes the connection, so that the API server's retry may reach another replica."""
+    """The answer with status 503 closes the connection, so that the API server's retry may reach another replica."""
     done = asyncio.Event()
 
     async def answer(_path: str, body: bytes, *_: object) -> bytes:
@@ -178,7 +178,7 @@ def test_a_large_body_that_arrives_too_slowly_is_dropped_and_others_are_served(s
 
 @pytest.mark.parametrize(("size", "path"), [(2, "/validate"), (2, "/quota"), (2 * LARGE_BODY, "/validate")])
 def test_a_review_that_was_received_too_long_ago_is_not_decided(size: int, path: str) -> None:
-    """The API server no longer waits for an answer, for example because this replica was suspended."""
+    """The API server no longer waits for an answer to this review. This may happen if the replica was suspended."""
     policy = mock.Mock()
     webhook = mock.Mock(wraps=Service(policy, MemoryLedgers(), Metrics(), Gate(), mock.Mock()), log=mock.Mock())
     client = Client(b" " * size)

@@ -1,4 +1,4 @@
-"""Tests of the batch committer, which serves callers together that arrive together."""
+"""Tests of the batch committer, which processes the items of all waiting callers in one batch."""
 
 import asyncio
 import functools
@@ -116,7 +116,7 @@ async def test_callers_that_wait_together_are_one_batch_in_order_and_each_may_wa
 async def test_a_caller_that_leaves_does_not_affect_the_others(
     how: str, in_work: bool, batches: list[list[str]]
 ) -> None:
-    """If the item is still queued, it is dropped. If it is already in a batch, only its result is dropped."""
+    """The item of a caller that leaves is dropped if it is still queued. In a batch, only its result is dropped."""
     gated = Gated()
     first = await gated.calls("a")
     [late] = await gated.calls("b", time.monotonic() + 0.5 if how == "its deadline comes" else math.inf)
@@ -183,7 +183,7 @@ async def test_an_item_that_the_work_skips_is_answered_as_late() -> None:
 
 
 class Crowd:
-    """Many callers. Some calls have no time left, some are cancelled, and sometimes the work fails."""
+    """Simulates many callers. Some calls have no time left, some are cancelled, and some batches fail."""
 
     def __init__(self, seed: int) -> None:
         self.served: list[str] = []

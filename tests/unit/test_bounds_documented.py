@@ -1,4 +1,4 @@
-"""Tests that each row of the bounds in docs/security.md names an existing constant and an existing test."""
+"""Tests of the table of bounds in docs/security.md: each row must name an existing constant and an existing test."""
 
 import importlib
 import re

@@ -213,7 +213,7 @@ PIECES = st.lists(st.sampled_from([*"aKs.+(){}|^$/:#&~ -", "*", "?", "\u212a", "
 
 @given(PIECES.map("".join) | ANY, st.data())
 def test_cel_matches_the_same_products_as_the_row(pattern: str, data: st.DataObject) -> None:
-    """CEL pins claims. Python's `re` stands in for RE2, which differs for these patterns only in case folding."""
+    """CEL matches by RE2. The test uses Python's `re`, which differs for these patterns only in case folding."""
     name = data.draw(PIECES.map("".join) | ANY | st.just(pattern).map(lambda text: text.replace("*", "x").swapcase()))
     written = re.search(r'matches\("(.*)"\)$', write_pin(ClaimPin("driver", (fold(pattern),))))
     assert written
@@ -232,7 +232,7 @@ def test_patterns_overlap_if_a_product_matches_both(one: str, other: str, name: 
 
 
 def test_a_pattern_of_many_wildcards_is_matched_in_linear_time() -> None:
-    """With naive backtracking, one match would take days."""
+    """A matcher that backtracks would need days for this pattern."""
     assert not matcher([f"{'*a' * 30}*b"])("a" * 64)
     assert common_product(f"{'*a' * 30}b", f"{'a*' * 31}c") is None
 
@@ -319,7 +319,7 @@ def test_an_empty_key_changes_nothing() -> None:
 
 
 def test_an_edit_of_the_rows_causes_pods_and_nodes_to_be_read_again(api: ApiDouble) -> None:
-    """Until the next LIST, pods that were read before the edit keep their old charges."""
+    """Pods that were read before the edit keep their old charges until the next LIST of pods."""
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     nodes = NodeInformer(api.kube, LABELS, resources=quota.resources)
     pods = PodInformer(api.kube, LABELS, lambda _: None, resources=quota.resources)

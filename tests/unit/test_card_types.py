@@ -102,7 +102,7 @@ def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejecte
 
 
 def sliced(*mig: bool) -> Nodes:
-    """Return one node with a HAMi card for each of the values. A value is True if the card is in MIG mode."""
+    """Return one node with a HAMi card for each value of ``mig``. True means that the card is in MIG mode."""
     cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
     return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register.of(*cards)}})
 
@@ -124,7 +124,7 @@ ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards ar
 def test_a_share_never_gets_a_card_in_mig_mode(
     nodes: Nodes, limits: Mapping[str, int], mode: str | None, written: str | None, told: str
 ) -> None:
-    """HAMi chooses the size of the slice: pods that were charged one core each got 14, 42, 100 and 100 cores."""
+    """HAMi chooses the size of a MIG slice. Pods that were charged one core each got 14, 42, 100 and 100 cores."""
     sent = vcuda_pod(limits, annotations={MODE: mode} if mode else {})
     asked = webhook(nodes)
     answer = asked.mutate(sent)

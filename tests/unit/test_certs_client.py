@@ -1,4 +1,4 @@
-"""Tests of the client certificate of the API servers.
+"""Tests of the rotation of the client certificate that API servers present to the webhook.
 
 The rotation cannot see which certificate the API servers present. So every certificate that may be in use stays
 trusted.
@@ -25,7 +25,7 @@ NEW = replace(POLICY, issued_before=START + timedelta(seconds=30))
 
 
 class ClientWorld(World):
-    """A test world whose pods are API servers. The rotation cannot see which certificate an API server presents."""
+    """A simulated cluster whose pods are API servers. The rotation cannot see which certificates they present."""
 
     def read(self, now: Callable[[], Any]) -> state.State:
         leaf = self.state.serving.leaf
@@ -34,7 +34,7 @@ class ClientWorld(World):
 
 
 def issued(*lags: timedelta, policy: steps.RotationPolicy = POLICY) -> ClientWorld:
-    """Return a world with a first client certificate. Each API server gets new certificates after its lag."""
+    """Return a world with a client certificate. Each API server has a lag, after which it uses a new certificate."""
     config_map = state.Configuration("ConfigMap", "vcuda-client-ca", "", (state.Hook(0, "ca.crt", ()),))
     world = ClientWorld(state.State(configurations=(config_map,)))
     world.go_on(steps.Done, policy)
@@ -86,7 +86,7 @@ def test_a_retired_ca_stays_trusted_until_no_leaf_of_it_can_be_valid() -> None:
 
 
 def test_a_retired_ca_is_removed_after_the_retention_when_the_new_certificate_is_confirmed() -> None:
-    """The confirmation is recorded, so later runs need no flag."""
+    """The first run records that the certificate is in use, so later runs do not need the option that confirms this."""
     world = replaced()
     [old] = world.state.authorities.retired
     assert isinstance(world.take(replace(NEW, installed=True)), steps.NoteServed)
@@ -139,7 +139,7 @@ CAS = make_authority(START, client=True).certificate_pem().decode()
     ),
 )
 def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, found: tuple[int, bool, bool]) -> None:
-    """``found``: the number of CAs, whether the ConfigMap needs a repair, and whether somebody else manages it."""
+    """``found``: the number of CAs, whether the ConfigMap needs a repair, and whether another tool manages it."""
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks
     assert (len(hook.bundle), hook.faulty, bool(read.read_only)) == found

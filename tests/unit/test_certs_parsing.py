@@ -121,7 +121,7 @@ AFTER_THE_LEAF = {
 def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     tmp_path: Path, rest: bytes, *, good: bool
 ) -> None:
-    """If only the webhook rejected a pair, the rotation would repair nothing while no replica could start."""
+    """If the rotation accepted a pair that the webhook rejects, no replica could start, and no run would repair it."""
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
@@ -156,7 +156,7 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
 
 
 def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
-    """Other programs ignore such text. If the rotation treated it as an error, it would need a new CA."""
+    """Other programs ignore text after a certificate. If the rotation rejected the text, it would need a new CA."""
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 

@@ -196,7 +196,7 @@ def test_without_configurations_the_problem_says_how_to_replace_the_authority() 
 
 
 def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
-    """A configuration whose label is mistyped is not found. It must not count as if it trusted the new CA."""
+    """The rotation does not find a configuration with a mistyped label. This configuration may not trust a new CA."""
     world = healthy(NOW, since=MINUTE)
     world.put(configurations=())
     world.take()
@@ -204,7 +204,7 @@ def test_without_a_configuration_a_valid_authority_is_not_replaced() -> None:
 
 
 def waiting_for_the_next_authority(policy: steps.RotationPolicy = NEW) -> World:
-    """Return a test world in which the old and the new CA are both trusted, and the serving certificate is due."""
+    """Return a world in which the old and the new CA are both trusted, and the serving certificate must be renewed."""
     world = rotated(Wait, policy)
     leaf = make_leaf(world.current, NAMES, START, timedelta(seconds=80))
     world.put(serving=replace(world.state.serving, leaf=leaf))
@@ -240,7 +240,7 @@ def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> N
 
 
 def test_an_authority_that_is_only_in_a_cabundle_is_removed_like_a_retired_one() -> None:
-    """The CA stays trusted until every endpoint has presented a certificate of another CA for the retention."""
+    """The CA stays trusted until every endpoint has presented another CA's certificate for ``POLICY.retention``."""
     world = healthy(NOW)
     world.put_hooks(0, bundle=(make_authority(START - HOUR).certificate, world.current.certificate))
     assert isinstance(world.take(POLICY), NoteServed)
@@ -269,7 +269,7 @@ def test_a_lost_authority_stays_trusted_until_its_leaves_are_replaced() -> None:
 
 
 def test_an_issue_time_in_the_future_replaces_nothing() -> None:
-    """With `--issued-before` in the future, each new certificate would be replaced again."""
+    """With a future time in `--issued-before`, each run would replace the certificate that the last run issued."""
     assert isinstance(healthy().decide(replace(POLICY, issued_before=START + LONG)), Done)
 
 
@@ -311,7 +311,7 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
 
 @pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
-    """The rotation must not write a locked configuration, and its calls would fail with another certificate."""
+    """A locked configuration is one that the rotation must not write. It would not trust another certificate."""
     world = locked(healthy(NOW, since=MINUTE))
     world.put(authorities=Authorities(current=make_authority(START - 2 * DAY)) if restored else Authorities())
     world.put(serving=world.state.serving if restored else Serving())
@@ -334,7 +334,7 @@ def test_a_locked_configuration_that_may_trust_an_unreachable_endpoint_keeps_wor
 
 
 def test_a_locked_configuration_that_never_trusted_the_served_leaf_blocks_no_rotation() -> None:
-    """The calls of a configuration that an earlier installation left behind fail anyway."""
+    """An earlier installation left this configuration behind. Its calls fail with any certificate."""
     world = healthy(NOW, since=MINUTE)
     *_, last = world.state.configurations
     hooks = tuple(replace(hook, name=f"old-{hook.name}", bundle=()) for hook in last.hooks)

@@ -1,4 +1,4 @@
-"""Tests of when the rotation registers webhooks, with which CAs, and by which declarations."""
+"""Tests of the registration of webhooks by the rotation: when, with which CAs, and by which annotation."""
 
 from dataclasses import replace
 from datetime import timedelta

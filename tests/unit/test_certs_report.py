@@ -58,7 +58,7 @@ NOBODY = {
 def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     change: Callable[[World], None], text: str, command: str
 ) -> None:
-    """No pod can be created in this state. The ten minutes are for a first installation."""
+    """For ten minutes after a certificate was issued no problem is reported, because pods may be starting."""
     world = healthy()
     change(world)
     assert report(world).problems == ()
@@ -100,7 +100,7 @@ def test_a_leaf_is_trusted_only_for_the_requested_name(dns: tuple[str, ...], *, 
 
 
 def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
-    """Return a certificate whose CA is of another tool. This CA is self-signed, or is an intermediate CA."""
+    """Return a CA of another tool. If ``name`` is ``issuer``, it is self-signed; otherwise ``key`` signs it."""
     own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
     subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
     certificate = (
@@ -119,7 +119,7 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
 
 
 def test_a_chain_with_an_intermediate_ca_is_unknown_and_no_problem() -> None:
-    """Python's ssl module returns only the leaf, so the report cannot tell whether the leaf is trusted."""
+    """Python's ssl module returns only the server's own certificate, so the report cannot see an intermediate CA."""
     world, key = healthy(), ec.generate_private_key(ec.SECP256R1())
     root = foreign("root", "root", key)
     middle = foreign("middle", "root", key)

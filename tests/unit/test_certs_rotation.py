@@ -1,6 +1,6 @@
 """Property tests of the rotation of certificates.
 
-Its runs start in any state and may be killed at any point. They reach the goal, and never remove trust that is needed.
+Runs start in any state and may be killed at any point. The last run finishes, and no run removes a CA that is in use.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from vcuda.x509 import make_authority, make_leaf
 
 SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
 LATEST = 60 * HOUR
-"""Maximum seconds until a pod is ready, or until it serves a new certificate."""
+"""The longest time until a pod is ready, or until it serves a new certificate."""
 FOREIGN = make_authority(START).certificate
 Damage = Callable[[World], None]
 
@@ -91,7 +91,7 @@ def run(world: World, policy: RotationPolicy, budget: timedelta, dies_after: int
 
 
 def run_daily(world: World, policy: RotationPolicy, deaths: list[int], budget: timedelta) -> object:
-    """Return the result of the last of many daily runs. The first runs are killed after these numbers of writes."""
+    """Return the result of the last of many daily runs. The first runs are killed after ``deaths`` writes."""
     ended: object = None
     for dies_after in [*deaths, *[None] * 12]:
         ended = run(world, policy, budget, dies_after)
@@ -183,7 +183,7 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
     world.forget_what_worked()
     world.look()
     assert isinstance(run_daily(world, NEW, deaths, budget), Done)
-    # The damage may remove the CA of a pod that is not ready, and the rotation does not wait for such a pod. So the
+    # The rotation does not wait for a pod that is not ready, even if a damage has removed the CA of this pod. So the
     # test waits until every pod serves the newest leaf.
     world.sleep(LATEST.total_seconds())
     assert_at_rest(world)
@@ -210,7 +210,7 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """Two CAs may be trusted for longer than a certificate is valid, and a configuration may be read-only."""
+    """The times for which two CAs are trusted may exceed the life of a leaf. A configuration may be read-only."""
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
     world = healthy(*lags, policy=policy)
@@ -229,7 +229,7 @@ def test_no_leaf_expires_while_it_is_served_for_any_lives(
 def test_two_runs_at_once_do_no_harm(
     lags: list[timedelta], late: list[tuple[timedelta, timedelta]], turns: list[tuple[int, bool]]
 ) -> None:
-    """A step reads and decides, or writes an earlier decision with the resourceVersion as precondition."""
+    """In each turn, one run either reads the state and decides, or writes its earlier decision (compare-and-swap)."""
     world = with_stragglers(healthy(*lags), late)
     world.sleep(60)
     policy = replace(NEW, overlap=DAY / 24)

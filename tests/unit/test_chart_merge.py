@@ -1,4 +1,4 @@
-"""The chart merges the variants of an object into one tree, and renders each variant unchanged."""
+"""Tests that the variants of an object are merged into one template of the chart, which renders each unchanged."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def holds(condition: Condition, component: str) -> bool:
 
 
 def resolved(tree: Tree | None, component: str) -> Any:
-    """Return the value that the chart's template renders for a component, or with ``""`` for the base."""
+    """Return what the chart's template renders with this component. With ``""``, return the base without components."""
     match tree:
         case Leaf(value):
             return value

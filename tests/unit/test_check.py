@@ -29,7 +29,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), text: str | None = None) -> Result:
-    """Run `check` for namespace team-a on the manifests in a file or in the given text."""
+    """Run `check` for namespace team-a on a file with the manifests, or with ``text`` if it is given."""
     path = directory / "pods.yaml"
     path.write_text(yaml.safe_dump_all(manifests) if text is None else text)
     quota = str(directory / "quota.yaml")
@@ -58,11 +58,11 @@ def deployment(replicas: int, limits: dict[str, int], name: str = "train") -> Ma
     return {"kind": "Deployment", "metadata": {"name": name}, "spec": {"replicas": replicas, "template": template}}
 
 
-# Tests of the command's exit status, in addition to those in the tests of decisions
+# Tests of the command's exit status. Function `decisions` checks it too.
 
 
 def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
-    """An empty table would look as if all pods were admitted."""
+    """If there are no pods, a message says so. An empty table alone would look as if all pods were admitted."""
     result = check(directory, text="{apiVersion: v1, kind: Service}")
     assert (result.exit_code, result.stdout.split()[0], result.stderr) == (0, "OBJECT", "no pods found\n")
     assert check(directory, cards(1)).stderr == ""
@@ -379,7 +379,7 @@ def test_a_quota_that_only_audits_prints_no_warning(directory: Path) -> None:
 @pytest.mark.parametrize("namespace", sorted(UNASKED_NAMESPACES))
 @pytest.mark.parametrize("core", [100, 150, 900])
 def test_pods_of_a_system_namespace_are_counted_and_never_rejected(directory: Path, namespace: str, core: int) -> None:
-    """The API server does not call the webhook for them. So even malformed pods are admitted there."""
+    """The API server does not call the webhook for pods of this namespace, so it stores even malformed pods."""
     (directory / "quota.yaml").write_text(f"{namespace}: {{quota: {{M40: 1}}}}")
     replicas = deployment(3, {"tencent.com/vcuda-core": core})
     result = check(directory, replicas, options=("-n", namespace, "-o", "json"))

@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = (), quota: str = QUOTA) -> Rows:
-    """Run `check` for namespace team-a in a cluster with one M40 and one A100. Return the rows of the printed table."""
+    """Run `check` for team-a in a cluster with one M40 and one A100. Return the objects in its JSON output."""
     files = {name: directory / name for name in ("quota", "nodes", "manifests")}
     files["quota"].write_text(quota)
     files["nodes"].write_text(yaml.safe_dump(published(*stored)))
@@ -38,7 +38,7 @@ def check(directory: Path, *manifests: Manifest, stored: tuple[Manifest, ...] = 
 
 
 def charge_of(row: dict[str, Any]) -> str:
-    """Return a charge as a text in the form that the table of `check` shows."""
+    """Return the charge of an object, written as in the table that `check` prints."""
     return str(Charge(round(row["cards"] * 100), row["memory_mib"])) if row["cards"] else ""
 
 

@@ -1,6 +1,6 @@
-"""Tests of the digest of a ResourceClaim's spec (the fields that decide the charge).
+"""Tests of the digest of a ResourceClaim's spec: a short form with only the fields that decide the charge.
 
-A digest has the meaning of the spec, is small, and is computed within bounds.
+A digest leads to the same charge as the spec. The size of a digest and the time to compute it are bounded.
 """
 
 import itertools
@@ -104,7 +104,7 @@ _DEMAND = re.compile(r'device\.attributes\["([^"]*)"\]\.(productName|profile)(?:
 
 
 def conditions(expression: str) -> Iterator[str]:
-    """Yield the parts of a CEL expression that `&&` combines, by a simple and slow algorithm."""
+    """Yield the operands of `&&` in a CEL expression, by a simple and slow algorithm."""
     parts: list[list[str]] = [[]]
     depth, before, at = 0, "", 0
     while at < len(expression):

@@ -1,4 +1,4 @@
-"""The memory that digests of claims and of claim templates may use."""
+"""Tests of the bounds for the memory of digests (the short forms of claims and of claim templates)."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,7 @@ def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: Templa
 
 
 def test_a_list_that_breaks_does_not_use_up_room_permanently(api: ApiDouble, known: TemplateInformer) -> None:
-    """The templates that it returned may be deleted before the next LIST."""
+    """A template in the broken LIST may be deleted before the next LIST. Its memory must still be released."""
     [reflector] = known.reflectors().values()
     listed = api.list_pages
 

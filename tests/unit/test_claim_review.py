@@ -90,7 +90,7 @@ class Server:
 
 
 def held(model: str, device_class: str = NVIDIA) -> Manifest:
-    """Return a request for devices in a claim. The selector that /mutate writes restricts it to a model."""
+    """Return a request for devices in a claim, with the selector by which /mutate restricts a request to a model."""
     return entry(device_class, write_pin(ClaimPin(device_class, (model.lower(),))))
 
 

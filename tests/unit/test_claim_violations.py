@@ -121,7 +121,7 @@ CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
 
 
 def limited(api: ApiDouble, entry: Manifest) -> QuotaInformer:
-    """Limit team-a by this entry, and return a watch that has delivered it."""
+    """Store this quota entry for team-a, and return an informer that has read it."""
     store_quota(api, json.dumps({"team-a": entry}))
     informer = QuotaInformer(api.kube, QuotaPlace(), frozenset())
     informer.reflector.relist()
@@ -157,7 +157,7 @@ def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, m
 
 
 def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
-    """While the charge of a stored claim is unknown, nothing is evicted."""
+    """While the charge of a stored claim is unknown, no pod is evicted."""
     quota, registry = limited(api, {"quota": {"M40": 2}}), CollectorRegistry()
     manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))
     about = {"name": "new", "namespace": "team-a", "creationTimestamp": "2026-01-01T22:00:00Z"}

@@ -30,7 +30,7 @@ BOTH = (*MUTATE, *VALIDATE)
 
 
 class Ledgers(MemoryLedgers):
-    """Ledgers of a namespace that already uses four M40. Each call returns or raises ``fault``, if it is given."""
+    """Ledgers of a namespace that already uses four M40. If ``fault`` is given, each call returns or raises it."""
 
     def __init__(self, fault: Decision | VcudaError | None = None) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ class Refusal(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A pod with a fault, and the expected answers.
+    """A pod, and the expected answers of the webhook.
 
-    ``lenient``, if given: the outcome and the warning under a quota that is not enforced. The owner of the pod gets the
-    warning under mode warn. Under mode audit there is no warning.
+    ``lenient``: the outcome and the warning if the quota is not enforced; empty if every mode rejects the pod. Only
+    mode warn returns the warning. ``passes``: the outcome if every mode admits the pod unchanged.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Tests of which source determines the model of a node, when the model is in doubt, and who owns the label."""
+"""Tests of which source determines the GPU model of a node, when it is in doubt, and who wrote the label."""
 
 from typing import Any
 
@@ -311,7 +311,7 @@ def test_any_text_in_our_annotation_is_a_record_or_none(text: str) -> None:
 
 
 def test_a_label_by_the_products_name_stays_when_a_row_names_it() -> None:
-    """Pods may be restricted to the old label value."""
+    """The controller keeps the old value of the label, because pods may be restricted to this value."""
     manifest = node(hami(A100), labelled(A100_PRODUCT, by="hami"))
     assert not found_on(manifest).differs(NO_ROWS)
     assert not found_on(manifest, known=ROWS).differs(ROWS.models)

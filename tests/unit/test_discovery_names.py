@@ -1,4 +1,4 @@
-"""Tests that the names of a GPU product in all sources lead to the same product, and to the model of the quota."""
+"""Tests that all sources' names of a GPU product are converted to one name, and to the model that the quota uses."""
 
 import re
 

@@ -37,13 +37,13 @@ def prose(page: Path) -> list[str]:
 
 
 def slugs(heading: str) -> set[str]:
-    """Return the two anchors that a heading gets, from GitHub and from mkdocs. GitHub keeps several dashes in a row."""
+    """Return the anchors of a heading on GitHub and on the mkdocs site, where one dash replaces several in a row."""
     github = re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
     return {github, re.sub(r"-+", "-", github)}
 
 
 def anchors(page: Path) -> set[str]:
-    """Return those anchors of the page that GitHub and the mkdocs site give alike."""
+    """Return the anchors of the page that are equal on GitHub and on the mkdocs site. Links may use only these."""
     headings = [found[1] for line in prose(page) if (found := re.match(r"#+ (.+)", line))]
     return {min(of_heading) for heading in headings if len(of_heading := slugs(heading)) == 1}
 
@@ -76,7 +76,7 @@ def test_a_page_of_the_site_links_to_nothing_outside_the_site(page: Path) -> Non
 
 @pages_of_the_site
 def test_every_list_and_every_table_begins_after_an_empty_line(page: Path) -> None:
-    """GitHub does not need the empty line. Without it, mkdocs renders a list as text of the paragraph before."""
+    """Without an empty line before a list, mkdocs renders the list as text of the paragraph before. GitHub does not."""
     lines = ["", *prose(page)]
     broken = [line for before, line in pairwise(lines) if BLOCK.match(line) and before and not OF_A_BLOCK.match(before)]
     assert broken == []

@@ -18,7 +18,7 @@ TIMING = LeaseTiming.of(30)
 
 
 class Candidate:
-    """A candidate whose clock advances only when it waits. It then calls ``meanwhile``, and stops if that is True."""
+    """A candidate whose clock advances only while it waits. Each wait calls ``meanwhile``; True stops the candidate."""
 
     def __init__(self, api: ApiDouble, identity: str = "us", timing: LeaseTiming = TIMING) -> None:
         self.now = 1000.0
@@ -217,7 +217,7 @@ def test_a_leader_that_cannot_renew_stops_before_others_take_over(
 
 
 def test_a_leader_counts_its_lease_from_before_the_call(api: ApiDouble) -> None:
-    """Other candidates count from the write, so the leader must not count from a slow answer."""
+    """Other candidates count the lease from the write. So the leader must not count it from a late answer."""
     us = Candidate(api)
     written = 0.0
 
@@ -294,7 +294,7 @@ def test_a_release_that_fails_is_no_error(api: ApiDouble, leader: Candidate, del
 
 
 def warnings_within(candidate: Candidate, api: ApiDouble, seconds: float) -> list[float]:
-    """Return the seconds without success in each logged warning, while the API server is unreachable."""
+    """Make the API server unreachable. Return the number of seconds that each logged warning reports."""
     api.deliver = slow(candidate)
     with structlog.testing.capture_logs() as logs:
         assert not candidate.acquires_within(seconds)

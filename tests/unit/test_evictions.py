@@ -171,10 +171,7 @@ TWO = ("new", "newest")
 def test_the_stored_pods_decide_about_an_eviction(
     api: Cluster, watched: Watched, change: Callable[[Cluster], object]
 ) -> None:
-    """Pods or the quota were changed, so that no pod must be evicted, and the watches have not delivered the changes.
-
-    The stored pods decide about an eviction, so no pod is evicted.
-    """
+    """Pods or the quota were changed so that no pod may be evicted. The watches have not delivered the changes yet."""
     change(api)
     for _ in range(3):
         watched.look(PERIOD)
@@ -198,11 +195,7 @@ def test_an_eviction_that_a_budget_refuses_is_reported_and_retried(api: Cluster,
 
 
 def test_a_pod_that_a_budget_keeps_is_deleted_at_the_last_attempt_and_reported(api: Cluster) -> None:
-    """A PodDisruptionBudget rejects the eviction of a pod repeatedly. At the last attempt the pod is deleted and
-    reported.
-
-    It is deleted with its grace period. No other pod is deleted.
-    """
+    """A PodDisruptionBudget rejects each eviction. The last attempt deletes the pod, with its grace period."""
     api.refusal = refusal("POST /eviction", 429, json.dumps(STATUS).encode())
     watched = Watched(api, delete_after=3)
     deleted: list[Any] = []
@@ -278,10 +271,7 @@ def test_a_rejected_event_is_not_retried_and_delays_nothing(api: Cluster) -> Non
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
 def test_a_failed_check_of_a_namespace_is_retried(api: Cluster, lost: Delivery) -> None:
-    """A check of a namespace fails after some Events may have been written. It is retried.
-
-    The retry writes the missing Events, and each Event only once.
-    """
+    """The failed check may have written some Events. The retry writes only the missing Events."""
     watched = Watched(api, enforce=False)
     api.deliver = Script(lost, lost)
     with structlog.testing.capture_logs() as logs:

@@ -52,7 +52,7 @@ def test_a_pod_is_placed_and_journaled_before_the_answer(api: ApiDouble, leader:
 
 
 def test_pods_placed_in_quick_succession_never_get_the_same_share(api: ApiDouble, leader: Leader) -> None:
-    """The watch delivers no event meanwhile, so only the journal shows which cards are allocated."""
+    """The watch has not delivered these pods yet, so only the journal shows which cards are allocated."""
     pods = [store_pod(api, f"pod-{number}", 60) for number in range(3)]
     answers = [leader.filter(pod) for pod in pods]
     assert [answer["NodeNames"] for answer in answers] == [["n1"], ["n1"], []]
@@ -74,7 +74,7 @@ def test_a_pod_that_no_node_can_serve_has_a_reason_for_each_node(api: ApiDouble,
 
 
 def test_a_pod_that_was_placed_and_not_bound_is_placed_again_on_its_node(api: ApiDouble) -> None:
-    """gpu-admission always rejects such a pod instead."""
+    """gpu-admission, in contrast, rejects a pod that was placed and not bound."""
     leader = Leader(api, cards={"n1": 1, "n2": 2}).leads()
     pod = store_pod(api, "train", 100)
     for names in (["n2"], ["n1", "n2"]):
@@ -107,7 +107,7 @@ def test_a_pod_that_is_bound_or_has_ended_is_not_placed(
 
 
 class Call(NamedTuple):
-    """A call of the scheduler for pod ``train``. ``ask`` returns its error, and ``done`` whether it took effect."""
+    """A call of the scheduler for pod ``train``. ``ask``: makes it and returns its error. ``done``: did it succeed?"""
 
     ask: Callable[[], str]
     done: Callable[[], bool]
@@ -127,7 +127,7 @@ def call(request: pytest.FixtureRequest, api: ApiDouble, leader: Leader) -> Call
 def test_the_scheduler_is_answered_before_its_timeout_even_if_the_api_server_is_slow(
     api: ApiDouble, leader: Leader, call: Call, slow: tuple[str, ...], answered: bool
 ) -> None:
-    """Other writers change the pod and the journal meanwhile."""
+    """During the call, other writers change the pod and the journal."""
 
     def deliver(method: str, timeout: float, effect: Effect) -> bytes:
         leader.seconds += timeout if method in slow else 0.0
@@ -166,14 +166,14 @@ def test_the_next_call_resolves_a_journal_write_of_unknown_outcome(
 
 
 def test_the_scheduler_waits_longer_than_an_answer_takes() -> None:
-    """An API call with expired credentials is sent twice, so there must be time for one more call."""
+    """If the credentials have expired, the last API call is sent a second time. There must be time for this."""
     config = yaml.safe_load((COMPONENT / "scheduler-config.yaml").read_text())["extenders"]
     assert [each["httpTimeout"] for each in config] == ["15s"]
     assert DEADLINE_SECONDS + TIMEOUT <= 15
 
 
 def test_two_processes_that_both_believe_they_lead_see_each_others_placements(api: ApiDouble, leader: Leader) -> None:
-    """A process learns of the other's placements when its own write of the journal fails."""
+    """When a process's write of the journal fails with a conflict, it reads the placements of the other process."""
     other = Leader(api).leads()
     for name, who in zip(("a", "b", "c"), itertools.cycle((leader, other))):
         who.filter(store_pod(api, name, 100))
@@ -232,7 +232,7 @@ def test_a_pod_keeps_its_cards_until_it_ends_is_deleted_or_is_bound_elsewhere(
 def test_a_bound_pod_that_vanishes_keeps_its_cards_for_its_grace_period_under_any_leader(
     api: ApiDouble, leader: Leader
 ) -> None:
-    """The containers of a pod that was deleted by force may run for so long."""
+    """After a forced deletion, the containers of the pod may run until the end of its grace period."""
     leader.place("train", cores=200)
     leader.bind("train", "n1")
     leader.sees("train")
@@ -292,7 +292,7 @@ FORGED = [
 def test_annotations_that_the_extender_did_not_write_are_ignored(
     api: ApiDouble, leader: Leader, forged: dict[str, dict[str, str]]
 ) -> None:
-    """If such annotations counted, eight tiny pods could block a node."""
+    """If forged annotations counted, a user could block a node with eight tiny pods."""
     made = store_pod(api, "forged", 5, annotations=forged["annotations"])
     api.store(pod_path("forged"), {**made, **forged, "spec": {**made["spec"], **forged["spec"]}})
     leader.sees("forged")
@@ -301,7 +301,7 @@ def test_annotations_that_the_extender_did_not_write_are_ignored(
 
 
 def test_cards_stay_allocated_after_any_edit_of_the_pod_by_its_owner(api: ApiDouble, leader: Leader) -> None:
-    """Otherwise a pod that needs a whole card would get a card that is in use."""
+    """If an edit released the cards, a pod that needs whole cards could get a card that is still in use."""
     leader.place("mine", cores=60)
     leader.bind("mine", "n1")
     bound = as_stored(api, "mine")

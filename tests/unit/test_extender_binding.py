@@ -143,7 +143,7 @@ def test_the_cards_of_a_binding_that_may_land_stay_allocated(
 
 
 def test_a_binding_at_an_outdated_version_keeps_no_cards(api: ApiDouble, leader: Leader) -> None:
-    """Such a binding can never take effect. The scheduler has written the failure into the status of the pod."""
+    """The scheduler wrote the failure into the pod's status, so the pod has a new version. Late bindings fail."""
     leader.place("train", "n1")
     api.deliver = Script(lost_request, methods=("POST",))
     assert UNKNOWN in leader.bind("train", "n1")
@@ -226,7 +226,7 @@ def test_a_rejected_binding_is_reported_and_the_pod_keeps_its_cards_for_the_next
 
 
 def test_a_pod_that_requests_zero_cards_is_bound_without_an_allocation(api: ApiDouble, leader: Leader) -> None:
-    """The scheduler calls the extender because the pod names a GPU resource, with amount 0."""
+    """The pod names a GPU resource with amount 0, so the scheduler calls the extender to bind the pod."""
     store_pod(api, "train", 0)
     assert leader.bind("train", "cpu") == ""
     assert (node_of(api, "train"), journaled(api)) == ("cpu", {"n1": {}, "n2": {}})

@@ -87,7 +87,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, put=FAULTS, who=LEADERS, nodes=NODES)
     @precondition(lambda self: self.pods())
     def schedule(self, which: int, put: str, who: int, nodes: list[str]) -> None:
-        """Act as the scheduler: ask a leader, whose API calls may be lost or arrive late, to place a pod."""
+        """Act as the scheduler: ask a leader to place a pod. Its API calls may be lost or arrive late."""
         name = self.pods()[which % len(self.pods())]
         self.api.deliver = self.faults(PUT=put)
         self.leader(who).filter(as_stored(self.api, name), nodes)
@@ -107,7 +107,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, nodes=NODES)
     @precondition(lambda self: self.placed())
     def move(self, which: int, nodes: list[str]) -> None:
-        """Let a leader bind a pod by a call that arrives late. Meanwhile the newest leader places the pod again."""
+        """Let a leader bind a pod by a call that arrives late. Before that, the newest leader places the pod again."""
         name = sorted(self.placed())[which % len(self.placed())]
         self.bind(which, "late", "delivered", 1, None)
         self.leaders[-1].filter(as_stored(self.api, name), nodes)
@@ -196,11 +196,11 @@ class Placements(RuleBasedStateMachine):
         self.shown[id(leader), name] = as_stored(self.api, name)
 
     def leader(self, who: int) -> Leader:
-        """Return the newest leader for ``who`` = 1, and its predecessor for 2."""
+        """Return the newest leader if ``who`` is 1, and its predecessor if ``who`` is 2."""
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """Return, for each pod that was placed and is not bound yet, the node that was chosen, by pod name."""
+        """Return the chosen node by pod name, for each pod that was placed and is not bound yet."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node

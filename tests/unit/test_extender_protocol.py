@@ -23,8 +23,7 @@ def test_names_of_nodes_are_answered_with_names() -> None:
     assert (args.pod.metadata.name, args.names) == ("train-0", ("n1", "n2"))
     nothing: dict[str, Any] = {"Nodes": None, "FailedNodes": {}, "FailedAndUnresolvableNodes": {}, "Error": ""}
     assert json.loads(args.passing(["n2"])) == {**nothing, "NodeNames": ["n2"]}
-    # kube-scheduler uses the error as a Go format string, in which a percent sign is special. So the answer has the
-    # word percent.
+    # kube-scheduler uses the error as a Go format string. So the answer has a word instead of the percent sign.
     assert json.loads(args.failed("at 100%")) == {**nothing, "NodeNames": [], "Error": "at 100 percent"}
 
 

@@ -1,4 +1,4 @@
-"""Tests of the extender's choice of node and cards. It keeps more cards whole than gpu-admission's order does."""
+"""Tests of the extender's choice of node and cards. It leaves more cards completely free than gpu-admission."""
 
 import heapq
 import itertools
@@ -17,7 +17,7 @@ GIB = 1024
 
 
 def node(*used: int, memory: int = 0) -> Cards:
-    """Return a node's cards of 16 GiB, with the cores in use on each card, and the memory in use on used cards."""
+    """Return a node of 16 GiB cards. ``used``: the cores in use per card. ``memory``: the MiB in use on used cards."""
     cards = Cards.unused(GPU_MANAGER, len(used), len(used) * 64)
     return cards.taken(Share(card, cores, memory) for card, cores in enumerate(used) if cores)
 
@@ -121,8 +121,7 @@ def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]], strat
 
 
 PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
-"""The numbers of pods, nodes and cards per node. LIFE is the average number of pods that are created while one pod
-lives.
+"""The numbers of pods, nodes and cards per node. LIFE: how many pods are created, on average, while one pod lives.
 
 With these numbers more than half of all cards are in use, and every pod fits.
 """
@@ -131,7 +130,7 @@ REQUESTS = [found for found in (read_card_request(step.pod) for step in steps())
 
 
 def whole_share(strategy: Strategy, seed: int) -> float:
-    """Place pods. Return the average share of the cluster's cards that are completely free meanwhile."""
+    """Create PODS pods, of which some end. Return the share of cards that are completely free, on average over time."""
     rng = random.Random(seed)  # noqa: S311  # equal pods in each run
     known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
     running: list[tuple[int, int, Placement]] = []

@@ -1,4 +1,4 @@
-"""Tests of the queue of large reviews, whose keys are namespaces."""
+"""Tests of the queue of large reviews. The key of an entry is the namespace of the review."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ def granted(entries: Sequence[QueueEntry]) -> list[QueueEntry]:
 
 
 def served(line: FairQueue, entries: Sequence[QueueEntry]) -> str:
-    """Return the keys in the order in which they get a place. Each entry leaves before the next gets one."""
+    """Return the keys of the entries in the order of their grants. Each entry leaves before the next is granted."""
     order = ""
     while found := granted(entries):
         assert len(found) == 1
@@ -44,7 +44,7 @@ def test_keys_are_served_in_turn_and_the_entries_of_one_in_order() -> None:
 
 
 def test_a_new_key_waits_for_at_most_one_entry_of_each_other_key() -> None:
-    """The entry that already has a place leaves first."""
+    """The first entry has its grant already when the new key arrives."""
     line = queue(ONE)
     flood = [line.enter("a", 0) for _ in range(20)]
     assert served(line, [*flood, line.enter("b", 0)])[:3] == "aba"
@@ -95,7 +95,7 @@ def test_if_too_many_wait_the_newest_of_the_longest_line_is_dropped_for_another_
 
 
 def test_further_keys_share_a_line() -> None:
-    """So a tenant that invents a new key for each entry cannot fill the queue."""
+    """A tenant that uses a new key for each entry therefore cannot fill the queue."""
     line = queue(FEW)
     for key in "abcd":
         line.enter(key, 1)
@@ -128,7 +128,7 @@ def test_a_waiting_entry_is_woken_dropped_at_its_end_and_frees_its_place_when_ca
         late, gone, last = (asyncio.create_task(wait(line, key, end)) for key, end in ends.items())
         with pytest.raises(Dropped, match="late"):
             await late
-        # The next line gives a place to the caller `gone`, which is cancelled before its task runs again.
+        # This grants the entry of the caller `gone`, which is cancelled before its task runs again.
         line.leave(first)
         gone.cancel()
         assert await asyncio.wait_for(last, PATIENT) == "d"
@@ -185,7 +185,7 @@ class Machine(RuleBasedStateMachine):
     def nobody_waits_if_nothing_is_granted_and_no_key_alone(self) -> None:
         held, waiting = granted(self.all), [entry for entry in self.all if entry.state is EntryState.WAITING]
         assert held or not waiting
-        # An entry may wait for two reasons only: its key already has a place, or there is no room for the entry.
+        # An entry waits only if its key already has a grant, or if the bounds leave no room for the entry.
         fits = [entry for entry in waiting if entry.key not in {each.key for each in held}]
         room = len(held) < FEW.grants and sum(entry.size for entry in held) + 120 <= FEW.size
         assert not (room and fits)

@@ -1,4 +1,4 @@
-"""In all recorded decisions of gpu-admission, the extender chooses the same nodes, or none, and the same cards."""
+"""Tests that the extender decides as gpu-admission did in its recorded decisions, except for those in `ELSEWHERE`."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from vcuda.allocations.cards import CardRequest, annotations_for, read_card_requ
 
 
 class Answer(NamedTuple):
-    """A decision: the nodes that pass, the annotations without the time, and the number of cards it breaks up."""
+    """A decision: the nodes that pass, the annotations without the time, and how many unused cards become shared."""
 
     passed: tuple[str, ...]
     written: Mapping[str, str]
@@ -26,10 +26,7 @@ ELSEWHERE = {
     "1005/10": "30 cores join a share on n2; gpu-admission breaks up the last whole card of n3",
     "1007/6": "20 cores join a share on n2; gpu-admission breaks up the last whole card of n0",
 }
-"""The cases in which the extender places a pod on another node than gpu-admission does.
-
-In each case the extender leaves one more card completely free.
-"""
+"""The decisions in which the extender chooses another node, and so leaves one more card completely free."""
 
 
 def answer(step: Step, strategy: Strategy) -> Answer:

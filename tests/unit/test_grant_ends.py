@@ -1,4 +1,4 @@
-"""Tests of the end of a grant: it is announced for each pod beyond the later limit, and then the excess is evicted."""
+"""Tests of the end of a grant (temporary quota). Events announce it for the pods that will be over the limit."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ def api() -> Cluster:
 
 
 def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
-    """Add a grant, which gives team-a more than its two M40 for a time."""
+    """Give team-a these grants, in addition to its quota of two M40."""
     api.limit({"quota": {"M40": 2}, "grants": list(grants), **fields})
 
 
 ALL_FOUR = {"M40": 2, "until": "2026-11-26"}
-"""A grant that makes all four M40 permitted. It ends at midnight, 36 hours after the tests' clock."""
+"""A grant of two more M40, so that all four pods fit. It ends at midnight, 36 hours after the time of the tests."""
 ENDS = "a GPU grant ends at 2026-11-27 00:00 UTC. This pod"
 
 

@@ -45,7 +45,7 @@ def end_grant(world: ReservationWorld, later: float = 0) -> None:
 
 
 def admitted_by(world: ReservationWorld, replica: int, number: int) -> int:
-    """Create pods until ``number`` of them are answered. Return how many of these were admitted."""
+    """Create ``number`` pods through this replica. Return how many of them were admitted."""
     before = len(world.storable())
     world.ask(replica, number)
     world.go_on()

@@ -83,7 +83,7 @@ def test_a_grant_adds_to_the_limit_while_all_its_conditions_hold(moment: str, ca
 
 
 def test_a_model_that_only_grants_name_is_always_listed() -> None:
-    """So the models that a pod may use do not depend on the time."""
+    """The models that a pod may use therefore do not depend on the time."""
     written = entry("quota: {A100: 4}, grants: [{T4: 8, weekly: Sat}], order: [T4, A100]")
     assert cards_at(written, None) == {"A100": 4, "T4": 0}
     assert Quota({"team-a": written}).models == {"A100", "T4"}
@@ -265,7 +265,7 @@ def test_10000_grants_are_rejected_in_one_message() -> None:
 
 
 def test_a_document_has_few_enough_times_to_be_compared_with_the_clock() -> None:
-    """Dated grants, and namespaces with equal times, do not count towards the limit of different times."""
+    """The number of different weekly or daily times in a document is limited. Grants with dates do not count."""
     assert quota_faults(many_times(MAX_RECURRING)) == ()
     [fault] = quota_faults(many_times(MAX_RECURRING + 1))
     assert str(fault).endswith("the grants must not have more than 1000 different weekly or daily times; got 1001")

@@ -39,7 +39,7 @@ EVENTS = "/api/v1/namespaces/team-a/events"
 
 @contextmanager
 def keeping_at_most(most: int) -> Iterator[None]:
-    """Fail if the code of the ``with`` block leaves more than ``most`` bytes in memory."""
+    """Fail if more than ``most`` bytes that the ``with`` block allocated are still in use at its end."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

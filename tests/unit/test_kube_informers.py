@@ -37,7 +37,7 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool
 ) -> None:
-    """A change of the model is also reported to the followers of models, which then read the new model."""
+    """For a change of the GPU model, the callback for models is called too. It then reads the new model."""
     changes: list[tuple[bool, bool]] = []
     models: list[str | None] = []
     watch = NodeInformer(api.kube, LABELS, lambda: models.append(watch.current().model_of("gpu-1")))

@@ -86,7 +86,7 @@ class Body(bytes):
 
 @pytest.fixture(autouse=True)
 def _read_bodies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decode the body's real bytes."""
+    """Decode the real bytes of a `Body`, whose `len` returns another size."""
     read = pages.read_page
     monkeypatch.setattr(pages, "read_page", lambda body: read(memoryview(body).tobytes()))
 

@@ -24,7 +24,7 @@ def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Lists:
-    """LISTs that each take a number of seconds on the test's clock. The tested turns decide when each LIST begins."""
+    """Makes LISTs that take some seconds on the test's clock. The tested `ListTurns` decides when each LIST begins."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -148,7 +148,7 @@ def test_no_more_lists_are_made_at_once_than_there_are_turns() -> None:
     assert held.most == 2
 
 
-# Tests of a replica of the webhook, if the LIST of some namespaces takes too long
+# Tests of a webhook replica when the LISTs of some namespaces take too long
 
 
 class Uncountable:
@@ -206,7 +206,7 @@ def _overdue(*_: object, **__: object) -> object:
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:
-    """Each read without an open ledger needs a LIST. Otherwise dry runs alone could occupy every thread."""
+    """Without an open ledger, each read needs a LIST. If reads were not shared, dry runs could occupy every thread."""
     api.store(POD, stored_pod(ONE_CARD))
     reading, opened = threading.Event(), threading.Event()
 

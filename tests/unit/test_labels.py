@@ -35,7 +35,7 @@ class Labelled(ApiDouble):
         return self.get(TEAM, timeout=timeout)
 
     def labelled(self) -> str | None:
-        """Let the controller's loop handle the namespace once, and return the namespace's label after that."""
+        """Let the controller's loop handle namespace team-a once. Return the label that the namespace then has."""
         self.labels.reflector.relist()
         self.labels.reconciler.turn("team-a")
         value: str | None = self.objects[TEAM]["metadata"]["labels"].get(ENFORCED_LABEL)
@@ -64,7 +64,7 @@ def test_the_label_follows_the_quota(document: Any, label: str | None, asks: boo
 
 @pytest.mark.parametrize("newer", [LIMITED, {"*": {"quota": {}}}, {"team-a": "malformed"}])
 def test_no_namespace_is_exempted_by_an_outdated_document(newer: Any) -> None:
-    """Otherwise the first pods of a newly limited namespace would be stored without a charge."""
+    """If an outdated quota exempted a namespace from the webhook, its first pods would be stored without a charge."""
     api = Labelled(FREE, None)
     store_quota(api, json.dumps(newer))
     assert api.labelled() is None

@@ -27,7 +27,7 @@ def cards(number: int) -> Charge:
 
 
 def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
-    """Return a demand: two charges of V100 since ``seconds`` ago, and just now these charges of each model."""
+    """Return a demand: a charge of V100 ``seconds`` ago, another one halfway, and the charges in ``grants`` now."""
     now = 0.0
     demand = Demand(lambda: now)
     demand.add("first", "V100", CARD)
@@ -64,7 +64,7 @@ def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
 
 @pytest.mark.parametrize(("seconds", "reserved"), [(2.0, 30), (1.5, 40), (0.1, 600), (0.0, 600)])
 def test_demand_that_has_just_begun_is_a_rate_too(seconds: float, reserved: int) -> None:
-    """Otherwise a replica would reserve far too little quota in the first seconds of a burst."""
+    """If a short demand were not extrapolated, a replica would reserve far too little at the start of a burst."""
     quota = NamespaceQuota({"M40": Limit(1_000_000)})
     assert plan(Ledger(), quota, demand(seconds, M40=[CARD] * 12)).charges == {"M40": cards(reserved)}
 
@@ -77,7 +77,7 @@ def test_a_model_with_little_demand_is_reserved_together_with_others() -> None:
 
 
 def test_a_replica_reserves_with_its_first_charge_if_others_have_charges_pending() -> None:
-    """Otherwise each of many replicas would make four writes before its first reservation."""
+    """If only its own charges counted, each of many replicas would make four writes before its first reservation."""
     own, limits = Demand(lambda: 0.0), NamespaceQuota({"M40": Limit(100_000)})
     own.add("own", "M40", CARD)
     others = {str(number): Pending("M40", CARD) for number in range(LEAST_GRANTS - 1)}
@@ -150,7 +150,7 @@ def test_admitted_charges_are_written_when_a_write_is_due(
     ],
 )
 def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, replicas: int, seconds: float) -> None:
-    """Six cards a second are admitted. ``room``: the free cards. ``seconds``: the time until the next write."""
+    """The demand is six cards a second. ``room``: the free cards. ``seconds``: the time until the next write."""
     others = {str(number): Reservation({}, 1) for number in range(replicas - 1)}
     ledger = Ledger({"M40": cards(100)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * (100 + room))})
@@ -180,7 +180,7 @@ def test_without_the_time_of_creation_or_of_the_answer_nothing_is_admitted_from_
 def test_an_object_created_too_long_after_the_last_write_is_not_admitted_from_a_reservation(
     seconds: int, *, granted: bool
 ) -> None:
-    """The API server sets both times. A large difference shows that this machine was suspended with its clocks."""
+    """Both times are by the API server's clock. A large difference shows that this machine was suspended."""
     lease = ReservationLease(lambda: 0.0)
     lease.send(Ledger(), {"M40": cards(10)})
     lease.confirmed(answered=1_000_000.0)

@@ -52,7 +52,7 @@ def test_a_charge_is_added_to_the_pending_charges() -> None:
     the_ledger_has_too_many_pending_charges_since=held(MOST_PENDING, Pending("M40", Charge(1, 1))),
 )
 def test_a_charged_uid_is_admitted_again_and_charged_once(ledger: Ledger) -> None:
-    """The API server may repeat a call for a pod."""
+    """The API server may call the webhook twice for the same pod."""
     decision = granted(ledger, uid="uid-0")
     assert decision.ledger is ledger
     assert decision.usage == ledger.usage("M40")
@@ -132,7 +132,7 @@ def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nea
 
 
 def test_reservations_do_not_make_a_limit_nearly_full() -> None:
-    """Reserved quota is not used."""
+    """No pod uses reserved quota yet."""
     usage = Usage(Charge(800), reserved=Charge(200))
     assert not Admitted(Ledger(), usage, Limit(800)).nearly_full
 
@@ -199,7 +199,7 @@ def test_a_deleted_pod_that_may_still_run_stays_charged(
 
 
 def test_at_most_512_vanished_pods_are_kept_by_uid_and_the_others_stay_committed() -> None:
-    """Under a quota that only warns, no limit bounds the number of pods that may vanish."""
+    """Under a quota that only warns, the number of pods is not limited, so any number of them may vanish."""
     vanished = {f"uid-{number}": RAN for number in range(MOST_TERMINATING + 3)}
     settled = settle(Ledger({}, "5"), ObservedPods("7", ONE, vanished.keys(), vanished))
     assert len(settled.terminating) == MOST_TERMINATING
@@ -243,7 +243,7 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     ],
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
-    """The view of a leader that was suspended may have deleted pods and lack new pods."""
+    """A leader that was suspended may have an old view of the pods: with deleted pods, and without new pods."""
     assert settle(ledger, view, Expired({"z"})) is ledger
 
 
@@ -303,7 +303,7 @@ def test_the_count_never_reverts_to_an_older_version(ledger: Ledger, views: list
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)
 def test_settling_twice_equals_settling_once(ledger: Ledger, view: ObservedPods, absent: frozenset[str]) -> None:
-    """Otherwise two leaders would write forever. The ledger that was passed in must not change either."""
+    """A repeated `settle` must change nothing, or two leaders would write forever. It must not modify its argument."""
     before = msgspec.json.encode(ledger)
     once = settle(ledger, view, Expired(absent))
     assert settle(once, view, Expired(absent)) is once

@@ -1,7 +1,7 @@
 """Tests of ledgers that replicas share.
 
-A replica decides charges in groups by its remembered ledger. The write of a group confirms that this ledger was
-current.
+A replica decides charges in groups, from the ledger that it remembers. One write (compare-and-swap) for each group
+confirms that this ledger was current.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ def test_namespaces_have_separate_ledgers(replica: Replica) -> None:
 
 
 def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Replica) -> None:
-    """A ledger that is read meanwhile for /mutate does not replace the remembered ledger."""
+    """/mutate also reads the ledger. That read does not replace the ledger that the replica remembers."""
     replica.charge("a")
     replica.usage()
     api.forget_calls()
@@ -78,7 +78,7 @@ def test_after_a_write_the_next_group_needs_no_read(api: ApiDouble, replica: Rep
 def test_an_admission_without_a_write_is_confirmed_by_a_read(
     api: ApiDouble, replica: Replica, uid: str, dry_run: bool
 ) -> None:
-    """No compare-and-swap confirms that the remembered ledger is still current."""
+    """Without a write, no compare-and-swap confirms that the remembered ledger is current. So the replica reads it."""
     replica.charge("a")
     api.forget_calls()
     assert isinstance(replica.charge(uid, dry_run=dry_run), Admitted)
@@ -109,7 +109,7 @@ def test_a_refusal_is_confirmed_by_one_fresh_read(api: ApiDouble, replica: Repli
 
 
 def test_a_group_with_a_refusal_is_decided_again_as_a_whole(api: ApiDouble, replica: Replica, other: Replica) -> None:
-    """This includes the charges that fit the remembered ledger."""
+    """If one charge of a group is refused, those that fit the remembered ledger are decided again too."""
     replica.charge("a")
     other.charge("x", charge=Charge(200, 0, 200))
     decisions = together(api, replica, asked("b"), [asked("c"), asked("d", charge=Charge(300, 0, 300))])
@@ -129,7 +129,7 @@ def test_too_many_pending_charges_are_busy_and_not_remembered(replica: Replica) 
 
 
 def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, replica: Replica) -> None:
-    """Pods that are created later do not change a version, so a replica must count again."""
+    """Without a stored ledger, later pods cannot cause a write conflict. So the replica must count the pods again."""
     assert isinstance(replica.charge("a", dry_run=True), Admitted)
     assert LEDGER not in api.objects
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 400}))
@@ -137,7 +137,7 @@ def test_a_ledger_that_does_not_exist_yet_is_not_remembered(api: ApiDouble, repl
 
 
 def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica) -> None:
-    """Pods that were created without a ledger are charged."""
+    """The new ledger includes the charges of pods that were created while there was no ledger."""
     replica.charge("a")
     replica.store.drop("team-a", str(replica.store.read("team-a").version))
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
@@ -149,7 +149,7 @@ def test_a_deleted_ledger_is_recreated_at_once(api: ApiDouble, replica: Replica)
 def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
     api: ApiDouble, replica: Replica, other: Replica, remembers: bool
 ) -> None:
-    """They were created without a charge, and no leader has deleted the ledger meanwhile."""
+    """Pods from a time without a quota have no charge. The old ledger stayed, because no leader has deleted it."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]
@@ -166,7 +166,7 @@ def test_pods_from_the_time_without_a_quota_count_even_if_the_ledger_stayed(
 
 
 def test_nothing_is_decided_while_a_due_count_fails(api: ApiDouble, replica: Replica) -> None:
-    """A replica that does not know the newest values of units must not recount."""
+    """The replica has not read the newest quota ConfigMap, with the values of GPU units, so it must not recount."""
     replica.charge("a")
     api.store(POD, stored_pod({"tencent.com/vcuda-core": 300}))
     edited = json.loads(api.store(QUOTA, {}))["metadata"]["resourceVersion"]

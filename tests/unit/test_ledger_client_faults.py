@@ -139,7 +139,7 @@ def test_a_write_whose_outcome_stays_unknown_decides_nothing(api: ApiDouble, rep
 def test_an_unreachable_api_server_is_an_error_if_no_own_write_may_land(
     api: ApiDouble, replica: Replica, other: Replica, method: str
 ) -> None:
-    """After a conflict the charge is certainly not stored, so the error can be reported."""
+    """A conflict proves that the charge was not stored, so the error may be returned to the caller."""
     if method == "GET after a conflict":
         replica.charge("x")
         other.charge("y")
@@ -168,7 +168,7 @@ def test_an_unreadable_ledger_is_never_used(api: ApiDouble, replica: Replica, te
 def test_a_caller_cancelled_during_the_write_of_its_group_does_not_affect_the_others(
     api: ApiDouble, replica: Replica
 ) -> None:
-    """Its charge is written too. If the API server repeats the call, that charge admits the pod."""
+    """The charge of the cancelled caller is written too. It admits the pod if the API server repeats the call."""
 
     async def leave() -> list[Decision]:
         first = asyncio.create_task(replica.ledgers.charge(asked("x")))

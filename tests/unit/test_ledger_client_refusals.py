@@ -189,7 +189,7 @@ def test_a_call_during_a_list_waits_for_the_next_list(namespace: Namespace) -> N
 
 
 def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> None:
-    """So LISTs take only a part of the time."""
+    """After a LIST, the next LIST waits four times as long as it took. So LISTs take at most a fifth of the time."""
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     namespace.api.deliver = before("LIST", lambda: namespace.clock.pass_by(1), times=100)

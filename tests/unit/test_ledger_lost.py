@@ -1,4 +1,4 @@
-"""Tests of a lost ledger.
+"""Tests of a lost ledger: its ConfigMap was deleted, or etcd was restored to an earlier state.
 
 New charges wait until every pod that was charged in the lost ledger is stored, or can no longer be stored.
 """
@@ -21,9 +21,9 @@ MARK = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-ledger-opened.team-a"
 TEAM = "/api/v1/namespaces/team-a"
 
 LOST_SECONDS = STORABLE_SECONDS + LEASE_SECONDS + MARGIN_SECONDS
-"""Seconds after which a lost ledger may open.
+"""The number of seconds after which a lost ledger may be opened, so that it admits pods again.
 
-They include one lease, because a replica that does not know of the loss may still admit from its reservation.
+It includes one lease, because a replica that does not know of the loss may still admit from its reservation.
 """
 
 
@@ -59,7 +59,7 @@ def test_a_lost_ledger_admits_nothing_for_a_stated_time_and_is_then_counted_from
 def test_the_wait_is_measured_separately_for_each_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock, replaced: str
 ) -> None:
-    """The replica saw only the first loss of the ledger."""
+    """The ledger may be recreated and lost again. This replica noticed only the first loss."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     assert is_lost(replica, clock)
@@ -106,7 +106,7 @@ def test_a_missing_ledger_is_also_detected_in_a_recreated_namespace(
 
 
 def test_a_read_closes_a_namespace_whose_ledger_is_lost(api: ApiDouble, replica: Replica, clock: Clock) -> None:
-    """If /mutate only answered 429 and wrote nothing, the wait would never begin."""
+    """/mutate must write a closed ledger, to begin the wait. If it only answered 429, the wait would never begin."""
     replica.charge("a", deadline=clock.now + 1)
     api.remove(LEDGER)
     with pytest.raises(LedgerLost):
@@ -133,7 +133,7 @@ def test_a_write_without_an_answer_at_the_end_of_the_wait_is_repeated(
 
 
 def test_a_ledger_that_another_replica_is_creating_is_awaited_and_not_lost(api: ApiDouble, replica: Replica) -> None:
-    """A replica creates the mark, a ConfigMap that records that there is a ledger, before the ledger."""
+    """If a namespace has had a ledger and has none, it is lost only if no replica opens one within a short time."""
     replica.charge("a")
     made, slept = api.objects.pop(LEDGER), []
 
@@ -211,7 +211,7 @@ def test_a_restored_ledger_stays_lost_when_a_write_gets_no_answer(
 def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     api: ApiDouble, replica: Replica, other: Replica, clock: Clock
 ) -> None:
-    """Otherwise each replica would close the restored ledger once more at its first use."""
+    """A replica forgets versions that it saw long ago. Otherwise each replica would close a restored ledger again."""
     other.charge("a", deadline=clock.now + 1)
     restore = api.backup()
     replica.charge("b", deadline=clock.now + 5)
@@ -220,7 +220,7 @@ def test_a_replica_that_saw_a_newer_version_long_ago_does_not_report_a_loss(
     assert isinstance(replica.charge("c", deadline=clock.now + 5), Admitted)
 
 
-# Tests of the leader's part
+# Tests of how the leader handles a lost ledger
 
 
 def test_the_leader_recreates_a_lost_ledger_if_there_are_pods(api: ApiDouble, replica: Replica, clock: Clock) -> None:
@@ -251,7 +251,7 @@ def test_while_a_ledger_is_lost_the_report_has_the_usage_and_the_rest_as_reserve
     assert figures == [(True, 1, 3, 0), (False, 1, 0, 3)]
 
 
-# Tests of deletions by hand
+# Tests of ledgers that a user deletes
 
 
 def asked_to_go(api: ApiDouble, settling: Settling) -> None:

@@ -18,7 +18,7 @@ def test_no_interleaving_exceeds_the_limit_or_leaves_a_charge_behind(bounds: Bou
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.rule}: {mutant.broken}")
 def test_every_rule_is_needed(mutant: Mutant) -> None:
-    """Without a rule, the usage may exceed the limit, a 403 may be wrong, or a charge may never end."""
+    """If a rule is replaced by a wrong one, usage exceeds the limit, a 403 is wrong, or a charge is never released."""
     explored = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
     assert explored.fault
     assert explored.trace

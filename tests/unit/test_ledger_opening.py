@@ -1,7 +1,7 @@
 """Tests of the first ledger of a namespace.
 
-A replica creates the ledger closed, creates a mark (a ConfigMap), and opens the ledger at once. Other replicas must
-wait.
+A replica creates a closed ledger, which admits nothing. It creates a mark (a ConfigMap that records that there was a
+ledger), and opens the ledger at once. Other replicas must wait.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from vcuda.ledger.ledger import Admitted, Ledger
 from vcuda.quota.model import Charge
 
 OPENING = ["GET", "POST", "POST", "LIST", "LIST", "PUT"]
-"""The API calls that open a ledger.
+"""The API calls by which a replica opens a ledger.
 
 They read the ledger, create it closed, create its mark (a ConfigMap), LIST pods and claims, and write the open ledger
 with the first charge.
@@ -52,7 +52,7 @@ def test_reads_and_dry_runs_create_no_ledger(api: ApiDouble, replica: Replica) -
 
 
 def at_call(number: int, *deliveries: Delivery) -> Delivery:
-    """Return a network that uses these deliveries from call ``number`` on, one for each call."""
+    """Return a network that applies these deliveries, one to each call, from call ``number`` on."""
     return Script(*[delivered] * number, *deliveries, methods=("GET", "LIST", "POST", "PUT", "PATCH", "DELETE"))
 
 
@@ -87,7 +87,7 @@ def test_a_write_that_lands_late_changes_nothing(
 
 
 def lives_on(api: ApiDouble, other: Replica, clock: Clock) -> None:
-    """Act as the other replicas: open the ledger, if need be after a wait, and fill the namespace with one pod."""
+    """Act as another replica: open the ledger, after a wait if it is lost, and use up the quota with one pod."""
     for attempt in range(3):
         try:
             assert isinstance(other.charge("x", charge=FOUR, deadline=clock.now + 5), Admitted)
@@ -184,11 +184,11 @@ def test_a_mark_that_could_not_be_deleted_is_deleted_later(api: ApiDouble, repli
     assert MARK not in api.objects
 
 
-# Tests of the leader's part
+# Tests of how the leader handles a closed ledger
 
 
 def closed(api: ApiDouble, replica: Replica) -> Settling:
-    """Return the leader's part for a namespace whose ledger was created and never opened."""
+    """Return the leader's settling loop for a namespace whose new ledger is still closed."""
     settling = Settling(api, replica, document='{"team-a": {"quota": {"M40": 4}}}')
     api.deliver = at_call(2, lost_request, lost_request, *[lost_request] * 1000)
     with pytest.raises(Unavailable):

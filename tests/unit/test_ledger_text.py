@@ -34,7 +34,7 @@ def test_a_ledger_is_read_back_as_it_was_written(ledger: Ledger) -> None:
 
 @given(st.uuids())
 def test_a_uid_is_read_back_literally(made: uuid.UUID) -> None:
-    """The API server compares uids literally."""
+    """Uids that differ only in letter case or in dashes are different to the API server."""
     uids = {str(made), str(made).upper(), made.hex}
     ledger = Ledger(pending={uid: Pending("M40", Charge(1)) for uid in uids})
     assert read_ledger(write_ledger(ledger)).pending.keys() == uids

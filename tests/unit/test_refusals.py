@@ -1,4 +1,7 @@
-"""Tests of pods that could use GPUs beyond their request. They are rejected unless the quota allows the field."""
+"""Tests of pods that could use GPUs beyond their request.
+
+Such a pod is rejected unless the quota allows the field of the pod that gives access to the GPUs.
+"""
 
 from collections.abc import Mapping
 from http import HTTPStatus

@@ -23,7 +23,7 @@ def queue(clock: Clock) -> WorkQueue:
 
 
 def due_now(queue: WorkQueue) -> list[str]:
-    """Return the keys that are due now, in their order. An extra last key ends the loop, because ``next`` would block."""
+    """Return the keys that are due now, in their order. An extra last key ends the loop before ``next`` blocks."""
     end = f"end-{next(ENDS)}"  # a new key for each call, because the queue delays a key that it served recently
     queue.add(end)
     due = list(iter(lambda: str(queue.next()), end))
@@ -166,7 +166,7 @@ def test_the_lag_is_that_of_due_names_without_a_successful_turn(queue: WorkQueue
 
 
 class Reconciled:
-    """A `Reconciler` that returns or raises ``answers[key]`` for each key. Its first retry is at most 4 s after an error."""
+    """A `Reconciler` that returns or raises ``answers[key]`` for each key. After an error, it retries within 4 s."""
 
     def __init__(self, clock: Clock) -> None:
         self.answers: dict[str, float | Exception | None] = {}

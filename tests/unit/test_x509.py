@@ -65,7 +65,7 @@ def verify(leaf: Signed, authority: Signed, subject: str, at: datetime) -> None:
 
 
 def set_bits(usage: x509.KeyUsage) -> set[str]:
-    """Return the bits that are set in a key usage. encipher_only and decipher_only are undefined without key_agreement."""
+    """Return the set bits of a key usage, except encipher_only and decipher_only, which need key_agreement."""
     bits = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
     return {bit for bit in (*bits, "key_agreement", "key_cert_sign", "crl_sign") if getattr(usage, bit)}
 
@@ -142,7 +142,7 @@ def test_serials_are_random_and_have_at_most_20_octets() -> None:
 
 
 def test_two_authorities_differ_by_name() -> None:
-    """During a rotation, the caBundle has the old and the new CA. A client finds the issuer of a certificate by name."""
+    """During a rotation, a caBundle has the old and new CA. A client finds the issuer of a certificate by name."""
     assert make_authority(NOW).certificate.subject != make_authority(NOW).certificate.subject
 
 

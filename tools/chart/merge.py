@@ -22,7 +22,7 @@ class Condition(NamedTuple):
     """The condition under which the template renders a part of an object."""
 
     in_base: bool = True
-    """True: enabling one of ``components`` removes the part. False: only enabling one of ``components`` adds the part."""
+    """True if the part exists until one of ``components`` removes it; False if one of ``components`` adds it."""
     components: tuple[str, ...] = ()
 
     @property
@@ -143,7 +143,7 @@ def _list(base: Json, variants: Mapping[str, Json]) -> Items:
 
 
 def _additions(found: Mapping[str, Sequence[Json]], everywhere: tuple[str, ...]) -> list[tuple[Tree, Condition]]:
-    """Return the items that components add at one position of a list. If several components add the same, return it once."""
+    """Return the items that components add at a position of a list. Equal items of several components appear once."""
     by_text: dict[str, tuple[Sequence[Json], list[str]]] = {}
     for component, items in found.items():
         by_text.setdefault(json.dumps(items, sort_keys=True), (items, []))[1].append(component)

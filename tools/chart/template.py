@@ -36,7 +36,7 @@ class Value(msgspec.Struct, frozen=True):
     kind: str
     name: str
     path: tuple[str, ...]
-    """The keys from the object's root to the part. A list item's key is its name, or ``*``. ``-`` is the end of a list."""
+    """The keys that lead to the part. The key of a list item is its name, or else ``*``. ``-`` is the end of a list."""
     lines: tuple[str, ...]
     """The lines of the template, indented relative to the part. The last key of ``path`` replaces the text ``KEY``."""
     replaces: bool = True

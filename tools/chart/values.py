@@ -24,7 +24,7 @@ _LINKS = {"docs": "docsUrl", "grafana": "grafanaUrl"}
 """The controller's flags ``--ui-…-url`` for links on the usage page, each with the chart's value that sets the flag."""
 _EXTRA_ARGS = ("{{- range .Values.%s.extraArgs }}", "- {{ . | quote }}", "{{- end }}")
 _PLACEMENT = {"nodeSelector": "priorityClassName", "tolerations": "enableServiceLinks"}
-"""The optional keys of a pod spec that users set in the chart's values. Each is written after the other key given here."""
+"""The optional keys of a pod spec from the chart's values. Each is paired with the key after which it is written."""
 _MONITORING = ("KEY: {{ .Values.prometheus.namespace }}",)
 _PEER = ("spec", "ingress", "*", "from", "*")
 _FROM = (*_PEER, "namespaceSelector", "matchLabels", "kubernetes.io/metadata.name")

@@ -248,7 +248,7 @@ def _section(scheme: Scheme) -> str:
 
 
 def _rows(scheme: Scheme) -> Iterator[tuple[str, str, str]]:
-    """Yield the keys of a scheme, each with the kind of object that has the key, and its use. Some keys are prefixes."""
+    """Yield each annotation or label key, its kind of object, and its use. A key that ends in ``-`` is a prefix."""
     pod, written = "annotation of a pod", "; set by the extender" if scheme.card_index else ""
     stale = f"removed at creation, and later when it is stale{written}"
     named = (

@@ -165,7 +165,7 @@ def _malformed() -> Iterator[Told]:
 
 
 def _event_about(*documents: Mapping[str, str]) -> str:
-    """Return the message of the Event that is created after the quota ConfigMap had each of ``documents`` as its data."""
+    """Return the message of the Event that results if the quota ConfigMap's data is each of ``documents`` in turn."""
     server, place = ExampleServer(), QuotaPlace()
     watch = QuotaInformer(server.kube, place, frozenset())
     with structlog.testing.capture_logs():
@@ -179,7 +179,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Yield the name of each rule that removes stale GPU allocations, with the message of the Event about the removal."""
+    """Yield the name of each rule that removes stale GPU allocations, with the message of the Event about a removal."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")

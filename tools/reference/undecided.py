@@ -119,7 +119,7 @@ def _dropped() -> Iterator[str]:
 
 
 def _overdue() -> Iterator[tuple[str, str]]:
-    """Yield two messages with advice: about a LIST of a namespace's objects that took too long, and one not started."""
+    """Yield two messages with advice: for a LIST of a namespace that took too long, and for one that did not start."""
 
     def too_large(_seconds: float) -> None:
         raise ListOverdue
@@ -149,7 +149,7 @@ def _not_ready(gate: Gate) -> str:
 
 
 def _bad(body: bytes) -> str:
-    """Return the error message about a request body that is not an AdmissionReview of a supported version."""
+    """Return the error message about a request body that is not a valid AdmissionReview."""
     try:
         asyncio.run(_service(Gate()).answer("/validate", body, ReviewDeadline.after(5)))
     except BadReview as error:

@@ -133,7 +133,7 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
     def has_room(self, added: Sequence[ClaimPin]) -> bool:
-        """Return whether the pins fit `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry."""
+        """Return whether the pins fit `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry of the claim."""
         # Only the size of the pins can exceed a limit, because added pins change nothing else in the digest.
         size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
         return self.pin_bytes + size <= MOST_PIN_BYTES

@@ -153,7 +153,7 @@ class Sender:
                     self._load(self._api.configuration)
                 self._api.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
             except (errors.BadInput, ConfigException, OSError) as error:
-                raise errors.Unavailable(f"the API server's credentials cannot be read: {error}") from error
+                raise errors.Unavailable(f"the credentials for the API server cannot be read: {error}") from error
             found = {name: value.strip() for name, value in headers.items()}
             self._kept = self._clock(), found
         return found

@@ -1,9 +1,9 @@
-"""The nodes that a pod's nodeSelector, nodeName and required node affinity allow.
+"""Computes the nodes that a pod's nodeSelector, nodeName and required node affinity allow.
 
 The rules are those of Kubernetes (k8s.io/component-helpers ``scheduling/corev1/nodeaffinity``, apimachinery
 ``labels.Requirement``):
 
-- Terms are ORed and the requirements of a term are ANDed. A term without requirements matches no node.
+- The terms of a node affinity are ORed. The requirements of a term are ANDed. An empty term matches no node.
 - A node must match the nodeSelector and at least one term.
 - NotIn and DoesNotExist also match a node without the label.
 """
@@ -26,17 +26,17 @@ Labels = Mapping[str, str]
 
 
 class NodeLabels(msgspec.Struct, frozen=True):
-    """The names of two node labels. ``model`` is the label with the GPU model, ``pool`` the label with the pool."""
+    """The keys of two node labels: ``model`` for the GPU model of a node, ``pool`` for its pool (group of nodes)."""
 
     model: str = MODEL_LABEL
     pool: str = POOL_LABEL
 
 
 class Values(msgspec.Struct, gc=False):
-    """The values that one label of a node may have, according to all requirements of one node selector term.
+    """The values that all requirements of one node selector term together allow for one node label.
 
-    An invalid requirement, which the API server does not store, allows nothing: an unknown operator, ``In`` without
-    values, ``Exists`` with values. The scheduler also ignores a term with an invalid requirement.
+    An invalid requirement, such as an unknown operator or ``In`` without values, allows no node. The API server does
+    not store such a requirement, and the scheduler ignores a term that contains it.
     """
 
     present: bool = True
@@ -44,7 +44,7 @@ class Values(msgspec.Struct, gc=False):
     absent: bool = True
     """True if the requirements on a label allow a node that lacks this label."""
     listed: set[str] | None = None
-    """The only values that the label may have; None if the requirements do not list allowed values."""
+    """The only values that the label may have; None if no requirement lists values (operator ``In``)."""
     excluded: set[str] | None = None
     """The values that the label must not have; None if no value is excluded."""
     numeric: bool = False
@@ -95,13 +95,13 @@ class Values(msgspec.Struct, gc=False):
         return number is not None and self.above < number < self.below
 
     def allow_any(self) -> bool:
-        """Return whether the requirements allow any node, with some value of the label or without the label."""
+        """Return whether at least one label value, or a node without the label, meets the requirements."""
         if self.absent or not self.present:
             return self.absent
         if self.listed is not None:
             return any(map(self.allow, self.listed))
-        # A label value is never a negative number. The values in ``excluded`` need no check: they cannot exclude an
-        # integer completely, because it can be written in very many ways, with leading zeros.
+        # A label value is never a negative number, so the integers from 0 on are checked. ``excluded`` is ignored,
+        # because every integer can be written in very many ways: 5, 05, 005.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
     def among(self, values: Set[str]) -> Set[str]:
@@ -112,7 +112,7 @@ class Values(msgspec.Struct, gc=False):
         return {value for value in found if self._in_bounds(value)} if self.numeric else found
 
     def limit(self) -> Set[str] | None:
-        """Return the allowed values of the label; None if the requirements do not list the possible values."""
+        """Return the set of allowed label values; None if no requirement lists values (operator ``In``)."""
         if self.listed is None or (self.present and not self.excluded and not self.numeric):
             return self.listed
         return set(filter(self.allow, self.listed))
@@ -128,16 +128,16 @@ class Term(msgspec.Struct, frozen=True, gc=False):
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
-    """The nodes on which a pod may be placed: nodes with the labels of ``selector`` that match at least one term."""
+    """The nodes on which a pod may run. They have all labels of ``selector``, and match at least one term."""
 
     selector: Mapping[str, str]
     terms: tuple[Term, ...]
 
     @classmethod
     def of(cls, spec: PodSpec) -> "NodeSelection":
-        """Return the nodes that a pod's nodeSelector, nodeName and required node affinity allow.
+        """Return the selection of nodes by a pod's nodeSelector, nodeName and required node affinity.
 
-        A selection without terms allows no node. Each term allows only values that the nodeSelector allows too.
+        If the pod has a required node affinity, but all of its terms are empty, the selection allows no node.
         """
         selector = spec.node_selector or {}
         required = required_terms(spec)
@@ -145,7 +145,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
         return cls(selector, tuple(_read_term(each, selector, spec.node_name) for each in held))
 
     def values_of(self, term: Term, key: str) -> Values | None:
-        """Return the values of a label that a term of this selection allows; None if it allows all values."""
+        """Return the values of a label that the term and the nodeSelector allow; None if they allow all values."""
         values = term.labels.get(key)
         return _selected(self.selector[key]) if values is None and key in self.selector else values
 
@@ -162,7 +162,7 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
     name = _selected(node_name or None)
     name.absent = False
     for line in term.match_fields or ():
-        # By ``matchFields`` a term can select nodes only by their name. A term with another field matches no node.
+        # In ``matchFields``, Kubernetes supports only the name of a node. A term with another field matches no node.
         name.require(line.operator if line.key == NAME_FIELD else "", line.values or ())
     return Term(labels, name)
 
@@ -185,7 +185,7 @@ class _LabelIndex:
         self._up_to = [0, *itertools.accumulate(by_value[value] for _, value in numbers)]
 
     def find(self, values: Values) -> int:
-        """Return the set of nodes whose label has a value that ``values`` allows."""
+        """Return the set of nodes that have the label, with a value that ``values`` allows."""
         if values.listed is not None:
             known = filter(self.by_value.__contains__, values.listed)
             return sum(self.by_value[value] for value in known if values.allow(value))
@@ -206,8 +206,8 @@ class NodeIndex:
 
     def __init__(self, nodes: Mapping[str, Labels] = types.MappingProxyType({})) -> None:
         self._nodes = nodes
-        # Most label keys are on every node, so the keys of one node are checked first. Collecting the keys of all nodes
-        # takes longer, and would be repeated after each change of a node.
+        # A key is first looked up in the labels of one node, because most keys are on every node. Collecting the keys
+        # of all nodes takes longer, and each change of a node would make it necessary again.
         self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
         self._by_key: dict[str, _LabelIndex] = {}
@@ -237,7 +237,7 @@ class NodeIndex:
         return sum(self._names.by_value.get(name, 0) for name in set(names))
 
     def values_on(self, nodes: int, key: str) -> Set[str | None]:
-        """Return the values that a label has on a set of nodes. None is one of them if a node lacks the label."""
+        """Return the values of the label ``key`` on a set of nodes. They include None if a node lacks the label."""
         found: set[str | None] = set()
         while nodes:
             lowest = nodes & -nodes
@@ -252,7 +252,6 @@ class NodeIndex:
         return found
 
     def matching(self, term: Term, among: int) -> int:
-        """Return the nodes of the set ``among`` that a term allows."""
         found = among & self._names.find(term.name) if term.name else among
         for key, values in term.labels.items():
             index = self._index(key)
@@ -284,12 +283,12 @@ def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
 
 
 def matches_nothing(term: NodeSelectorTerm) -> bool:
-    """Return whether a term is empty. An empty term matches no node, but could match if a requirement were added."""
+    """Return whether a term is empty and so matches no node. With an added requirement, it would match nodes."""
     return not term.match_expressions and not term.match_fields
 
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
-    """Return the values of a label that a pod's node selection allows; None if the selection does not limit them."""
+    """Return the label values that a pod's nodeSelector and required node affinity allow; None if they allow all."""
     selected = (spec.node_selector or {}).get(key)
     required = required_terms(spec)
     if required is None:

@@ -1,11 +1,11 @@
-"""Finds the card types on the nodes of each GPU model, and the annotations that limit a pod to types of its model.
+"""Finds the card types on the nodes of each GPU model, and the pod annotations that limit a pod to cards of one model.
 
-HAMi and vgpu-manager choose a card by its type (its registered product name). The pod's annotations list wanted and
-unwanted texts. The type must contain a wanted text, and must not contain an unwanted text. Letter case does not matter.
+The type of a card is its product name. One annotation of a pod lists wanted texts, another lists unwanted texts. HAMi
+and vgpu-manager give the pod only cards whose type contains a wanted text and no unwanted text, in any letter case.
 
-The label of a node names one model, but the node may have cards of several types. On such a node a pod without
-annotations could get a card of a model for which the pod is not charged. The same happens if a wanted text is part of
-two types.
+The label of a node names one GPU model, but the node may have cards of several types. On such a node, a pod without
+these annotations could get a card of a model that the pod is not charged for. A wanted text that is part of two types
+has the same effect.
 """
 
 import itertools
@@ -24,14 +24,14 @@ MAX_TYPES = 32
 """Maximum number of card types in an annotation of a pod. Most models have one or two types."""
 
 MAX_CHOICE = 8192
-"""Maximum length of an annotation that chooses card types, because the annotation is parsed once for each model."""
+"""Maximum length of an annotation that lists wanted or unwanted texts, because it is parsed once for each model."""
 
 MAX_WORDS = 16
-"""Maximum number of words that are compared when a card type is compared with a model name."""
+"""Maximum number of words of a card type or model name that `is_named` compares, to limit the time that it takes."""
 
 ANY_SLICE = "a share may get a MIG slice of any size; use a model whose cards are not in MIG mode"
-"""The reason why a pod with a share must not use a card in MIG mode. HAMi takes the first free slice with enough
-memory, or a slice that the pod prefers. So the charge of the share would be unknown when the pod is created."""
+"""The reason why a pod with a share of a card must not use a card in MIG mode. HAMi gives the share the first free MIG
+slice with enough memory, or a slice that the pod prefers. So the charge is unknown when the pod is created."""
 
 _MIG = "mig"
 """The name of MIG mode in the pod annotation that lists the allowed modes of cards."""
@@ -40,25 +40,25 @@ _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
 class CardTypes(msgspec.Struct, frozen=True):
-    """The card types in the registers of all nodes, by the names of a vendor's scheme and a GPU model.
+    """The card types on all nodes. The key of each type is a pair: the name of the vendor's scheme, and the GPU model.
 
-    A register is the node annotation in which a vendor lists the cards of the node. The operator chooses the name of a
-    model. If the name matches some types on the nodes of this model, the other types belong to other models. If the
-    name matches no type, all types belong to the model.
+    The types are read from registers, the node annotations in which a vendor lists the cards of a node. A type belongs
+    to a model if it matches the model's name (`is_named`), or if ``gpu_models`` lists the type. But the operator may
+    give a model any name. So if no type on a model's nodes belongs to the model in this way, all types there do.
     """
 
     own: Mapping[tuple[str, str], tuple[str, ...]] = {}
     """The card types that belong to each GPU model."""
     beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The card types on nodes of each GPU model that belong to other models."""
+    """For each GPU model, the card types of other models that exist on the nodes of this model."""
     sliced: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of the names of a vendor's scheme and a GPU model that has cards in MIG mode."""
+    """The pairs of scheme and GPU model for which a node has at least one card in MIG mode."""
     whole: frozenset[tuple[str, str]] = frozenset()
-    """Pairs of the names of a vendor's scheme and a GPU model that has cards that are not in MIG mode."""
+    """The pairs of scheme and GPU model for which a node has at least one card that is not in MIG mode."""
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
-        """Return the card types on ``nodes`` (pairs of model and registers). ``named`` maps products to models."""
+        """Return the card types on ``nodes`` (pairs of model and registers). ``named``: the key ``gpu_models``."""
         found: dict[tuple[str, str], set[str]] = {}
         sliced, whole = set(), set()
         for model, registers in nodes:
@@ -91,7 +91,7 @@ class CardTypes(msgspec.Struct, frozen=True):
 
 
 def is_named(kind: str, model: str) -> bool:
-    """Return whether a card type belongs to a GPU model. GeForce RTX 3090 belongs to RTX3090, A100 not to A10."""
+    """Return whether a card type matches a model's name: GeForce RTX 3090 matches RTX3090, A100 does not match A10."""
     words, wanted = _words(kind), _words(model)
     following = iter(words)
     if wanted and all(word in following for word in wanted):
@@ -105,15 +105,15 @@ def _words(name: str) -> list[str]:
 
 
 class Selection(NamedTuple):
-    """The card types of a model that a pod may get; empty if they are unknown. ``exclusion``: the message why the pod
-    cannot use the model; None if the pod can use it."""
+    """The card types of a model that a pod may get; empty if no types are known, or if the pod cannot use the model.
+    ``exclusion``: the message why the pod cannot use the model; None if the pod can use it."""
 
     types: tuple[str, ...] = ()
     exclusion: str | None = None
 
 
 def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
-    """Return the types of a model that contain a wanted text of the pod's annotations, and no unwanted text."""
+    """Return the card types of a model that the pod's annotations allow, or why the pod cannot use the model."""
     choices = (scheme.wanted_models, scheme.unwanted_models)
     if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
         return Selection(
@@ -144,7 +144,7 @@ def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
 def annotations_for(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Mapping[str, str]:
-    """Return the annotations that make the schedulers of ``schemes`` give a pod only card types of this model."""
+    """Return the pod annotations that make the schedulers of ``schemes`` give the pod only cards of this model."""
     found: dict[str, str] = {}
     for scheme in schemes:
         if not scheme.wanted_models:
@@ -162,7 +162,7 @@ def annotations_for(
             missing = [kind for kind in avoided if kind.casefold() not in present]
             found[scheme.unwanted_models] = ",".join([*own, *missing])
         usable = tuple(kind for kind in usable if not contains_any(kind, map(str.casefold, avoided)))
-        # Two vendors' schemes may use the same annotation. So it is set only for a scheme with registered card types.
+        # Two schemes may share this annotation. A scheme without known types must not replace the other scheme's types.
         if usable:
             found[scheme.wanted_models] = ",".join(usable[:MAX_TYPES])
     return found
@@ -171,8 +171,8 @@ def annotations_for(
 def reachable_others(
     pod: Pod, schemes: Iterable[Scheme], model: str, types: CardTypes, *, has_share: bool
 ) -> Iterator[str]:
-    """Describe cards that a pod pinned to ``model`` could get on the model's nodes, but is not charged for."""
-    # Schedulers do not strip blanks in an annotation that chooses card types. An empty item matches every type.
+    """Yield a description of the cards that a pod, limited to ``model``, could get without a charge for them."""
+    # Schedulers do not strip the blanks around an unwanted text. An empty wanted text matches every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         for kind in types.beside.get((scheme.name, model), ()):
@@ -184,7 +184,7 @@ def reachable_others(
 
 
 def contains_any(name: str, texts: Iterable[str]) -> bool:
-    """Return whether one of ``texts`` is part of a name. The texts must be in lower case."""
+    """Return whether ``name`` contains one of ``texts``, in any letter case. The texts must be in lower case."""
     folded = name.casefold()
     return any(text in folded for text in texts)
 

@@ -9,7 +9,7 @@ from vcuda.quota.preference import PLACES, Rule
 from vcuda.quota.terms import would_be_pinned
 
 MAX_PASSED_OVER = 3
-"""Maximum number of models before the chosen model that the reason for the choice names."""
+"""The reason for a choice names at most this many of the models that come before the chosen model in the order."""
 
 NOT_ENFORCED = "over quota on every model, but the quota does not enforce its limits"
 
@@ -25,9 +25,9 @@ class Option(msgspec.Struct, frozen=True, gc=False):
     present: bool = True
     """True if there is now a node of the model that can serve the object."""
     fits_a_card: bool = True
-    """False if free cards are published, and no card of the model has room for the object's largest container."""
+    """False if no card of the model has room for the object's largest container; True if free cards are unknown."""
     free_cores: int = 0
-    """The free cores of the model's cards minus the pending charges; 0 if free cards are not published."""
+    """The free cores of the model's cards minus the charges of pending pods; 0 if free cards are not published."""
 
     @property
     def has_room(self) -> bool:
@@ -38,7 +38,7 @@ class Option(msgspec.Struct, frozen=True, gc=False):
         return Shortage(self.model, self.asked, self.usage, self.limit)
 
     def obstacle(self, best: "Option") -> str:
-        """Return the reason why ``best`` is chosen although this option is earlier in the order of models."""
+        """Return the reason why ``best`` is chosen instead of this option, which is earlier in the order of models."""
         if not self.has_room:
             return "not enough quota"
         return "no card with enough free cores" if self.present == best.present else "no node now"
@@ -58,7 +58,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ...]:
-    """Return the best option (GPU model) that fits its quota. If no option fits, return the shortage of each option.
+    """Choose the best option (GPU model) that fits its quota. If no option fits, return the `Shortage` of each option.
 
     ``options`` must be in the order of ``rule``. Options are compared by these criteria, the most important first:
 
@@ -75,7 +75,7 @@ def choose(options: Sequence[Option], rule: Rule) -> Choice | tuple[Shortage, ..
 
 
 def choose_regardless(options: Sequence[Option], rule: Rule) -> Choice:
-    """Return the best option, even if none fits its quota. This is for a quota that only warns or audits.
+    """Choose the best option, even if no option fits its quota. Use this for a quota in mode warn or audit.
 
     ``options`` must not be empty.
     """

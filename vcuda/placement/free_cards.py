@@ -1,4 +1,4 @@
-"""The free cards of each model and pool (group of nodes), as the scheduler extender publishes them."""
+"""The free cards of each GPU model and pool (group of nodes). This project's scheduler extender publishes them."""
 
 import operator
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ CARDS_KEY = "cards.json"
 
 
 class FreeCards(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one model in one pool. Cores are hundredths of a card."""
+    """The number of cards of one GPU model in one pool, and their free cores. Cores are hundredths of a card."""
 
     cards: int = 0
     """The number of all cards of one GPU model in one pool."""
@@ -21,9 +21,9 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     free_cores: int = 0
     """The sum of the free cores of all cards of one GPU model in one pool."""
     fragmented_cores: int = 0
-    """The free cores of cards that other pods partly use. A pod that requests whole cards cannot use these cores."""
+    """The sum of the free cores of partly used cards. A pod that requests whole cards cannot use these cores."""
     largest: int = 0
-    """The most free cores on one card. No container can get a larger share. Old releases of the extender publish 0."""
+    """The most free cores on any single card. No container can get a larger share. Old extenders publish 0."""
 
     def __add__(self, other: "FreeCards") -> "FreeCards":
         *mine, largest = msgspec.structs.astuple(self)
@@ -46,7 +46,7 @@ class _PublishedCards(msgspec.Struct, frozen=True):
 
 
 def free_by_model(published: FreeCardsByPool, pools: Iterable[str]) -> Mapping[str, FreeCards]:
-    """Return the free cards by model, as the sum of ``pools``. If ``pools`` is empty, all pools are summed."""
+    """Return the free cards of each model, added up over ``pools``. If ``pools`` is empty, all pools count."""
     allowed = frozenset(pools)
     found: dict[str, FreeCards] = {}
     for (model, pool), free in published.items():
@@ -62,5 +62,5 @@ def write_free_cards(by_pool: FreeCardsByPool) -> str:
 
 
 def read_free_cards(text: str) -> FreeCardsByPool:
-    """Return the free cards in the text of the ConfigMap that publishes them. Raises ValueError if it is malformed."""
+    """Parse a text that `write_free_cards` has written. Raises ValueError if the text is malformed."""
     return {(row.model, row.pool): row.free for row in msgspec.json.decode(text, type=list[_PublishedCards])}

@@ -14,7 +14,7 @@ from vcuda.placement.registers import Registers
 from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards, RegisteredMemory
 
 COUNT_LABEL = "nvidia.com/gpu.count"
-"""The label that has the number of a node's cards. GPU feature discovery writes it."""
+"""The node label with the number of the node's cards. NVIDIA's GPU feature discovery writes this label."""
 
 _COUNT = re.compile(r"[0-9]{1,4}", re.ASCII)
 
@@ -30,7 +30,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     registers: Mapping[str, Registers] = {}
     """The registers of each node, by the node's name. A register is a device plugin's list of the node's cards."""
     registered: Mapping[str, int] = {}
-    """The nodes with a current register, by the name of a vendor's scheme. Each value is a bit set of ``index``."""
+    """The nodes with a register that is not ``outdated``, by scheme name. Each value is a bit set of ``index``."""
     types: CardTypes = CardTypes()
     """The types of the cards in the registers, by GPU model."""
     free: FreeCardsByPool = {}
@@ -40,7 +40,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     seen: Mapping[str, frozenset[str]] = {}
     """For each GPU model, the values that the model label has on the nodes of this model."""
     outdated: Mapping[str, frozenset[str]] = {}
-    """The vendors' schemes that left a register on a node but no longer serve this node, by the node's name."""
+    """The schemes whose register is still on a node, although another plugin now serves it, by the node's name."""
 
     @classmethod
     def of(
@@ -69,7 +69,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(found, types=types)
 
     def named_by(self, named: CardModels) -> "Nodes":
-        """Return these nodes, with GPU models according to ``named``, the entries of ``gpu_models``."""
+        """Return the same nodes with the GPU models that ``named``, the entries of ``gpu_models``, give to them."""
         return self if named is self.named else Nodes.of(self.labels, self.keys, self.registers, named, self.outdated)
 
     @property
@@ -82,12 +82,12 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return None if value is None else self.named.model_of(value)
 
     def having(self, model: str) -> int:
-        """Return the nodes of a model, as a set of ``index``: an integer with one bit for each node."""
+        """Return the set of the model's nodes, as an integer with one bit for each node of ``index``."""
         return self.index.having(self.keys.model, self.label_values(model))
 
     @functools.cached_property
     def cards(self) -> Mapping[str, int]:
-        """The number of cards by model. A model is left out if the number of cards of one of its nodes is unknown."""
+        """The number of cards of each model. A model is left out if one of its nodes has an unknown number of cards."""
         found: dict[str, list[int | None]] = {}
         for name, labels in self.labels.items():
             if (model := self.model_of(name)) is not None:
@@ -99,7 +99,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def registered_cards(self) -> RegisteredCards:
-        """The smallest and the largest memory of the registered cards, by scheme and model."""
+        """The smallest and the largest memory of the healthy cards in registers, by scheme name and GPU model."""
         found: dict[tuple[str, str], set[int]] = {}
         for name, registers in self.registers.items():
             model = self.model_of(name)
@@ -116,11 +116,11 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
         return self.named.label_values(model, self.seen.get(model, ()))
 
     def allowed(self, values: Values, models: Set[str]) -> Set[str]:
-        """Return the models in ``models`` to which a node may belong if its model label has one of ``values``."""
+        """Return those of ``models`` that a node may have if ``values`` allows the value of its model label."""
         if not self.named.rows:
             return values.among(models)
         if values.listed is not None:
-            # The listed values are used, not those of existing nodes. A node with a listed value may be added later.
+            # Every listed value counts, even if no node has it now, because a node with this value may be added later.
             return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
         return {model for model in models if any(map(values.allow, self.label_values(model)))}
 

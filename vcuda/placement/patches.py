@@ -1,4 +1,4 @@
-"""The JSON Patch that limits a pod to a model, sets its scheduler, and removes forged annotations and labels."""
+"""Builds the JSON Patch that limits a pod to a model, sets its scheduler, and removes forged annotations and labels."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +16,7 @@ from vcuda.requests.schemes import ALLOCATION_LABELS, CREATION_ANNOTATIONS, Sche
 
 
 class Hints(msgspec.Struct, frozen=True):
-    """Settings for the JSON Patches of pods. Only ``avoided`` depends on the single pod."""
+    """Settings for the JSON Patch of a pod. ``scheduler`` and ``avoided`` may depend on the pod."""
 
     labels: NodeLabels = NodeLabels()
     scheduler: str | None = None
@@ -25,10 +25,10 @@ class Hints(msgspec.Struct, frozen=True):
     """The scheduler for the pods that request a vendor's resources, by the name of the vendor's scheme. A scheduler in
     key ``gpu_schemes`` of the quota ConfigMap takes precedence."""
     avoided: tuple[str, ...] = ()
-    """The hostnames of the nodes that the pod's own scheduler must not choose."""
+    """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
 
     def of(self, schemes: Collection[Scheme]) -> "Hints":
-        """Return settings for a pod with resources of ``schemes``. A scheme's own scheduler takes precedence."""
+        """Return settings for a pod that requests resources of ``schemes``. A scheme's own scheduler is preferred."""
         own = (scheme.scheduler or self.of_schemes.get(scheme.name) for scheme in schemes)
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
@@ -43,12 +43,12 @@ class _Wanted:
         self.plain: dict[str, Any] = {"key": key, "operator": "In", "values": list(self.values)}
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
-        """Return the requirement to add to an affinity term; None if ``present``, the term's requirements, has it."""
-        # The API server may call /mutate again (reinvocationPolicy). For a patched pod, it must return an empty patch.
+        """Return the requirement to add to a term; None if the term's requirements, ``present``, are already enough."""
+        # The API server may call /mutate again for a patched pod (reinvocationPolicy). The second patch must be empty.
         lists = self._lists(present)
         if any(all(map(self.allows, values)) for values in lists):
             return None
-        # The term may list other label values of the same model. If they were not added, possibly no node would match.
+        # The term may list other label values of the same model. Without them, the term could match no node.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
@@ -79,8 +79,8 @@ def patch_for(
     nodes: Nodes = NO_NODES,
     check: Check = no_check,
 ) -> list[Operation]:
-    """Return the JSON Patch operations that limit a pod to ``model`` and ``pools``, and set the annotations ``types``.
-    If ``pools`` is empty, every pool is allowed."""
+    """Return the JSON Patch operations that limit a pod to ``model`` and ``pools``, and set the annotations ``types``,
+    which choose card types. If ``pools`` is empty, every pool is allowed."""
     selected = (pod.spec.node_selector or {}).get(hints.labels.model)
     values = dict.fromkeys(nodes.label_values(model))
     if selected is not None and nodes.named.model_of(selected) == model:
@@ -94,8 +94,8 @@ def patch_for(
 
 
 def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
-    """Return the JSON Patch operations that set the scheduler of a pod that is admitted without a GPU model."""
-    # The pod gets the GPU scheduler, because another scheduler could give it a card of another pod.
+    """Return the JSON Patch operations for a pod that is not limited to a GPU model: they set its scheduler."""
+    # The pod gets the GPU scheduler, because another scheduler could give it a card that another pod uses.
     return [*_schedule(pod, [], hints)]
 
 
@@ -112,10 +112,10 @@ def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
-    # A scheduler that a person chose is kept. If nobody chose one, Kubernetes sets the name of its default scheduler.
+    # If a person chose no scheduler, Kubernetes has set its default scheduler. Any other scheduler is kept.
     if hints.scheduler and spec.scheduler_name in ("", DEFAULT_SCHEDULER) and spec.scheduler_name != hints.scheduler:
         yield _add("/spec/schedulerName", hints.scheduler)
-    # On a new pod, a scheduler's annotations and labels are copied or forged. gpu-admission never places such a pod.
+    # A scheduler's annotations and labels on a new pod are copied or forged. gpu-admission places no pod with them.
     yield from _remove("/metadata/annotations", pod.annotations, CREATION_ANNOTATIONS)
     yield from _remove("/metadata/labels", pod.labels, ALLOCATION_LABELS)
 
@@ -142,7 +142,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 def _require(
     spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
 ) -> Iterator[Operation]:
-    # Affinity terms are ORed, so every term gets the requirements. If no term exists, a term is added.
+    # Affinity terms are ORed, so every term gets the requirements. A pod without required node affinity gets one.
     terms = required_terms(spec)
     if terms is not None:
         base = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms"

@@ -39,7 +39,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     """The models of which no card has room for the pod's largest container; empty if free cards are not published."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
-        """Return the models, each with its usage and with ``asked(model)``, the pod's charge on the model."""
+        """Return an option for each model, with the limit and usage of the model and the pod's charge on it."""
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())
@@ -65,7 +65,7 @@ def find_candidates(
     *,
     check: Check = no_check,
 ) -> Candidates:
-    """Return the models of the quota that a pod may use. ``placing``: the vendors' GPU scheduler."""
+    """Return the models of the quota that a pod may use. ``placing``: the scheduler for the pod's GPU resources."""
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
@@ -102,7 +102,7 @@ def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
 
 
 class Pin(msgspec.Struct, frozen=True, gc=False):
-    """The GPU models and pools of the nodes that the spec of a pod allows."""
+    """The GPU models and the pools of nodes to which the nodeSelector and required node affinity limit a pod."""
 
     models: frozenset[str] | None
     """The GPU models of the nodes that the spec allows; None if the spec does not limit the model."""
@@ -121,25 +121,24 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
-    """Return the GPU models and pools of the nodes that a pod's nodeSelector and required node affinity allow."""
-    # A user can edit a pod's annotations, but not its nodeSelector and node affinity. While the pod has a scheduling
-    # gate, a user can add requirements (KEP-3838). Such requirements cannot allow nodes of another model.
+    # Annotations are not read, because users can edit them. The nodeSelector and node affinity are fixed. While the pod
+    # has a scheduling gate, users can add requirements (KEP-3838), but these cannot allow nodes of another model.
     values = limited_values(pod.spec, labels.model)
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
 
 
 class _Reach(NamedTuple):
-    """The models of the nodes that a pod's node selection allows."""
+    """The GPU models of the nodes that a pod's nodeName, nodeSelector and required node affinity allow."""
 
     in_pools: frozenset[str]
-    """The models of nodes, existing or not, that the pod's node selection allows in the quota's pools."""
+    """The models of the allowed nodes in the quota's pools, including nodes that may be added later."""
     anywhere: frozenset[str]
-    """The models of nodes, existing or not, that the pod's node selection allows in any pool."""
+    """The models of the allowed nodes in any pool, including nodes that may be added later."""
     present: frozenset[str]
-    """The models with an existing node that is in the quota's pools and can serve the pod."""
+    """The models with an existing allowed node in the quota's pools that can serve the pod."""
     unserved: frozenset[str]
-    """The models that have allowed nodes in the pools of the quota, but no node there that can serve the pod."""
+    """The models with existing allowed nodes in the quota's pools, of which none can serve the pod."""
 
     def exclusion(self, model: str, quota: NamespaceQuota) -> str | None:
         if model in self.in_pools:
@@ -169,10 +168,10 @@ def _reach_of(
         found = index.matching(term, selected)
         matching |= found
         if len(in_pools) == len(models):
-            continue  # skips the slow part, because all models are found, and thousands of terms may follow
+            continue  # all models are found; skip the slow part below, because thousands of terms may follow
         names = term.name.limit() if term.name else None
         if names is not None and names <= nodes.labels.keys():
-            # If all nodes that the term names are known, their labels decide. An unknown node may have any labels.
+            # If all nodes that the term names exist, their labels decide. A node that is missing may get any labels.
             named |= found
         elif _could_be_met(term, keys):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)

@@ -23,7 +23,7 @@ MAX_TEXT = 128
 MAX_REGISTER = 256 * 1024
 """Maximum number of characters of a register. The API server allows 256 KiB for all annotations of an object."""
 MAX_CARD_MEMORY = 2**24
-"""Maximum memory of one card in MiB, which HAMi and vgpu-manager may have scaled. A larger number is ignored."""
+"""Maximum memory of one card in MiB. Vendors may register a multiple of the real memory. Larger values are ignored."""
 
 _MIG = "mig"
 _FIELDS = (7, 9)
@@ -37,14 +37,14 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     type: str
     mig: bool = False
     memory: int = 0
-    """The registered memory in MiB, which HAMi and vgpu-manager may have scaled; 0 if no memory is registered."""
+    """The registered memory in MiB, which may be a multiple of the real memory; 0 if no valid memory is registered."""
     healthy: bool = True
     """False if the register reports a fault of the card. HAMi's JSON omits the field for a faulty card, so such a card
     counts as healthy."""
 
 
 class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards of one device plugin on a node. The types and modes are computed once, because they are used often."""
+    """The cards that one device plugin lists for a node. The other fields are computed once, as they are used often."""
 
     cards: tuple[Card, ...] = ()
     types: tuple[str, ...] = ()
@@ -123,8 +123,8 @@ def _separated(text: str) -> Iterator[Card]:
 
 
 def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> Card:
-    # Annotations list card types, separated by commas. So a type with a comma is rejected. Vendors ignore the blanks
-    # around a type.
+    # Pod annotations list card types, separated by commas. So a type with a comma is rejected. Vendors ignore the
+    # blanks around a type.
     kind = kind.strip()
     for name, value in (("uuid", uuid), ("type", kind)):
         plain = value.isascii() and value.isprintable() and "," not in value
@@ -137,7 +137,7 @@ def _card(uuid: str, kind: str, memory: object, *, mig: bool, healthy: bool) -> 
 
 
 def read_registers(annotations: Mapping[str, str], on_fault: Callable[[str, ValueError], object]) -> Registers:
-    """Return the registers of a node. A malformed register is passed to ``on_fault`` and ignored."""
+    """Return the registers of a node. A malformed register is left out, and ``on_fault`` gets its key and the error."""
     found = {}
     for key, scheme in ANNOTATIONS.items():
         if key in annotations:

@@ -1,8 +1,8 @@
 """Finds the nodes of a GPU model that can serve a pod, and the scheduler that places the pod there.
 
 HAMi and vgpu-manager list the cards of each of their nodes in a node annotation, the register. Their schedulers skip
-all other nodes (HAMi ``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On the other nodes
-``nvidia.com/gpu`` is a whole card of NVIDIA's device plugin, which the pod's own scheduler assigns.
+nodes without a register (HAMi ``pkg/scheduler/scheduler.go``, ``getNodesUsage``: "node unregistered"). On these nodes,
+``nvidia.com/gpu`` is a whole card of NVIDIA's device plugin, and the scheduler that the pod names can assign it.
 """
 
 from collections.abc import Iterable
@@ -27,20 +27,20 @@ class ServedBy(msgspec.Struct, frozen=True, gc=False):
     """The nodes of one model that can serve a pod, and the scheduler that places the pod on them."""
 
     nodes: int
-    """The nodes that can serve the pod, as a bit set (see `Nodes.index`); empty if the model has no node yet."""
+    """The nodes that can serve the pod, as a bit set (see `Nodes.index`); empty if no existing node can."""
     scheduler: str | None = None
     """The scheduler that places the pod; None if the pod keeps the scheduler that it names."""
     avoided: tuple[str, ...] = ()
-    """The hostnames of the model's nodes that cannot serve the pod, so that its own scheduler must not choose them."""
+    """The hostnames of the nodes to exclude, because the scheduler that the pod names cannot assign their cards."""
 
 
 def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str | None = None) -> ServedBy:
     """Return the nodes of a model that can serve a pod, and the scheduler that places the pod there. ``every``: all
-    nodes of the model. ``placing``: the scheduler of the vendors' schemes that the pod requests."""
+    nodes of the model. ``placing``: the scheduler for the vendors' resources that the pod requests."""
     if not request.schemes:
         return ServedBy(every)
     for scheme in request.registered:
-        # If no node has the scheme's register (its list of cards), its nodes are unknown. So all nodes are kept.
+        # If no node has a register (list of cards) of the scheme, its nodes are unknown. So no node is left out.
         every &= nodes.registered.get(scheme.name, every)
     if request.registered or not all(each.register for each in request.schemes):
         return ServedBy(every, placing)
@@ -48,8 +48,8 @@ def serve(pod: Pod, request: PodRequest, every: int, nodes: Nodes, placing: str 
 
 
 def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str | None, every: int) -> ServedBy:
-    # A request for only a number of cards can be served by nodes with a vendor's register (the annotation that lists
-    # the cards) and by nodes without a register. The two kinds of nodes need different schedulers.
+    # Nodes with a vendor's register (list of cards) and nodes without a register can both serve a request for whole
+    # cards. But they need different schedulers, so the pod is limited to one of these two kinds of nodes.
     with_register = 0
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
@@ -67,13 +67,13 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
 
 
 def reaches(pod: Pod, nodes: Nodes, key: str, values: Iterable[str]) -> bool:
-    """Return whether the pod's node selection allows an existing node whose label has one of these values."""
+    """Return whether a pod may run on an existing node whose label ``key`` has one of ``values``."""
     selection = NodeSelection.of(pod.spec)
     among = nodes.index.selected(selection.selector) & nodes.index.having(key, values)
     return any(nodes.index.matching(term, among) for term in selection.terms)
 
 
 def unserved(model: str, request: PodRequest, nodes: Nodes) -> str:
-    """Return the message why no existing node of a model can serve a request."""
+    """Return the message that no existing node of a model can serve the pod, because a register is missing."""
     names = " and ".join(each.display_name for each in request.registered if each.name in nodes.registered)
     return f"{model} is excluded, because no node that the pod may use has a register of {names}"

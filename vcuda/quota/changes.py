@@ -50,7 +50,7 @@ def changes(old: Quota, new: Quota) -> Iterator[QuotaChange]:
 
 
 def summary(old: Quota, new: Quota, longest: int) -> str:
-    """Return the first differences in a text of at most ``longest`` characters (at least `LONGEST_CHANGE` + 40)."""
+    """Return a text with the first differences. ``longest``: its maximum length, at least `LONGEST_CHANGE` + 40."""
     text, different = "", changes(old, new)
     for change in different:
         longer = f"{text}; {change.shown}" if text else change.shown
@@ -89,7 +89,7 @@ def weakened(old: Quota, new: Quota) -> Iterator[str]:
 
 
 def beyond(old: Quota, new: Quota, cards_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each limit, and each sum of a model's limits, that is raised above the existing cards."""
+    """Yield a warning if an edit raises a limit, or the sum of a model's limits, above the number of existing cards."""
     before, after = ({name: _most_cores(each, new.moment) for name, each in of.entries.items()} for of in (old, new))
     for namespace, limits in after.items():
         for model, limit in limits.items():

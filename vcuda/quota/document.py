@@ -54,7 +54,7 @@ T = TypeVar("T")
 MAX_NAMESPACES = 10_000
 """The most namespaces in one document. Kubernetes itself is tested with 10,000 namespaces."""
 LONGEST_EMPTY = 256
-"""A quota document with more characters than this, without counting comments, is never treated as empty."""
+"""`is_empty` parses only texts of at most this many characters without comments. A longer text is not empty."""
 MOST_FREE = "most-free"
 """The only supported value of the key ``prefer``."""
 
@@ -125,8 +125,6 @@ _Allowed = Annotated[Allowance, _member(Allowance)]
 
 
 class _NamespaceEntry(StrictModel):
-    """The entry of one namespace in the quota document."""
-
     quota: Annotated[_Limits, pydantic.BeforeValidator(lambda value: {} if value is None else value)] = pydantic.Field(
         default_factory=dict
     )
@@ -191,7 +189,7 @@ _SHAPES = (
     "must be a mapping from models to cards, for example {A100: 8, T4: 2.5}",
     "must be a mapping with models and times, for example {A100: 4, until: 2026-12-01}",
 )
-"""The error messages for a document, a namespace's entry, an entry's ``quota`` and a grant that is not a mapping."""
+"""The error messages if the document, a namespace's entry, its ``quota``, or one of its grants is not a mapping."""
 
 
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
@@ -249,7 +247,7 @@ def is_empty(text: str) -> bool:
 
 
 def parse_quota(text: str, system: frozenset[str] = SYSTEM_NAMESPACES, zone: ZoneInfo = UTC) -> Quota:
-    """Return the quota that a document states. ``system``: the namespaces to which the entry ``*`` never applies.
+    """Parse a quota document. ``system``: the namespaces to which the entry ``*`` never applies.
     ``zone``: the default time zone of grants. Raises QuotaFault."""
     entries = check_text(text, lambda tree: _read_entries(tree, zone), _sentence)
     namespaces = {}

@@ -35,13 +35,13 @@ T = TypeVar("T")
 MAX_GRANTS = 100
 """The maximum number of grants (temporary additions to limits) of one namespace."""
 MAX_RECURRING = 1000
-"""The maximum number of weekly or daily times in one document. All are evaluated whenever a grant begins or ends."""
+"""Maximum number of different weekly or daily times in a document. All are evaluated when a grant starts or ends."""
 MAX_WHY = 200
 """The maximum length of the text of ``why``, in which people write the reason for a grant."""
 
 
 class _UnknownKey(str):
-    """An error message that replaces the value of an unknown key in a grant. Pydantic adds the key's path to it."""
+    """The error message for an unknown key in a grant. It replaces the key's value, so that pydantic adds the path."""
 
     __slots__ = ()
 
@@ -93,7 +93,7 @@ _Time = Annotated[
 
 
 class GrantEntry(StrictModel):
-    """One grant as written in the quota document. Keys that are not fields here are GPU models with a limit to add."""
+    """One grant as written in the quota document. A key that is not a field here is a GPU model with a limit to add."""
 
     model_config = pydantic.ConfigDict(extra="allow")
 
@@ -116,7 +116,7 @@ class GrantEntry(StrictModel):
         return {model: Limit(added.cards, added.memory) for model, added in self.__pydantic_extra__.items()}
 
     def in_zone(self, zone: ZoneInfo) -> Grant:
-        """Return the grant with its times in ``zone``. The grant must be valid."""
+        """Return the grant with its times in ``zone``. The caller must ensure that `faults_of` found no fault."""
         return Grant(self.limits, self.times_in(zone), self.why)
 
     def times_in(self, zone: ZoneInfo) -> Times:
@@ -136,7 +136,7 @@ _KEYS = (*CONDITIONS, "why")
 
 
 def read_grants(value: object) -> tuple[object, ...]:
-    """Return grants for `GrantEntry` to validate: an error message replaces the value of each unknown key."""
+    """Return the grants for `GrantEntry` to validate. The value of each unknown key is replaced by an error message."""
     if not isinstance(value, list):
         raise WrongValueError(f"must be a list, for example [{{A100: 4, until: 2026-12-01}}]; got {shown(value)}")
     if len(value) > MAX_GRANTS:
@@ -168,9 +168,9 @@ def _fault_of(key: str, value: object) -> str:
 def faults_of(
     limits: Mapping[str, LimitEntry], grants: Sequence[GrantEntry], zone: ZoneInfo
 ) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the faults that only a comparison of values shows, as pairs of a path below ``grants`` and a message."""
-    # A model's limits in a quota entry and its grants are added up. If one limit had no number of cards, the sum would
-    # have none. The same is true of memory. So all limits of a model must limit the same: cards, memory, or both.
+    """Yield faults between values, such as `until` before `from`, as pairs of a path below ``grants`` and a message."""
+    # A model's limits in `quota` and in grants are added up. If one of them did not limit cards, the sum would not
+    # limit cards. The same is true of memory. So all limits of a model must limit the same: cards, memory, or both.
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:

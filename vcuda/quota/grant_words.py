@@ -42,7 +42,7 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
 
 
 def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:
-    """Yield a warning for each grant that has ended, and for each model of a grant that the key ``quota`` sets to 0."""
+    """Yield a warning for each grant that has ended, and for each grant of a model that the key ``quota`` sets to 0."""
     for at, grant in enumerate(quota.grants):
         if not grant.times.holds(moment) and math.isinf(grant.times.next_change(moment)):
             yield f"grants[{at}]: the grant has ended and can be removed"

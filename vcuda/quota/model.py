@@ -20,7 +20,7 @@ NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
 SYSTEM_NAMESPACES = frozenset({"kube-system", "kube-public", "kube-node-lease"})
 
 UNASKED_NAMESPACES = frozenset({"kube-system", "vcuda-quota", LEDGER_NAMESPACE, NODE_NAMESPACE})
-"""The namespaces for whose pods the API server does not call the webhook, as manifests/base names them. If the webhook
+"""The namespaces for whose pods the API server does not call the webhook, as set in manifests/base. If the webhook
 had to admit its own pods, it could not start again after all its pods were deleted."""
 
 DEFAULT = "*"
@@ -103,7 +103,7 @@ class Grant(msgspec.Struct, frozen=True):
     """An addition to the limits of a namespace at certain times."""
 
     limits: Mapping[str, Limit]
-    """The amounts added to limits, by GPU model. A model that the namespace's own limits set to 0 stays at 0."""
+    """The amounts added to limits, by GPU model. A model that the entry's ``quota`` sets to 0 stays at 0."""
     times: Times
     why: str = ""
 
@@ -133,11 +133,11 @@ class NamespaceQuota(msgspec.Struct, frozen=True):
     prefer_most_free: bool = False
     """True if the GPU model with the most free cards and quota is tried first for a pod."""
     one_model: bool = False
-    """True if an object (a pod or claim) is rejected if it could get several models."""
+    """True if every pod or claim that could get several models is rejected."""
     grants: tuple[Grant, ...] = ()
     """All grants, including those that do not apply now."""
     own: Mapping[str, Limit] | None = None
-    """The limits without grants if `at` has added the present grants to ``limits``; otherwise None."""
+    """The limits without grants, in a copy that `at` has made; None in the entry as people wrote it."""
     granted: tuple[Granted, ...] = ()
     """The parts of ``limits`` that grants add, in the order of the grants."""
 
@@ -192,7 +192,7 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def entries(self) -> Mapping[str, NamespaceQuota]:
-        """All quota entries as written in the quota document, by the name of the namespace or `DEFAULT`."""
+        """All quota entries as people wrote them, by namespace. The key of the ``*`` entry is `DEFAULT`."""
         return {**self.namespaces, **({DEFAULT: self.default} if self.default else {})}
 
     @property
@@ -207,9 +207,9 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
         return min((times.next_change(moment) for times in self.times), default=math.inf)
 
     def for_namespace(self, name: str) -> NamespaceQuota | None:
-        """Return the quota of namespace ``name`` at ``moment``; None if the namespace is not limited."""
+        """Return the quota of a namespace at the time ``self.moment``; None if the namespace is not limited."""
         own = self.namespaces.get(name)
-        # A system namespace can have its own entry. Its pods that bypass the webhook are counted, but never refused.
+        # A system namespace can have its own entry. Pods there that bypass the webhook are charged, but never refused.
         if own is not None:
             return self._at_moment(own)
         return None if name in self.system or self.default is None else self._at_moment(self.default)
@@ -231,8 +231,8 @@ class Quota(msgspec.Struct, frozen=True, dict=True):
 class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The GPU quota of one model that one or several objects (pods or claims) of a namespace take.
 
-    ``cores`` are hundredths of a card. ``memory`` is the sum of the requests in MiB. ``card_memory`` is the sum of the
-    requests for whole cards or for a percentage of a card, in hundredths of a card's memory. `memory_under` converts
+    ``cores`` are hundredths of a card. ``memory`` is the sum of requests for memory in MiB. ``card_memory`` is the sum
+    of requests for whole cards or percentages of a card, in hundredths of a card's memory. `memory_under` converts
     ``card_memory`` to MiB by the present limit. So a recorded charge stays correct if the limit changes.
     """
 
@@ -263,7 +263,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         return self.cores >= other.cores and self.memory >= other.memory and self.card_memory >= other.card_memory
 
     def memory_under(self, limit: Limit) -> int:
-        """Return the charged memory in MiB. It is rounded up, so that many small shares cannot exceed ``limit``.
+        """Return the charged memory in MiB, rounded up, so that many small shares cannot exceed ``limit``.
 
         The memory of one card is the memory of the limit divided by the cards of the limit. If the limit has no cards,
         the memory of one card is the limit's ``card_memory``.
@@ -293,7 +293,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
     used: Charge = Charge()
     """All charges, including the pending, terminating and reserved charges."""
     pending: Charge = Charge()
-    """The charges of pods that are admitted, but that a watch has not delivered as stored yet."""
+    """The charges of admitted pods that no watch has reported as stored yet."""
     terminating: Charge = Charge()
     """The charges of deleted pods whose containers may still run."""
     reserved: Charge = Charge()

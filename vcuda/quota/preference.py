@@ -53,7 +53,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
     """True if the annotation ends with ``*``, so that the other models of the quota entry follow."""
 
     def unknown(self, known: Set[str]) -> str | None:
-        """Return a message about the first named model that is not in ``known``; None if all named models are."""
+        """Return a message about the first named model that is not in ``known``; None if ``known`` has all of them."""
         for model in self.models:
             if model not in known:
                 hint = suggestion(model, known) or f"supported models: {listed(sorted(known), MAX_NAMED)}"
@@ -61,7 +61,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
         return None
 
     def unlisted(self, namespace: str, quota: NamespaceQuota) -> str | None:
-        """Return a message about the first named model that the quota entry does not list; None if it lists all."""
+        """Return a message about the first named model that the quota does not list; None if it lists all of them."""
         for model in self.models:
             if model not in quota.limits:
                 return (
@@ -72,7 +72,7 @@ class Wish(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_wish(annotations: Mapping[str, str]) -> Wish | None:
-    """Return the models that the models annotation names; None without annotation. Raises ValueError if malformed."""
+    """Parse the models annotation. Return None if it is missing. Raises ValueError if it is malformed."""
     text = annotations.get(MODELS_ANNOTATION)
     if text is None:
         return None

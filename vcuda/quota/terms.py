@@ -15,7 +15,7 @@ MALFORMED = "malformed GPU request"
 """The first words of every refusal of a malformed request."""
 
 LEDGER_NAMESPACE, NODE_NAMESPACE = "vcuda-quota-ledgers", "vcuda-quota-node"
-"""The default namespaces of the ledgers (records of charges) and of the node agents. They must contain nothing else."""
+"""The default namespaces of the ledgers (records of charges) and of the node agents. Both must contain nothing else."""
 
 STORABLE_SECONDS = 75
 """This many seconds after its admission, a pod can no longer be stored. The API server ends a request after a minute,

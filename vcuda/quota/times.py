@@ -34,7 +34,7 @@ LocalTime = datetime.date | datetime.datetime
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The times at which a grant applies. These are the times at which all conditions in the fields below are true."""
+    """The times at which a grant applies. The grant applies while all conditions in the fields are true."""
 
     zone: ZoneInfo
     start: float = -math.inf
@@ -44,8 +44,8 @@ class Times(msgspec.Struct, frozen=True):
     days: frozenset[int] = frozenset()
     """The days of the week, 0 for Monday; empty for every day."""
     hours: tuple[int, int] | None = None
-    """A pair of the grant's first minute and the minute after its last, counted from midnight; None for the whole day.
-    If the second number is smaller than the first, the grant ends on the next day."""
+    """The first minute of the grant, and the minute after its last, both counted from midnight; None for the whole day.
+    If the second number is smaller, the grant continues after midnight, if ``days`` allows the next day."""
 
     def __str__(self) -> str:
         parts = [f"from {shown(self.start, self.zone)}"] if self.start > -math.inf else []
@@ -108,7 +108,7 @@ def start_of(day: datetime.date, zone: ZoneInfo) -> float:
 
 
 def _clock_changes(begin: float, after: float, zone: ZoneInfo) -> list[float]:
-    """Return a list of the one time between ``begin`` and ``after`` when the offset from UTC changes; may be empty."""
+    """Return a list with the time between ``begin`` and ``after`` at which the offset from UTC changes, or no time."""
 
     def offset(moment: float) -> datetime.timedelta | None:
         return datetime.datetime.fromtimestamp(moment, zone).utcoffset()

@@ -36,7 +36,7 @@ def listed(names: Collection[str], most: int) -> str:
 
 
 def read_label_value(name: object) -> str:
-    """Return ``name``, the name of a model or pool, if it is a valid value of a node label."""
+    """Return the name of a model or pool. Raises WrongValueError if it is not a valid value of a node label."""
     if not isinstance(name, str):
         raise WrongValueError(f"must be a string, so the name must be in quotes; got {shown(name)}")
     # Kubernetes allows an empty label value. But a node with an empty model label has no model. So "" is rejected.
@@ -49,7 +49,7 @@ def read_label_value(name: object) -> str:
 
 
 def read_cores(value: object) -> int:
-    """Return a number of cards, from 0 to MAX_CARDS with at most two decimals, in hundredths of a card."""
+    """Convert a number of cards (0 to MAX_CARDS, at most two decimals) to hundredths of a card."""
     if not isinstance(value, Decimal):
         raise WrongValueError(_no_cards(value))
     if not value.is_finite() or not 0 <= value <= MAX_CARDS:
@@ -75,12 +75,12 @@ def _no_cards(value: object) -> str:
 
 
 def read_memory(value: object) -> int:
-    """Return a Kubernetes quantity, such as 160Gi, in MiB from 1 to MAX_MEMORY, rounded down."""
+    """Convert a Kubernetes quantity, such as 160Gi, to MiB, rounded down. It must be from 1 to MAX_MEMORY MiB."""
     return int(read_bytes(value) // MIB)
 
 
 def read_bytes(value: object) -> Decimal:
-    """Return a Kubernetes quantity, such as 160Gi, in bytes. The amount must be from 1 MiB to MAX_MEMORY."""
+    """Convert a Kubernetes quantity, such as 160Gi, to bytes. It must be from 1 to MAX_MEMORY MiB."""
     amount = value
     with contextlib.suppress(ValueError):
         amount = k8s_types.parse_quantity(value) if isinstance(value, str) else value
@@ -116,7 +116,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text``, cut to 63 characters (the longest name), with control characters escaped."""
+    """Return ``text`` with control characters escaped, cut to 63 characters, the length of the longest name."""
     cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
 
@@ -131,7 +131,7 @@ def suggestion(written: object, known: Iterable[str]) -> str:
 
 
 def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
-    """Raise pydantic's ValidationError with all ``faults``, pairs of a path and a message. Return if there are none."""
+    """Raise pydantic's ValidationError with all ``faults``, pairs of path and message, if there are any."""
     lines = [
         InitErrorDetails(type=PydanticCustomError("value_error", "{error}", {"error": why}), loc=place, input=None)
         for place, why in faults
@@ -143,8 +143,8 @@ def raise_faults(faults: Iterable[tuple[KeyPath, str]]) -> None:
 def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], must_be: str, also: str = "") -> str:
     """Return the message for a fault that pydantic has found.
 
-    A fault of our own validators has its own message. The message about an unknown key lists the keys of ``entry``, and
-    has ``also`` as a second sentence. All other faults have the message ``must_be`` with the wrong value.
+    A validator of this project states its own message. The message about an unknown key suggests a similar key, or
+    lists the keys of ``entry`` and adds the sentence ``also``. Every other message is ``must_be`` with the wrong value.
     """
     match details["type"]:
         case "value_error":

@@ -64,7 +64,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _parse(text: str) -> Any:
-    """Return the parse tree of a document. After a leading brace, JSON is tried first, because YAML forbids tabs."""
+    """Return the parse tree. A text that begins with a brace is first parsed as JSON, because YAML forbids tabs."""
     if not text.lstrip().startswith("{"):
         return _parse_yaml(text)
     try:
@@ -138,8 +138,8 @@ class _BoundedComposer(Composer, yaml.CBaseLoader):
         if fault:
             raise _unreadable(self._text, event.start_mark.index, fault)
         self._nodes += 1
-        # A key or list item has at most two YAML nodes. So twice `MAX_ENTRIES` nodes are a first bound. `_Walk`
-        # counts the entries exactly later.
+        # An entry (key or list item) has at most two YAML nodes. So a document with more than twice `MAX_ENTRIES` nodes
+        # has too many entries. Later, `_Walk` counts the entries exactly.
         if self._nodes > 2 * MAX_ENTRIES + 1:
             _refuse(_TOO_MANY)
         if self._depth > MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""Reads the key ``gpu_models`` of the quota ConfigMap: the products of each GPU model, and the size of a device.
+"""Reads the key ``gpu_models`` of the quota ConfigMap: for each GPU model, its products, card memory and device size.
 
 For example::
 
@@ -35,7 +35,7 @@ from vcuda.requests.folding import fold
 from vcuda.requests.resources import MAX_PRODUCT, WILDCARDS, CardModels, ProductRow
 
 MAX_PRODUCTS = 32
-"""The maximum number of products of one model. The CEL selector that limits a claim to a model lists them all."""
+"""The maximum number of products of a model. The CEL expression that limits a claim to the model lists all of them."""
 MAX_ROWS = 256
 """The maximum number of models, and of the products of all models. Validation compares all pairs of products."""
 
@@ -59,7 +59,7 @@ def common_product(one: str, other: str) -> str | None:
 
 
 def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the possible next steps of the search for a product that two patterns match, from their next characters.
+    """Yield the steps that `common_product` may take. ``left``, ``right``: the next character of each pattern, or "".
 
     A step is the number of characters consumed from each pattern (two numbers), and the text added to the product name.
     """

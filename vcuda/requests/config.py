@@ -25,7 +25,7 @@ QUOTA, UNITS, DOMAINS, SCHEME_SETTINGS, MODELS = "gpu_quota", "gpu_units", "gpu_
 TIME_ZONE = "gpu_time_zone"
 KEYS = (UNITS, DOMAINS, SCHEME_SETTINGS, MODELS, TIME_ZONE)
 PREFIX = "gpu_"
-"""The prefix of this system's keys in the quota ConfigMap. Keys with another prefix are ignored."""
+"""The prefix of this project's keys in the quota ConfigMap. Keys with another prefix are ignored."""
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def parse_config(
 ) -> QuotaConfig:
     """Parse ``data`` of the quota ConfigMap. ``key``: the key of the quota. ``version``: the resourceVersion.
 
-    Raises QuotaFault with the faults of all keys. If a fault is not in the quota, its path begins with its key.
+    Raises QuotaFault with the faults of all keys. The path of a fault in another key than ``key`` contains that key.
     """
     faults: list[Fault] = []
 
@@ -90,7 +90,7 @@ def parse_zone(text: str) -> ZoneInfo:
 
 
 def read_unit_name(name: str, info: pydantic.ValidationInfo) -> str:
-    """Return ``name`` if it is a valid key in ``gpu_units``. Raises WrongValueError, also if its charge is fixed."""
+    """Return ``name`` if it is a valid key in ``gpu_units``. Raises WrongValueError if invalid or already charged."""
     domain, slash, rest = name.partition("/")
     if name.startswith(CLASS_RESOURCE):
         raise values.WrongValueError(f"must be written as {CLASS}{values.printable(rest)}, for both claims and pods")

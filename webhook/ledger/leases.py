@@ -114,7 +114,7 @@ class Plan(NamedTuple):
 def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
     """Plan the next reservation of this replica. A reservation always fits the free quota of the namespace.
 
-    ``ledger``: without the present reservation of this replica, but with all charges that it admitted from it.
+    ``ledger``: without the present reservation of this replica, but with all charges admitted from that reservation.
     """
     replicas = len(ledger.reserved) + 1
     busy = max(sum(number for number, _ in demand.recent().values()), len(ledger.pending)) >= LEAST_GRANTS

@@ -174,7 +174,7 @@ class NamespaceLedger:
         return await loop.run_in_executor(self._shared.list_threads, count, self._namespace, READ_TIMEOUT_SECONDS)
 
     async def _gather(self, last_batch: int) -> None:
-        # More charges can join the batch during this sleep. A last batch of one charge means that there is no load, so
+        # More charges can join the batch during this sleep. If the previous batch had one charge, there is no load, so
         # there is no sleep.
         if last_batch > 1:
             await self._shared.sleep(GATHER_SECONDS)
