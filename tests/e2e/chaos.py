@@ -33,7 +33,7 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import PATIENCE, ControllerProcess, Fields, OwnProcess, WebhookProcess, memory
 
 ASKS = "e2e.vcuda.io/policy"
-"""The label of the pods that a second webhook also reviews. That webhook is slow: it answers within SLOWEST seconds."""
+"""The label of pods and claims that a slow second webhook also reviews, and sometimes rejects after the charge."""
 
 REFUSAL = "refused by another policy"
 SLOWEST, REFUSED_PART = 1.5, 0.1
@@ -51,7 +51,7 @@ _REASONS = (
     (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REFUSAL}$"),
-    # The webhook answers a claim with 403 in cases in which it answers a pod with 429.
+    # If a pod would get 429, a claim gets 403, because controllers that create claims must not wait for a retry.
     (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),
     (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
@@ -83,7 +83,7 @@ reservations.
 LEADING, REAPED = "this replica leads now", "releasing the reservation of a replica that has ended"
 INTERNAL, NOT_ANSWERED = "internal error", "not answered"
 TOLD = (LEADING, REAPED, INTERNAL, NOT_ANSWERED)
-"""The events in the logs of our programs that the chaos test reports."""
+"""The log events of our programs that the chaos test evaluates, also after the program was killed."""
 
 SAMPLE_PAUSE = 0.5
 GRANTED = re.compile(rb"^vcuda_ledger_granted_total (\S+)", re.MULTILINE)
@@ -118,13 +118,13 @@ class Callers:
     """Callers that create and delete objects. Each caller uses one replica and one API server.
 
     All callers use the namespaces of one group, and change to the next group every ``stay`` seconds. They create most
-    objects in the first namespace of the group, which is the roomy one.
+    objects in the first namespace of the group: the roomy namespace, which has a large quota.
 
     ``rests``: a client for each API server.
     ``groups``: the groups of namespaces.
     ``replicas``: the number of webhook replicas.
     ``claims``: True if the callers also create ResourceClaims, and pods with a template of `templates`.
-    ``started``: seconds of the monotonic clock.
+    ``started``: the time on the monotonic clock at which the first group began, in seconds.
     ``counts``, ``claim_counts``: the number of answers by reason, for pods and for claims.
     ``keep``: while it is set, nothing in the roomy namespace is deleted, so that its quota is soon used up.
     """
@@ -171,9 +171,7 @@ class Callers:
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
-        """Return the labels of the objects of the caller with this number. They select the replica that reviews these
-        objects.
-        """
+        """Return the labels of the objects of the caller ``number``. They select the replica that reviews them."""
         return {REPLICA: str(number % self.replicas)}
 
     def _manifest(self, name: str, namespace: str, labels: Mapping[str, str]) -> Json:
@@ -195,9 +193,7 @@ def created(rest: Rest, made: Json) -> str:
 
 
 def delete(rest: Rest, made: Json, stop: threading.Event) -> None:
-    """Repeat the deletion of a pod or claim until the API server confirms it, or reports that the object does not
-    exist.
-    """
+    """Request the deletion of a pod or claim until the API server confirms it, or until the object does not exist."""
     path = f"{path_of(made)}/{made['metadata']['name']}"
     while not stop.is_set():
         try:
@@ -219,9 +215,7 @@ def path_of(made: Json) -> str:
 
 
 def templates(namespace: str, replicas: int) -> list[Json]:
-    """Return a ResourceClaimTemplate for each replica. The slow webhook also reviews the claims of the last
-    template.
-    """
+    """Return a ResourceClaimTemplate for each replica. The slow webhook also reviews claims from the last template."""
     every = [{REPLICA: str(number)} for number in range(replicas)]
     every[-1][ASKS] = "true"
     return [template(namespace, f"gpu-{labels[REPLICA]}", labels=labels) for labels in every]
@@ -236,7 +230,7 @@ def think(_path: str, review: Json) -> Json:
 
 @contextmanager
 def policy(directory: Path, timeout: int) -> Iterator[Json]:
-    """Run the slow webhook, which reviews pods with the label `ASKS`. Yield its item for a webhook configuration.
+    """Run the slow webhook for objects with the label `ASKS`. Yield it as an item of a webhook configuration.
 
     ``directory``: the directory with the webhook's certificate and ``ca.crt``.
     """
@@ -284,7 +278,7 @@ class Victim(Generic[P]):
         return self._running.done() and self.serving() is None
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines with this event, which must be in `TOLD`. The lines of killed processes are included."""
+        """Return the log lines with ``event``, one of `TOLD`, of this process and of the killed processes before it."""
         return [line for line in (*self._told, *lines_of(self.current())) if line["event"] == event]
 
 
@@ -314,7 +308,7 @@ def replicas(makes: Sequence[Make]) -> Iterator[Sequence[Victim[WebhookProcess]]
 
 @dataclass
 class Figures:
-    """The memory of the webhook replicas, and their admissions from reservations.
+    """Measurements of the webhook replicas: their memory, and the charges that they admitted from reservations.
 
     ``worker``: maximum memory of a replica's worker in MiB.
     ``replica``: maximum memory of all processes of a replica together, in MiB.

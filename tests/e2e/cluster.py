@@ -36,7 +36,7 @@ NOT_READY = "node.kubernetes.io/not-ready"
 
 
 class Cluster:
-    """A client of the API server of ``control_plane``, with the user of ``token``; by default the admin.
+    """A client of the API server of ``control_plane``. Its user is the owner of ``token``, by default the admin.
 
     ``api`` is the official client for typed calls, and ``rest`` sends plain JSON over the same connections. Timeouts
     are in seconds.
@@ -66,9 +66,7 @@ class Cluster:
         return path
 
     def service_account_token(self, namespace: str, name: str) -> str:
-        """Return a token of an existing ServiceAccount. It is valid for an hour, and the API server issues it by a
-        TokenRequest.
-        """
+        """Return a new token of an existing ServiceAccount. The token is valid for an hour."""
         about = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest"}
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
         return str(self.rest.send("POST", path, {**about, "spec": {"expirationSeconds": 3600}}).ok()["status"]["token"])
@@ -111,7 +109,6 @@ class Cluster:
         self.kubectl("apply", "-f", "-", stdin=json.dumps(document))
 
     def create(self, manifest: Json) -> Json:
-        """Create an object, and return it as the API server has stored it."""
         return self.try_create(manifest).ok()
 
     def try_create(self, manifest: Json, **query: str) -> Answer:
@@ -163,8 +160,8 @@ class Cluster:
     ) -> Iterator[None]:
         """Register the webhooks, items of a configuration's `webhooks`, during the ``with`` statement.
 
-        The webhooks are in effect when the statement begins, and no longer in effect after it. The mutating and the
-        validating configuration are written at once, and awaited afterwards, so their delays overlap.
+        The webhooks are in effect when the statement begins, and no longer in effect after it. Both configurations are
+        written before this waits for their effect, so that their delays overlap.
 
         Raises TimeoutError if a configuration does not take effect in time.
         """
@@ -190,8 +187,7 @@ class Cluster:
         return items
 
     def await_events(self, namespace: str, selector: str = "", predicate: Predicate = bool) -> list[Json]:
-        """Return the Events in ``namespace`` that the field selector matches, as soon as ``predicate`` is true for
-        them.
+        """Return the Events that the field selector matches, as soon as ``predicate`` is true for the list of them.
 
         The default predicate is true as soon as one such Event exists.
         """
@@ -212,9 +208,7 @@ class Cluster:
 
     @contextmanager
     def fresh_namespace(self, labels: Labels | None = None, name: str | None = None) -> Iterator[str]:
-        """Create a namespace with these labels, and yield its name. After the ``with`` statement, delete it with its
-        pods.
-        """
+        """Create a namespace with these labels, and yield its name. Finally delete the namespace and its pods."""
         name = self.create_namespace(name, labels)
         try:
             yield name
@@ -232,7 +226,7 @@ class Cluster:
     def create_node(self, name: str, labels: Labels | None = None, capacity: Mapping[str, str] | None = None) -> Json:
         """Create a Ready node that the scheduler uses.
 
-        ``capacity``: amounts of resources, which are added to the node's default resources or replace them.
+        ``capacity``: resources and their quantities. They extend or replace the default capacity, `NODE_CAPACITY`.
         """
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
         self.create({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
@@ -265,9 +259,7 @@ class Cluster:
         return self.wait_pod(namespace, name, is_bound, timeout)
 
     def bind(self, pod: Json, node: str) -> None:
-        """Create the pod and bind it to the node, as a scheduler would do. The cluster's own scheduler ignores this
-        pod.
-        """
+        """Create the pod, and bind it to the node in place of the cluster's scheduler, which ignores this pod."""
         self.create({**pod, "spec": {**pod["spec"], "schedulerName": "by-hand"}})
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name}, "target": target}
@@ -288,9 +280,7 @@ class Cluster:
         return self.set_pod_status(namespace, name, {"phase": "Running", "conditions": conditions})
 
     def finish_pod(self, namespace: str, name: str, phase: str = "Succeeded") -> Json:
-        """Set the status of the pod to ``phase``, Succeeded or Failed, as the kubelet would do when the pod
-        has ended.
-        """
+        """Set the phase of the pod to Succeeded or Failed, as the kubelet would do when the pod has ended."""
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
@@ -304,9 +294,7 @@ class Cluster:
         self.delete_by_force(namespace, name)
 
     def delete_by_force(self, namespace: str, name: str) -> None:
-        """Delete the pod with a grace period of 0, even if its containers run. If the pod does not exist,
-        do nothing.
-        """
+        """Delete the pod with grace period 0, even if its containers run. If the pod does not exist, do nothing."""
         self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
@@ -324,7 +312,7 @@ NOBODY = "https://127.0.0.1:1/"
 def administering(control_plane: ControlPlane) -> Iterator[Cluster]:
     """Yield a client of the control plane with the rights of the admin.
 
-    The client is yielded when the default namespaces exist and Kubernetes has aggregated the ClusterRoles of tenants.
+    The default namespaces exist then, and a running controller manager has aggregated the rules of ClusterRole `admin`.
     """
     with closing(Cluster(control_plane)) as admin:
         for name in ("default", "kube-system"):
@@ -376,7 +364,7 @@ def sentinel(name: str) -> Json:
 
 
 def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None:
-    """Return when the configuration with sentinel ``name`` is in effect, or with ``wanted`` False, no longer in effect.
+    """Return when the configuration with sentinel ``name`` is in effect. If not ``wanted``, wait for the opposite.
 
     This polls by dry runs, because the API server does not report when a configuration takes effect.
     """
@@ -388,7 +376,7 @@ def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None
 
 
 def in_effect(rest: Rest, name: str) -> bool:
-    """Return whether the sentinel ``name`` rejects a dry run of a ConfigMap, so that its configuration is in effect."""
+    """Return whether the configuration is in effect: its sentinel ``name`` then rejects a dry run of a ConfigMap."""
     labelled = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {SENTINEL_LABEL: name}}}
     answer = rest.send("POST", "/api/v1/namespaces/default/configmaps", labelled, dryRun="All")
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and "sentinel.e2e.vcuda.io" in answer.message:
@@ -398,7 +386,5 @@ def in_effect(rest: Rest, name: str) -> bool:
 
 
 def streams_lists(kube: Kube) -> bool:
-    """Return whether the API server's feature gate WatchList is on. By default it is on in Kubernetes 1.32 and from
-    1.34.
-    """
+    """Return whether the API server can stream lists (feature gate WatchList, by default on in 1.32 and from 1.34)."""
     return bool(re.search(rb'kubernetes_feature_enabled\{name="WatchList",stage="\w*"\} 1', kube.get("/metrics")))

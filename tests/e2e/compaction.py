@@ -1,4 +1,4 @@
-"""Compacts old versions of objects in etcd at once. The API server itself compacts only every five minutes."""
+"""Compacts etcd at once, so that continue tokens expire. The API server itself compacts only every five minutes."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from tests.processes import eventually
 from tools.control_plane import ControlPlane
 
 COMPACT_REVISION = "compact_rev_key"
-"""The key in etcd by which API servers share the version of the last compaction (``etcd3/compact.go``)."""
+"""The key in etcd by which API servers share the revision of the last compaction (``etcd3/compact.go``)."""
 
 
 def token_of(page: bytes) -> str:
@@ -20,12 +20,11 @@ def token_of(page: bytes) -> str:
 
 
 def expire(control_plane: ControlPlane, cluster: Cluster, path: str, query: Mapping[str, str | int]) -> None:
-    """Expire the continue token in ``query``. The caller must have written a newer version of an object after the
-    token.
+    """Compact etcd, and return when the API server answers the continue token in ``query`` with 410.
 
-    An API server from 1.34 on serves the pages of a compacted version from a snapshot of its cache. Every 15 s it reads
-    from a key in etcd which version was compacted last, and drops older snapshots. This function writes that key, as
-    another API server with the same etcd would do. Then it polls until the token has expired.
+    The caller must have written an object after the API server issued the token. From 1.34 on, API servers serve the
+    pages of a compacted list from a snapshot of their cache. Every 15 s they read the last compacted revision from a
+    key in etcd, and drop older snapshots. This function writes that key, as another API server would do.
     """
     version = int(cluster.rest.get("/api/v1/namespaces")["metadata"]["resourceVersion"])
     call_etcd(control_plane, "put", {"key": encoded(COMPACT_REVISION), "value": encoded(str(version))})

@@ -53,9 +53,7 @@ class MemoryGroup:
 
     @property
     def peak(self) -> int | None:
-        """Return the maximum memory of the cgroup in MiB, including page cache; None if this machine
-        permits no cgroup.
-        """
+        """Return the maximum memory of the cgroup in MiB, including page cache; None without a cgroup."""
         return int(self._read(self.version.peak)) // 2**20 if self.version else None
 
     @property

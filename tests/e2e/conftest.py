@@ -28,9 +28,7 @@ def assets() -> Path | None:
 
 @pytest.fixture(scope="session")
 def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A running control plane with default settings, shared by all tests. A test that stops a component must restart
-    it.
-    """
+    """The control plane of all tests, with default settings. A test that stops a component must start it again."""
     with running_control_plane(assets, tmp_path_factory.mktemp("control-plane")) as running:
         yield running
 
@@ -58,7 +56,7 @@ def kube(cluster: Cluster) -> Iterator[Kube]:
 
 @pytest.fixture
 def path(namespace: str) -> str:
-    """The path of the ConfigMaps of a new namespace."""
+    """The API path of the ConfigMaps in the test's new namespace."""
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
@@ -84,10 +82,7 @@ def controller(installation: Installation) -> Iterator[ControllerProcess]:
 
 @pytest.fixture
 def led_team(installation: Installation, controller: ControllerProcess) -> Iterator[Callable[[Json], str]]:
-    """A function that creates a namespace with a quota entry, while a controller runs.
-
-    The controller has labelled the namespace, and settles its ledger.
-    """
+    """A function that creates a namespace with a quota entry, while a controller runs and settles the ledger."""
     assert controller.process.poll() is None
     with ExitStack() as teardown:
         yield lambda entry: teardown.enter_context(limited_team(installation, entry))
@@ -95,23 +90,21 @@ def led_team(installation: Installation, controller: ControllerProcess) -> Itera
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's ServiceAccount and the rights of its manifest."""
+    """A client that acts as the controller's ServiceAccount, with the rights in controller-rbac.yaml."""
     with account_of(cluster, "controller-rbac.yaml", "vcuda-controller") as account:
         yield account
 
 
 @pytest.fixture
 def tenant(cluster: Cluster) -> Iterator[Callable[[str], Cluster]]:
-    """A function that takes a namespace, and returns a client whose user only has ClusterRole `edit` there."""
+    """A function that takes a namespace, and returns a client whose only right is ClusterRole `edit` in it."""
     with ExitStack() as teardown:
         yield lambda namespace: teardown.enter_context(tenant_of(cluster, namespace))
 
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A running webhook with the quota ConfigMap that the manifest names. /quota is not registered, so edits are not
-    checked.
-    """
+    """A webhook whose quota ConfigMap is named as in the manifests. /quota does not check it, as it has no label."""
     with installed(cluster, tmp_path_factory.mktemp("own"), quota=named_quota(cluster)) as installation:
         yield installation
 
@@ -142,6 +135,5 @@ def controller_manager(control_plane: ControlPlane) -> None:
 
 
 def require(control_plane: ControlPlane, program: str) -> None:
-    """Skip the test if the Kubernetes binaries do not include ``program``."""
     if program in control_plane.missing:
         pytest.skip(f"no {program} in KUBEBUILDER_ASSETS={control_plane.assets}")

@@ -19,7 +19,7 @@ PAUSE_SECONDS = 0.05
 
 
 class Crowd:
-    """Creates pods with unique names in one namespace. The webhook replicas in ``in_service`` review the pods in turn.
+    """Creates pods with unique names in a namespace. The replicas with numbers in ``in_service`` review them in turn.
 
     ``answers``: the number of answers with each HTTP status.
     ``failures``: the messages of all answers except admissions and 429.

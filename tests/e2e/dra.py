@@ -13,9 +13,9 @@ from tools.control_plane import Settings, running_control_plane
 
 VERSION = "resource.k8s.io/v1"
 FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
-"""The first minor version of Kubernetes that serves the API of Dynamic Resource Allocation (DRA).
+"""FROM_MINOR: the first minor version of Kubernetes that serves `VERSION`, the API of Dynamic Resource Allocation.
 
-FEATURES_FROM_MINOR is the first minor version in which its feature gates are on by default.
+FEATURES_FROM_MINOR: the first minor version with both `EXTENDED_RESOURCE` and `CONSUMABLE_CAPACITY` on by default.
 """
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
@@ -115,8 +115,9 @@ def published(cluster: Cluster, *slices: Published) -> Iterator[None]:
 
 @contextmanager
 def dra_cluster(assets: Path | None, directory: Path, *slices: Published) -> Iterator[Cluster]:
-    """Run a control plane with these devices. Its scheduler and controller manager have the same users and rights as
-    in a real cluster. If its API server does not serve claims, skip the test.
+    """Run a control plane with these devices, or skip the test if the API server does not serve claims.
+
+    The scheduler and the controller manager have the users and rights that they have in a real cluster.
     """
     settings = Settings(own_identities=True)
     with (
@@ -129,10 +130,7 @@ def dra_cluster(assets: Path | None, directory: Path, *slices: Published) -> Ite
 
 
 def request(device_class: str = NVIDIA, name: str = "gpu", **fields: object) -> Json:
-    """Return a request for one device of a DeviceClass, as an item of a claim's requests.
-
-    ``fields``: further fields of the request.
-    """
+    """Return an item of a claim's requests, for one device of a DeviceClass. ``fields``: its further fields."""
     return {"name": name, "exactly": {"deviceClassName": device_class, **fields}}
 
 
@@ -142,10 +140,7 @@ def claim(namespace: str, name: str, *requests: Json) -> Json:
 
 
 def template(namespace: str, name: str, *requests: Json, **metadata: object) -> Json:
-    """Return a ResourceClaimTemplate.
-
-    ``metadata``: the metadata of the claims that Kubernetes creates from the template.
-    """
+    """Return a ResourceClaimTemplate. ``metadata``: the metadata of the claims that Kubernetes creates from it."""
     spec = {"metadata": metadata, "spec": claim(namespace, name, *requests)["spec"]}
     return {**about("ResourceClaimTemplate", name, namespace), "spec": spec}
 
@@ -191,7 +186,7 @@ share.
 
 
 def has_features(cluster: Cluster) -> bool:
-    """Return whether these feature gates are on by default in the version of the API server."""
+    """Return whether `EXTENDED_RESOURCE` and `CONSUMABLE_CAPACITY` are on by default in the API server's version."""
     return cluster.control_plane.minor >= FEATURES_FROM_MINOR
 
 

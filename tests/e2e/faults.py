@@ -34,7 +34,7 @@ STOPPED, STOPS = 20, range(11, 13)
 """STOPPED: the number of ticks for which a replica is suspended. STOPS: the ticks at which suspensions begin.
 
 A suspension is long enough for the leader to reap (remove) the replica's reservation. Only a leader that runs for the
-whole time can do that, so no leader is killed meanwhile.
+whole time can do that. So no tick in `LEADER_DIES` is within this time.
 """
 
 LEADER_DIES = (2, 7, 36)
@@ -61,7 +61,7 @@ class Havoc:
 
     ``planes``: the API servers.
     ``killable``, ``stoppable``: the replicas that are killed, and the replicas that are suspended.
-    ``clock``: the clock of the last replica in ``stoppable``. It stops with that replica, and is corrected late.
+    ``clock``: the clock of the last replica in ``stoppable``. It stops with that replica, but resumes later.
     ``managers``: the controllers.
     ``callers``: the load.
     ``quota``: the quota ConfigMap, whose entries are ``entries``.
@@ -91,9 +91,7 @@ class Havoc:
         return self.quota.rest
 
     def wreak(self, over: Callable[[float], bool]) -> None:
-        """Cause faults by the schedule until ``over`` returns true for the elapsed seconds. Then resume all suspended
-        processes.
-        """
+        """Cause the faults until ``over`` is true for the elapsed seconds. Then resume all suspended processes."""
         started = time.monotonic()
         for tick in itertools.count():
             time.sleep(max(started + tick * TICK - time.monotonic(), 0))
@@ -137,10 +135,9 @@ class Havoc:
         victim.signal(signal.SIGSTOP)
 
     def _resume(self, victim: Victim[WebhookProcess], tick: int) -> None:
-        """Resume a suspended replica. If a test clock was stopped with it, resume only its worker now, and its arbiter
-        later.
+        """Resume a suspended replica. Of the replica with the test clock, resume only the worker process.
 
-        An arbiter kills a worker that was silent for too long. So the worker runs for a while before its arbiter.
+        Its arbiter process resumes one tick later, because an arbiter kills a worker that was silent for too long.
         """
         if victim is self.stoppable[-1]:
             os.kill(victim.current().worker(), signal.SIGCONT)
@@ -151,18 +148,14 @@ class Havoc:
         victim.signal(signal.SIGCONT)
 
     def _delete_ledger(self, tick: int) -> bool:
-        """Delete a ledger together with its finalizer, as an admin can do. The roomy namespace's ledger is the last in
-        turn.
-        """
+        """Delete a ledger and its finalizer, as an admin can do. Each tick in `LEDGERS_GO` takes another namespace."""
         present = self.callers.present()
         path = ledger_path(present[-1 - LEDGERS_GO.index(tick % CYCLE) % len(present)])
         self._rest.merge_patch(path, {"metadata": {"finalizers": None}})
         return bool(self._rest.send("DELETE", path).ok())
 
     def _edit(self, part: float) -> bool:
-        """Multiply all limits of the quota by ``part``. The API server rejects the edit if no webhook replica runs to
-        check it.
-        """
+        """Multiply all limits of the quota by ``part``. This fails if no webhook replica runs to check the edit."""
         entries = {name: {**entry, "quota": scaled(entry["quota"], part)} for name, entry in self.entries.items()}
         return bool(self.quota.write(json.dumps(entries)).ok())
 

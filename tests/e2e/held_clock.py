@@ -1,8 +1,7 @@
-"""Runs the webhook as on a virtual machine that is paused together with its clocks.
+"""Runs the webhook as on a virtual machine whose clocks are paused together with it.
 
 The leases of reservations use a Linux clock that includes the time of a suspension. A test can stop this clock while
-the process runs. So the process acts like a replica that has just resumed, and whose clock does not include the pause
-yet.
+the process runs. This imitates a replica that has just resumed, but whose clock does not include the pause yet.
 """
 
 import asyncio
@@ -23,9 +22,7 @@ HELD_AT = "HELD_AT"
 
 
 class HeldClock:
-    """A clock that returns the seconds since boot. While its file exists, the clock is stopped, and returns the time in
-    the file.
-    """
+    """A clock that returns the seconds since boot. While its file exists, the clock always returns the time in it."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -37,9 +34,7 @@ class HeldClock:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep for ``seconds`` of this clock. A sleep of some milliseconds, as before a retry, uses the real clock
-        instead.
-        """
+        """Sleep for ``seconds`` of this clock. If shorter than FLUSH_SECONDS, as before a retry, use the real clock."""
         if seconds < namespace_ledger.FLUSH_SECONDS:
             await asyncio.sleep(seconds)
             return

@@ -32,9 +32,7 @@ SYSTEM_NAMESPACE, LEDGER_NAMESPACE = "vcuda-quota", "vcuda-quota-ledgers"
 ENFORCED = "quota.vcuda.io/enforced"
 NOT_EXEMPT = {"key": ENFORCED, "operator": "NotIn", "values": ["false"]}
 SERVED_BY = "e2e.vcuda.io/served-by"
-"""A label of namespaces and quota ConfigMaps. Its value names one installation, so that tests do not affect
-each other.
-"""
+"""A label of namespaces and quota ConfigMaps that names their installation, so that tests do not affect each other."""
 
 REPLICA = "e2e.vcuda.io/replica"
 """A label of pods: the number of the replica that reviews the pod. The first replica reviews pods without the label."""
@@ -59,7 +57,7 @@ class Installation:
     ``quota``: the quota ConfigMap.
     ``flags``: the flags of the replicas.
     ``ca``: the file of the CA of their certificates.
-    ``patience``: the timeout of the webhooks, after which the API server ends a call, in seconds.
+    ``patience``: the seconds after which the API server ends a call of a webhook.
     """
 
     cluster: Cluster
@@ -208,8 +206,7 @@ CLIENT, CLIENT_NAME = "client", "vcuda-scheduler"
 def make_certificates(directory: Path, at: datetime | None = None) -> None:
     """Write a CA and a certificate for 127.0.0.1, as `vcuda-certs issue` does.
 
-    Also write a client certificate of the same CA to another directory. The certificates begin now, or at the time
-    ``at``.
+    Write a client certificate of this CA to the subdirectory `CLIENT`. All are valid from ``at``, by default from now.
     """
     at = at or datetime.now(UTC)
     authority = make_authority(at)
@@ -241,7 +238,7 @@ def await_ready(installation: Installation) -> None:
 
 
 def await_nodes(installation: Installation, *nodes: Mapping[str, str]) -> None:
-    """Return when every replica knows nodes with these models and pools.
+    """Return when every replica has read nodes with these labels of a GPU model and a pool from the API server.
 
     Before that, /quota would warn that no node has the models of an edited quota.
     """
@@ -261,7 +258,7 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 @contextmanager
 def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
-    """Yield a client with this ServiceAccount. The rights in its manifest are applied first, and removed afterwards."""
+    """Yield a client that acts as this ServiceAccount. Its manifest is applied first, and deleted afterwards."""
     path = str(MANIFESTS / manifest)
     for each in (namespace, LEDGER_NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
@@ -280,14 +277,13 @@ def tenant_of(cluster: Cluster, namespace: str) -> Iterator[Cluster]:
     metadata = {"namespace": namespace, "name": "tenant"}
     cluster.create({**about, "metadata": metadata, "roleRef": role, "subjects": [subject]})
     with closing(Cluster(cluster.control_plane, cluster.control_plane.tokens["tenant"])) as tenant:
-        # A new role binding takes effect with a delay, when the API server's own watch of role bindings has delivered
-        # it.
+        # A new RoleBinding takes effect with a delay, when the API server's own watch has delivered it.
         eventually(lambda: tenant.rest.send("GET", f"/api/v1/namespaces/{namespace}/pods").status == HTTPStatus.OK)
         yield tenant
 
 
 def may(account: Cluster, verb: str, resource: str, namespace: str) -> bool:
-    """Return whether the account of this client has the right.
+    """Return whether the user of ``account`` may use the verb on the resource in the namespace.
 
     ``resource``: RESOURCE.GROUP/NAME. Group and name are optional.
     """
@@ -305,7 +301,7 @@ STORABLE = 3
 """The flag --storable-seconds in these tests: an admitted pod is stored within this many seconds, or never."""
 
 PROMPTLY = 2.0
-"""Maximum seconds until the controller releases a charge, and until a claim that waits for this release is admitted."""
+"""Maximum seconds from the end of a pod or claim until its charge is released, and a waiting claim is admitted."""
 
 
 def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> list[Flag]:
@@ -324,9 +320,7 @@ def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = 
 
 
 def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
-    """Run a controller during the ``with`` statement. It becomes the leader, or a standby if another
-    controller leads.
-    """
+    """Return a controller that runs during the ``with`` statement, as a standby if another controller leads."""
     return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 
@@ -355,9 +349,7 @@ def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[C
 
 
 def drop_lease(cluster: Cluster) -> None:
-    """Delete the Lease that a killed controller may have left, so that the next controller need not wait
-    for its end.
-    """
+    """Delete the Lease that a killed controller may have left, so that the next controller leads at once."""
     cluster.delete(f"{LEASES}/{LEASE}")
 
 
@@ -367,9 +359,7 @@ def lease_spec(cluster: Cluster) -> Json:
 
 @contextmanager
 def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
-    """Create a namespace with this quota entry. After the ``with`` statement, remove the entry, and then delete the
-    namespace.
-    """
+    """Create a namespace with this quota entry. Finally remove the entry, and then delete the namespace."""
     with installation.team(entry) as namespace:
         try:
             yield namespace
@@ -378,7 +368,7 @@ def limited_team(installation: Installation, entry: Json) -> Iterator[str]:
 
 
 def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -> None:
-    """Return when the controller has labelled the namespace as enforced, or with ``enforced`` False, as exempt."""
+    """Return when the namespace has no label `ENFORCED`; if not ``enforced``, when the label is "false" (exempt)."""
 
     def is_labelled(found: Json) -> bool:
         return bool(found["metadata"].get("labels", {}).get(ENFORCED) == (None if enforced else "false"))
@@ -387,5 +377,5 @@ def await_enforced(cluster: Cluster, namespace: str, *, enforced: bool = True) -
 
 
 def charged(ledger: Ledger) -> dict[str, int]:
-    """Return all cores that the ledger charges, by model. Reserved cores are included."""
+    """Return the cores that the ledger charges, by model. They include the reservations of replicas."""
     return {model: usage.used.cores for model, usage in ledger.usages().items()}

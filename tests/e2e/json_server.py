@@ -1,6 +1,4 @@
-"""A server that answers each POST of JSON with JSON. Tests use it in place of other projects' webhooks and
-extenders.
-"""
+"""A server that answers each POST of JSON with JSON, in place of a webhook or scheduler extender of another project."""
 
 import base64
 import json
@@ -14,9 +12,7 @@ from pathlib import Path
 from tests.e2e.cluster import Json, webhook
 
 Answer = Callable[[str, Json], Json]
-"""A function that takes the path and body of a request, and returns the answer. It is called in the connection's
-thread.
-"""
+"""A function that takes the path and body of a request, and returns the answer. Several threads may call it."""
 
 
 class Server(ThreadingHTTPServer):
@@ -31,9 +27,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]:
-    """Serve ``answer`` on a free port, and yield the URL. With a directory ``certificates``, use its tls.crt and
-    tls.key.
-    """
+    """Serve ``answer`` on a free port, and yield the URL. ``certificates``: the directory with tls.crt and tls.key."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -52,8 +46,7 @@ def answering(answer: Answer, certificates: Path | None = None) -> Iterator[str]
 
     with Server(("127.0.0.1", 0), Handler) as server:
         if certificates:
-            # The TLS handshake runs in the thread of its connection, so that a silent client does not delay other
-            # clients.
+            # Each connection makes its TLS handshake in its own thread, so a silent client does not delay others.
             context = tls(certificates)
             server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, name="json server")

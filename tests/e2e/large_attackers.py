@@ -1,4 +1,4 @@
-"""A tenant attacks with objects of the maximum size that etcd stores, and with reviews of the maximum size."""
+"""A tenant attacks the memory of our programs with objects and admission reviews of the maximum size."""
 
 import random
 import threading
@@ -24,9 +24,7 @@ KEPT = 60
 """The maximum number of objects of 1.2 MB that one attacker keeps stored."""
 
 PAUSE = 1.5
-"""Average seconds between two creates of one attacker. The rate is limited, because etcd keeps deleted objects for a
-while.
-"""
+"""Average seconds between two creates of one attacker. They are limited, as etcd keeps deleted objects for a while."""
 
 LARGE = {"env": [{"name": f"SETTING_{number}", "value": "x" * 100_000} for number in range(12)]}
 ESCAPED = {"env": [{"name": f"SETTING_{number}", "value": "&" * 100_000} for number in range(6)]}
@@ -39,13 +37,13 @@ HEAVY = {
 }
 
 NAMED = "large-0"
-"""The ResourceClaimTemplate that pods name."""
+"""The name of the ResourceClaimTemplate from which pods in a dry run request a hundred claims each."""
 
 TOO_LARGE = "too large to be reviewed"
 GIVEN_UP = frozenset({API_AWAY, WEBHOOK_AWAY, NOT_PINNED, BUSY})
-"""The permitted answers to requests that end early.
+"""The permitted outcomes of dry runs that end without a decision about the quota.
 
-The caller waits for only one second, or the webhook is busy because too many large reviews wait.
+A dry run has a timeout of only one second, and the webhook is busy if too many large reviews wait.
 """
 
 ATTACKS: Mapping[str, frozenset[str]] = {
@@ -82,9 +80,7 @@ class LargeSiege:
     counts: Mapping[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
-        """Return the functions that attack until a stop event is set. `in_threads` runs each function in its own
-        thread.
-        """
+        """Return functions that attack until a stop event is set. The caller must run each in its own thread."""
         creates: dict[str, Callable[[int], Json]] = {
             "large pods without GPUs": partial(large_pod, self.limited),
             "GPU pods meanwhile": lambda number: card_pod(f"card-{number}", self.limited),
@@ -153,7 +149,7 @@ class LargeSiege:
 
 
 def large_pod(namespace: str, number: int) -> Json:
-    """Return a large pod without GPUs. Its scheduling gate prevents that the scheduler binds it to a node."""
+    """Return a large pod without GPUs. Because of its scheduling gate, no scheduler binds it to a node."""
     pod = gpu_pod(f"large-{number}", namespace, {"cpu": "1"})
     pod["spec"]["containers"][0] |= LARGE
     pod["spec"] |= GATED
@@ -161,7 +157,7 @@ def large_pod(namespace: str, number: int) -> Json:
 
 
 def large_claim(namespace: str, number: int) -> Json:
-    """Return a large claim. Its digest (the fields that decide the charge) differs from those of all other claims."""
+    """Return a large claim. Its digest (the fields that decide the charge) is unique, so no cache of digests helps."""
     return claim(namespace, f"large-{number}", *requests(f"gpu-{number}"))
 
 

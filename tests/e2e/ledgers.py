@@ -1,4 +1,4 @@
-"""Waits for contents of the ledgers and of the published usage."""
+"""Waits until a ledger, or the published usage of a namespace, has the content that a test expects."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from vcuda.ledger.text import read_ledger
 def await_ledger(
     installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
 ) -> Ledger:
-    """Return the ledger of ``namespace`` when ``wanted`` is true for it. Raises TimeoutError with the last ledger."""
+    """Return the ledger of ``namespace`` when ``wanted`` is true for it, or raise TimeoutError with the last ledger."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
     return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
@@ -24,7 +24,7 @@ def ledger_in(objects: list[Json]) -> Ledger:
 
 
 def await_committed(installation: Installation, namespace: str, timeout: float = TIMEOUT, **cores: int) -> Ledger:
-    """Return the ledger when exactly these cores are committed, by model, and no charge is pending."""
+    """Return the ledger when stored objects are charged exactly these cores by model, and no charge is pending."""
 
     def wanted(ledger: Ledger) -> bool:
         return committed(ledger) == cores and not ledger.pending
@@ -58,7 +58,7 @@ def pass_by(cluster: Cluster, namespace: str) -> None:
 
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
-    """Return when two ConfigMaps are deleted: the ledger, and the mark that the namespace has had a ledger."""
+    """Return when the ledger is deleted, and also the ConfigMap which records that the namespace had a ledger."""
     collection, _, name = ledger_path(namespace).rpartition("/")
     for each in (name, f"gpu-ledger-opened.{namespace}"):
         cluster.await_gone(collection, each)

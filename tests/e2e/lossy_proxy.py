@@ -23,7 +23,7 @@ CHUNK = 65536
 class Losses:
     """The replies that the proxy drops, in the order of ``wanted``.
 
-    ``wanted``: pairs (method, part of the path). The reply to the first request that matches the first pair is dropped,
+    ``wanted``: pairs (method, text in the path). The reply to the next request that matches the first pair is dropped,
     and the pair is removed.
     ``lost``: pairs (method, path) of the dropped replies.
     """
@@ -80,7 +80,7 @@ class LossyProxy:
     """A running proxy.
 
     ``kubeconfig``: a kubeconfig whose requests go through the proxy.
-    ``losses``: the replies to drop. A test adds replies while the proxy runs.
+    ``losses``: the replies to drop. A test may add pairs to ``losses.wanted`` while the proxy runs.
     """
 
     kubeconfig: Path
@@ -171,9 +171,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             reply.release_conn()
 
     def pass_back(self, reply: urllib3.BaseHTTPResponse) -> None:
-        """Relay the reply in chunks as they arrive. The whole reply cannot be awaited, because a watch does not end by
-        itself.
-        """
+        """Relay the reply in chunks as they arrive, because the reply to a watch has no end."""
         # `send_response` would write the proxy's time in the header Date. But replicas measure the leases of their
         # reservations by the API server's Date.
         self.send_response_only(reply.status)

@@ -30,9 +30,7 @@ AWAY = (ApiException, HTTPError, json.JSONDecodeError)
 
 
 def held(objects: Sequence[Json]) -> Counter[str]:
-    """Return the cores of each model that these pods and claims use. To be an independent check, this uses no code of
-    the webhook.
-    """
+    """Return the cores of each model that these objects use. As an independent check, this uses no webhook code."""
     cores: Counter[str] = Counter()
     for each in objects:
         cores.update(held_by_claim(each) if "devices" in each["spec"] else held_by_pod(each))
@@ -72,33 +70,28 @@ def model_of(pod: Json) -> str:
 
 
 def model_in(selector: str) -> str:
-    """Return the only model whose product names are in the selector of a claim."""
+    """Return the only model whose name is in the selector of a claim, as a part of product names."""
     [model] = [model for model in PRODUCTS if model.casefold() in selector.casefold()]
     return model
 
 
 class Ghosts:
-    """Bound pods that were deleted by force. Their containers may still run, so each pod counts for ``seconds`` more
-    seconds.
-    """
+    """Bound pods that were deleted by force. They count ``seconds`` longer, because their containers may still run."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._found: dict[str, tuple[float, str, str, int]] = {}
 
     def add(self, pod: Json, deleted: float) -> None:
-        """Add a pod that is deleted by force.
-
-        ``deleted``: a time just before the request of its deletion, or the time of that request.
-        """
+        """Add a pod that was deleted by force. ``deleted``: the monotonic time just before the delete request."""
         [(model, cores)] = held([pod]).items()
         self._found[pod["metadata"]["uid"]] = (deleted + self._seconds, pod["metadata"]["namespace"], model, cores)
 
     def among(self, known: Set[str], there: Set[str], now: float) -> Iterator[tuple[str, str, int]]:
-        """Yield namespace, model and cores of those pods that were stored, are deleted by now, and may still run.
+        """Yield namespace, model and cores of the pods that are deleted at the time ``now``, but may still run.
 
-        ``known``: the uids of all objects that ever existed.
-        ``there``: the uids of the objects that exist now.
+        ``known``: the uids of all objects that were observed before.
+        ``there``: the uids of the objects that exist at the time ``now``.
         """
         for uid, (until, namespace, model, cores) in list(self._found.items()):
             if uid in known and uid not in there and now < until:
@@ -124,8 +117,8 @@ class Stored:
     def __init__(self, rest: Rest, paths: Sequence[str]) -> None:
         self._rest = rest
         self._paths = paths
-        # The first LIST has no resourceVersion, so etcd answers with its newest state. The other LISTs ask for the same
-        # resourceVersion.
+        # The first LIST has no resourceVersion, so it returns the newest state in etcd. The other LISTs ask for the
+        # resourceVersion of that state.
         first = rest.get(paths[0])
         version = str(first["metadata"]["resourceVersion"])
         others = [rest.get(path, resourceVersion=version, resourceVersionMatch="Exact") for path in paths[1:]]
@@ -139,8 +132,8 @@ class Stored:
     def follow(self, threads: ThreadPoolExecutor, seconds: float) -> Iterator[tuple[list[Json], float]]:
         """Watch all collections for ``seconds`` seconds. Then yield the objects after each change, in order.
 
-        The last changes are left out if not every watch has covered them. If a watch failed, its error is raised after
-        these states.
+        Changes that some watch has not reached yet are left for the next call. If a watch failed, its error is raised
+        at the end.
         """
         logs: list[list[Change]] = [[] for _ in self._paths]
         ends = [threads.submit(self._record, *each, seconds) for each in zip(self._paths, logs, strict=True)]
@@ -180,7 +173,7 @@ class Observer:
     ``looks``: number of observations.
     ``lost``: number of failed observations.
     ``claims``: maximum number of claims at a time.
-    ``known``: the uids of all objects that ever existed.
+    ``known``: the uids of all objects that were ever observed.
     """
 
     most: Mapping[str, dict[str, int]]
@@ -193,10 +186,7 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Record the cores in use at one moment. The objects exist at that moment.
-
-        Pods that were deleted by force before it are included.
-        """
+        """Record the cores that are used at the time ``now``, by the existing ``objects`` and by the `ghosts`."""
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
@@ -212,9 +202,7 @@ class Observer:
             most.update({model: max(most.get(model, 0), cores) for model, cores in counts.items()})
 
     def _held_by(self, each: Json) -> Counter[str]:
-        """Return the cores that one object uses. Results are cached, because every object is counted again after each
-        change.
-        """
+        """Return the cores that one object uses, from a cache, because each change counts every object again."""
         version = each["metadata"]["uid"], each["metadata"]["resourceVersion"]
         if version not in self._held:
             if len(self._held) >= MOST_KEPT:
@@ -231,9 +219,7 @@ class Observer:
                 self.lost += 1
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """Observe the collections by watches, after every single change, until ``stop`` is set. After an error, list
-        them again.
-        """
+        """Observe the collections after every change, by watches, until ``stop`` is set. After an error, list again."""
         start = partial(Stored, rest, self.paths)
         stored: Stored | None = None
         with ThreadPoolExecutor(len(self.paths)) as threads:

@@ -1,4 +1,4 @@
-"""Runs `vcuda-webhook` as if it were another release, with another version and another ledger format."""
+"""Runs `vcuda-webhook` with another version and ledger format, as another release during a rolling update."""
 
 import os
 import sys

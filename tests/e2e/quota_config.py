@@ -1,6 +1,4 @@
-"""The quota ConfigMap of a test. Its methods edit the quota, and wait until every webhook replica uses the
-new quota.
-"""
+"""The quota ConfigMap of a test. Its methods edit the quota, and wait until every replica uses the new quota."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +21,7 @@ class QuotaConfigMap:
 
     ``namespace``, ``name``, ``labels``: its metadata.
     ``readers``: the webhook replicas that use it.
-    ``further``: further keys of the ConfigMap, with their texts.
+    ``further``: the other keys of the ConfigMap, such as `gpu_models`, with their texts.
     """
 
     rest: Rest
@@ -49,9 +47,7 @@ class QuotaConfigMap:
         return document
 
     def limit(self, **entries: Json) -> None:
-        """Add these quota entries, or replace existing entries of the same namespaces. Return when every replica uses
-        them.
-        """
+        """Add or replace the quota entries of these namespaces. Return when every replica uses the new entries."""
         self.limit_anew(**{**self.document(), **entries})
 
     def limit_anew(self, **entries: Json) -> None:
@@ -71,9 +67,7 @@ class QuotaConfigMap:
             self.lift(*entries)
 
     def write(self, text: str) -> Answer:
-        """Store ``text`` as the quota document, even if it is malformed. Return the answer without waiting for
-        replicas.
-        """
+        """Store ``text`` as the quota document, even if it is malformed. This does not wait for the replicas."""
         answer = self.rest.send("POST", self.collection, self.manifest(text))
         replacing = answer.status == HTTPStatus.CONFLICT
         return self.rest.send("PUT", self.path, self.manifest(text)) if replacing else answer
@@ -89,9 +83,7 @@ class QuotaConfigMap:
 
 
 def named_quota(cluster: Cluster) -> QuotaConfigMap:
-    """Create the quota ConfigMap with the name in the manifests, without entries. The webhook does not check edits of
-    it.
-    """
+    """Create an empty quota with the name in the manifests. It has no label, so /quota does not check its edits."""
     quota = QuotaConfigMap(cluster.rest, "kube-system", "gpuquota", labels={})
     quota.write("{}").ok()
     return quota

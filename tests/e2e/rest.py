@@ -56,9 +56,7 @@ class Answer:
         return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and OVER_QUOTA in self.message
 
     def ok(self) -> Json:
-        """Return the body if the request succeeded. Otherwise raise ApiException with the status, its message and its
-        JSON.
-        """
+        """Return the body if the request succeeded. Otherwise raise ApiException with status, message and JSON body."""
         if HTTPStatus.OK <= self.status < HTTPStatus.MULTIPLE_CHOICES:
             return self.body
         raise ApiException(status=self.status, reason=self.message, body=json.dumps(self.body))
@@ -78,9 +76,7 @@ class Rest:
     def send(
         self, method: str, path: str, body: object = None, *, content_type: str = "application/json", **query: str
     ) -> Answer:
-        """Send one request, and return the answer whatever its status is. Raises urllib3's HTTPError if no answer
-        arrives.
-        """
+        """Send a request, and return the answer of any status. Raises urllib3's HTTPError if no answer arrives."""
         headers = {**self.api.default_headers, "Content-Type": content_type}
         url = self._url(path, query)
         response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
@@ -95,7 +91,7 @@ class Rest:
         return self.try_merge_patch(path, patch).ok()
 
     def try_merge_patch(self, path: str, patch: Json, **query: str) -> Answer:
-        """Apply a JSON merge patch that the API server may reject."""
+        """Apply a JSON merge patch, and return the answer, even if it is a rejection."""
         return self.send("PATCH", path, patch, content_type=MERGE_PATCH, **query)
 
     def json_patch(self, path: str, patch: list[Json]) -> Json:

@@ -20,7 +20,7 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
 def definitions_in(directories: Mapping[str, str], wanted: Callable[[Json], bool] = bool) -> list[Json]:
-    """Return the wanted definitions in these directories, by Go module. The caller's test is skipped without Go."""
+    """Return the ``wanted`` definitions in a directory of each Go module. Skip the test if Go is not installed."""
     program = shutil.which("go")
     if program is None:
         pytest.skip("no go on PATH, which downloads the schemas")
@@ -45,7 +45,7 @@ def definitions_in(directories: Mapping[str, str], wanted: Callable[[Json], bool
 
 @contextmanager
 def serving(cluster: Cluster, definitions: Sequence[Json]) -> Iterator[set[str]]:
-    """Create these definitions, and delete them after the ``with`` statement. Return the kinds that they define."""
+    """Create these definitions, and yield the kinds that they define. Finally delete the definitions."""
     with ExitStack() as stack:
         for each in definitions:
             cluster.rest.send("POST", DEFINITIONS, each).ok()

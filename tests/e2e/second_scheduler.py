@@ -1,6 +1,4 @@
-"""Runs a second kube-scheduler. It is the scheduler of the manifests, or a scheduler whose extender acts like
-gpu-admission.
-"""
+"""Runs a second kube-scheduler: the scheduler of the manifests, or one whose extender acts like gpu-admission."""
 
 import json
 from collections.abc import Iterator
@@ -20,7 +18,7 @@ from vcuda.tls import LEAF_CERTIFICATE, LEAF_KEY
 
 NAME = "vcuda-scheduler"
 PREDICATING = "predicating"
-"""The schedulerName of pods that the scheduler with an extender like gpu-admission places."""
+"""The schedulerName of pods for the scheduler whose extender acts like gpu-admission."""
 
 REFUSAL = "had been predicated!"
 MARKS = ("predicate-time", "gpu-assigned", "predicate-gpu-idx-")

@@ -110,9 +110,7 @@ class ServedApi(Handle):
 
 
 class Objects(Mapping[str, Mapping[str, Any]]):
-    """Maps the API path of an object to the stored object. An object is cached until the next write. Iteration is
-    impossible.
-    """
+    """Maps an object's API path to the stored object, which is cached until the next write. Iteration is impossible."""
 
     def __init__(self, kube: Kube) -> None:
         self._kube = kube

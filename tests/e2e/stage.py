@@ -66,9 +66,7 @@ class Stage:
     replicas: Sequence[WebhookProcess] = ()
 
     def command(self, *arguments: str, kubeconfig: Path | None = None) -> list[str]:
-        """Return a command line of `vcuda-certs`. The flags of this stage are inserted after the name of the
-        subcommand.
-        """
+        """Return a command line of `vcuda-certs`. This stage's flags are inserted after the name of the subcommand."""
         name, *rest = arguments
         own = ("--kubeconfig", str(kubeconfig or self.kubeconfig), "--ip", self.host, *self.flags)
         return [str(SCRIPTS / "vcuda-certs"), name, *(own if name == "rotate" else own[:4]), *rest]
@@ -118,9 +116,7 @@ class Stage:
         return [hook["clientConfig"].get("caBundle", "") for hook in found if "service" in hook["clientConfig"]]
 
     def register(self) -> None:
-        """Store both webhook configurations, and return when they are in effect. `vcuda-certs rotate` adds the
-        caBundles.
-        """
+        """Store both webhook configurations, whose caBundles a rotation adds. Return when they are in effect."""
         for kind, name in (("MutatingWebhookConfiguration", "mutate"), ("ValidatingWebhookConfiguration", "validate")):
             guard = f"{self.label}-{name}-{secrets.token_hex(3)}"
             metadata = {"name": CONFIGURATION, "labels": LABELS}
@@ -143,8 +139,7 @@ class Stage:
 
     @contextmanager
     def team(self, quota: QuotaConfigMap) -> Iterator[str]:
-        """Create a namespace with a large quota. Yield it when the webhook reviews its pods, and delete it at the end.
-        """
+        """Create a namespace with a large quota. Yield it when the webhook reviews its pods. Delete it at the end."""
         name = self.cluster.create_namespace(labels={SERVED_BY: self.label})
         try:
             with quota.limited(**{name: {"quota": {"M40": 10_000}}}):
@@ -220,8 +215,7 @@ def service() -> Json:
 
 
 def node() -> Json:
-    """Return the node of the webhook replicas' pods. It is unschedulable, so the scheduler places no other pods there.
-    """
+    """Return the node of the webhook replicas' pods. It is unschedulable, so other pods are not placed there."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
 
 

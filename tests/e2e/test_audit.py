@@ -103,10 +103,7 @@ class TestByDefault:
     def test_a_pod_that_was_never_pinned_is_reported(
         self, cluster: Cluster, own: Installation, controller: ControllerProcess
     ) -> None:
-        """Only the waiting pod is reported, because it has neither a pinned model nor a node.
-
-        The running pod is charged to the model of its node, and fits.
-        """
+        """The running pod has the model of its node, and fits. The waiting pod has no node and no pinned model."""
         with own.free_team() as namespace:
             waiting = card_pod("waiting", namespace)
             cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})

@@ -1,4 +1,4 @@
-"""The API server presents the client certificate that `vcuda-certs client` issues.
+"""The API server presents to webhooks the client certificate that `vcuda-certs client` issues.
 
 The webhook rejects no call while the certificate is replaced.
 """
@@ -48,9 +48,9 @@ REREAD_SECONDS = 400
 
 
 class Requiring(Server):
-    """A webhook that requires a client certificate of a CA in the ConfigMap, and allows every review.
+    """A webhook that allows every review, but only from a client with a certificate of a CA in the ConfigMap.
 
-    It reads the ConfigMap for each connection.
+    It reads the ConfigMap `CLIENT_CAS` for each connection.
 
     ``presented``: the client certificate of each call.
     ``connections``: the client certificate of each connection, by the client's address.
@@ -130,7 +130,7 @@ class Presenting:
         certs(self.cluster, "files", "--dir", str(self.directory), "--server", self.address, "--write")
 
     def install_expired(self) -> None:
-        """Install a client certificate of the CA that expired some minutes ago, so that the API server presents it."""
+        """Install an expired client certificate of the present CA as the certificate that the API server presents."""
         secret = self.cluster.rest.get(f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-client-ca")["data"]
         certificate, key = (base64.b64decode(secret[key]) for key in ("ca.crt", "ca.key"))
         authority = read_authority(certificate, key, "the CA")
@@ -182,9 +182,7 @@ class Presenting:
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 
     def presented(self) -> x509.Certificate:
-        """Create a pod, which must be admitted. Return the client certificate that the API server presented for its
-        review.
-        """
+        """Create a pod, which must be admitted. Return the client certificate that the API server presented for it."""
         assert self.refusal() == ""
         return self.server.presented[-1]
 
@@ -201,9 +199,9 @@ def certs(cluster: Cluster, name: str, *arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def presenting(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Presenting]:
-    """A cluster whose API server presents the first client certificate, installed as in docs/operations.md.
+    """A cluster whose API server presents a client certificate, installed as in docs/operations.md.
 
-    The account that rotates certificates has the rights of the manifests.
+    The account that rotates the client certificate has only the rights of the manifests.
     """
     base, [port] = tmp_path_factory.mktemp("client"), free_ports(1)
     directory = base / "files"
@@ -249,7 +247,7 @@ def test_a_client_without_a_certificate_of_the_ca_is_rejected(required: Presenti
 
 
 def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replaced(required: Presenting) -> None:
-    """After `--installed`, the old certificate is rejected."""
+    """`vcuda-certs client rotate --installed` removes the old CA, so that the webhook rejects the old certificate."""
     old, [ca] = required.presented(), required.authorities()
     time.sleep(1.1)  # certificates have times in whole seconds, so wait for a later second
     assert "that lacks the new certificate may" in required.rotate("--issued-before", utc_now())
@@ -269,9 +267,9 @@ def test_no_call_is_rejected_while_the_client_certificate_and_its_ca_are_replace
 @pytest.mark.reread
 @pytest.mark.timeout(2 * REREAD_SECONDS)
 def test_the_api_server_reads_a_new_client_certificate_by_itself(required: Presenting) -> None:
-    """The API server then closes connections that use an older certificate. Only a call in progress may fail. For a new
-    connection, the API server reads the files at once. So this test uses one connection all the time, and the new
-    certificate is used only after the end of that connection.
+    """When the API server reads its new certificate, it closes the connections that use an older one. Only a call in
+    progress may fail. The API server also reads the files for each new connection. So this test uses one connection
+    until the API server closes it.
     """
     server = required.server
     server.RequestHandlerClass = Keeping
@@ -316,7 +314,7 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(
     presenting: Presenting, guarded: WebhookProcess
 ) -> None:
-    """The certificate in the Secret is valid, but nobody copied it to the machine."""
+    """The certificate in the Secret is valid, but nobody copied it to the machine of the API server."""
     presenting.install_expired()
     presenting.restart()
     assert "failed calling webhook" in presenting.refusal()

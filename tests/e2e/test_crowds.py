@@ -12,9 +12,7 @@ from tests.integration.reviews import card_pod
 def test_a_pod_whose_review_is_too_large_after_encoding_is_denied_with_the_reason(
     cluster: Cluster, team: Callable[[Json], str]
 ) -> None:
-    """Go encodes each `&` in six bytes. So a pod with 600 KB of `&`, which the API server accepts, has a review of 3.6
-    MB.
-    """
+    """In a review, Go encodes each `&` in six bytes. So a pod with 600 KB of `&` has a review of 3.6 MB."""
     namespace = team({"quota": {"M40": 50}})
     pod = card_pod("escaped", namespace)
     pod["spec"]["containers"][0] |= ESCAPED

@@ -1,6 +1,6 @@
-"""Tests of GPUs by ResourceClaims, with the real scheduler and claim controller.
+"""Tests of pods that request GPUs by ResourceClaims, with the real scheduler and claim controller.
 
-Allocated devices are charged, and never exceed the quota.
+The allocated devices are charged, and never exceed the quota.
 """
 
 from collections import Counter
@@ -87,9 +87,9 @@ PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
         f"{VGPU_MANAGER}/vgpu-1/gpu-0",
     ),
 }
-"""Cases of pods without our webhook.
+"""Test cases for Kubernetes without our webhook.
 
-Each case has a function that returns the manifests, and the name of the device that the pod must get.
+Each case has a function that returns the manifests, and the prefix of the device's name that the pod must get.
 """
 
 
@@ -97,7 +97,7 @@ Each case has a function that returns the manifests, and the name of the device 
 def test_kubernetes_without_our_webhook_allocates_the_devices_that_the_drivers_publish(
     cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
 ) -> None:
-    """The other tests rely on this. The claim controller and the scheduler are the real ones."""
+    """The other tests rely on this behaviour of Kubernetes' own claim controller and scheduler."""
     if manifests is by_extended_resource:
         require_feature(cluster, EXTENDED_RESOURCE)
     for manifest in manifests(namespace):
@@ -127,9 +127,9 @@ def team(installation: Installation, controller: ControllerProcess) -> Iterator[
 
 
 def asking(number: int, team: str, *, extended: bool) -> list[Json]:
-    """Return the objects that one of many users creates.
+    """Return the objects that the user with this number creates.
 
-    By turns these are a claim and its pod, a pod with a claim template, or a pod with an extended resource.
+    These are, in turn, a claim and its pod, a pod with a claim template, or a pod with an extended resource.
     """
     name, labels = f"train-{number}", {REPLICA: str(number % REPLICAS)}
     made = [
@@ -148,7 +148,7 @@ def given(found: list[Json]) -> dict[str, int]:
 def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """200 users create them through three webhook replicas. A watch of the claims checks every state."""
+    """200 users create objects through three webhook replicas. A watch of the claims checks every state."""
     cluster.create(template(team, "gpu"))
     extended = has_features(cluster)
     most: Counter[str] = Counter()
@@ -180,7 +180,7 @@ def tries(told: list[Json]) -> int:
 def test_a_deployment_of_a_template_waits_and_starts_as_soon_as_quota_is_free(
     cluster: Cluster, installation: Installation, controller: ControllerProcess
 ) -> None:
-    """By then, Kubernetes' claim controller waits long between its own retries."""
+    """After so many rejections, Kubernetes' claim controller waits long between its own retries."""
     with limited_team(installation, {"quota": {"A100": 1}}) as team:
         for manifest in (template(team, "gpu"), claiming(team, "holder", resourceClaimTemplateName="gpu")):
             cluster.create(manifest)

@@ -1,6 +1,4 @@
-"""Tests of the scheduler extender with a real kube-scheduler. Every pod that fits is bound, and no card is allocated
-twice.
-"""
+"""Tests of the extender with a real kube-scheduler. Every pod that fits is bound, and no card is allocated twice."""
 
 import json
 import random
@@ -47,11 +45,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mar
 
 
 class Site(NamedTuple):
-    """The way in which the extender of a test is served and called.
+    """How the extender of a test is served, and how the scheduler calls it.
 
-    ``url``: its address.
-    ``flags``: the flags of a controller that serves it.
-    ``credentials``: the certificates of the calling scheduler.
+    ``url``: the address of the extender.
+    ``flags``: the flags of a controller that serves the extender.
+    ``credentials``: the certificates of the scheduler.
     """
 
     url: str
@@ -101,7 +99,7 @@ def limited(name: str, cores: int, blocks: int) -> Json:
 
 
 def share(cores: int, blocks: int, name: str, scheduler: str = NAME) -> Json:
-    """Return a pod with one container, which requests these cores and blocks of memory."""
+    """Return a pod with one container. It requests these cores (100 per card) and blocks of memory (256 MiB each)."""
     return pod(limited("main", cores, blocks), metadata={"name": name}, schedulerName=scheduler)
 
 
@@ -140,13 +138,13 @@ def bound_with_cards(stored: list[Json]) -> list[Json]:
 
 
 def why_not(stored: Json) -> str:
-    """Return the reason in the pod's status for which the pod is not scheduled; empty if the status has no reason."""
+    """Return the message of the pod's condition PodScheduled; empty if it has none."""
     conditions = stored["status"].get("conditions", [])
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
 
 
 def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
-    """Return the status message of each unbound pod for which a node has room, or whose status has no reason."""
+    """Return, by pod name, the message of each unbound pod that fits on a node or whose message has no reason."""
     used = taken(stored, CARD_MEMORY)
     return {
         each["metadata"]["name"]: why_not(each)
@@ -157,7 +155,7 @@ def unsettled(stored: list[Json], nodes: list[str]) -> dict[str, str]:
 
 
 def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> list[Json]:
-    """Return the pods as soon as each pod is bound, or has a reason for which it is not.
+    """Wait until each pod is bound, or its status gives the reason why it is not. Return the pods.
 
     Until then, assert in every state that no card is over-allocated.
     """
@@ -188,7 +186,7 @@ MIXED, SHARES = mixed(7, PODS), [share(20, 12, f"share-{each}") for each in rang
 def test_200_pods_at_once_are_bound_if_they_fit_and_the_rest_show_the_reason(
     cluster: Cluster, serving: ControllerProcess, gpu_nodes: list[str], namespace: str, manifests: list[Json]
 ) -> None:
-    """Mixed pods do not all fit. Equal shares fill every card."""
+    """The mixed pods do not all fit. The pods with equal shares all fit, and fill every card."""
     create_all(cluster, namespace, manifests)
     stored = settle(cluster, namespace, gpu_nodes, PODS)
     bound = len(bound_with_cards(stored))
@@ -252,7 +250,7 @@ def test_a_pod_is_bound_only_to_the_node_where_it_was_placed_last(
 def test_a_binding_is_for_one_version_of_one_pod_and_brings_its_annotations_with_it(
     cluster: Cluster, namespace: str
 ) -> None:
-    """The extender relies on this behaviour of the API server. The annotations name the cards."""
+    """The extender relies on this: the API server stores the annotations, which name the cards, with the binding."""
     create_all(cluster, namespace, [share(60, 8, "late", "nobody")])
     path = f"/api/v1/namespaces/{namespace}/pods/late"
     old = cluster.pod(namespace, "late")
@@ -280,9 +278,7 @@ def as_sent(placed: Json, node: str) -> Json:
 def test_annotations_by_tenants_neither_free_nor_block_a_card(
     cluster: Cluster, installation: Installation, site: Site, namespace: str, create_node: Callable[..., str]
 ) -> None:
-    """The tenant forges annotations of small pods, and edits those of a running pod. In an earlier version both attacks
-    succeeded.
-    """
+    """The tenant forges annotations of small pods, and edits those of a running pod. Both attacks once succeeded."""
     node = create_node("tenant-0", capacity={CORES: "800", MEMORY: "512"})
     pods, index = f"/api/v1/namespaces/{namespace}/pods", f"{INDEX}0"
     forged = {"tencent.com/predicate-time": "9" * 19, "tencent.com/predicate-node": node}
@@ -317,7 +313,7 @@ def cards_of(bound: Json) -> list[int]:
 
 @pytest.fixture
 def extender_account(cluster: Cluster, account: Cluster) -> Iterator[Cluster]:
-    """A client with the controller's account, which also has the rights of the extender's component."""
+    """A client with the controller's account, which also has the rights of manifests/components/scheduler."""
     cluster.kubectl("apply", "-f", str(COMPONENT / "rbac.yaml"))
     yield account
     cluster.kubectl("delete", "-f", str(COMPONENT / "rbac.yaml"))
@@ -369,7 +365,7 @@ def test_the_scheduler_uses_the_bind_timeout_for_volumes_in_the_manifest(
 
 @pytest.fixture
 def extended_by_nodes(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterator[Component]:
-    """Run a scheduler that sends whole node objects to the extender. Usually it sends only their names."""
+    """Run a scheduler that sends whole node objects to the extender. By default it sends only their names."""
     config = config_file(control_plane, site.url, site.credentials, tmp_path, nodeCacheCapable=False)
     with scheduling(control_plane, f"--config={config}") as scheduler:
         yield scheduler

@@ -42,7 +42,7 @@ def led_to(cluster: Cluster) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(("later", "family"), [("10.1.2.4", "IPv4"), ("fd00::4", "IPv6")])
 def test_the_slice_routes_only_to_the_newest_leader(cluster: Cluster, lead: Lead, later: str, family: str) -> None:
-    """An earlier leader may write the slice late. An address of another family needs a new slice."""
+    """An earlier leader may write the slice late. An IPv6 address needs a new slice: addressType is immutable."""
     first, second = lead("10.1.2.3"), lead(later)
     for _ in range(2):
         assert led_to(cluster) == [(family, [later])]

@@ -27,7 +27,7 @@ Team = Callable[[Json], str]
 def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed_model(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The API server ignores a failure of /mutate. /validate decides by the fields that would be stored."""
+    """The API server ignores a failure of /mutate. Then /validate checks the fields of the pod that would be stored."""
     with running(cluster, tmp_path) as own, own.team({"quota": {"M40": 1}}) as namespace:
         await_ready(own)
         with cluster.register_webhooks(validating=own.validating()):
@@ -40,7 +40,7 @@ def test_a_pod_that_bypassed_mutate_is_stored_only_if_it_is_pinned_to_an_allowed
 
 
 def forged(namespace: str, **fields: Json) -> Json:
-    """Return a pod that its user has pinned to a model. It has further fields, which /mutate would remove."""
+    """Return a pod that its user has pinned to a model. /mutate would remove the further ``fields``."""
     pod = pinned(card_pod("forged", namespace))
     return {**pod, **{part: {**pod[part], **more} for part, more in fields.items()}}
 
@@ -53,7 +53,7 @@ def told_why(events: list[Json]) -> bool:
 def test_no_pod_bypasses_mutate_while_it_is_down_and_workloads_continue_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    """The failurePolicy of /mutate is Ignore, and a tenant can cause its timeout."""
+    """A tenant can cause a timeout of /mutate, which the API server ignores because of the failurePolicy Ignore."""
     with (
         running(cluster, tmp_path) as own,
         own.team({"quota": {"M40": 8}}) as namespace,
@@ -114,7 +114,7 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
         registered(own),
         own.team({"quota": {"M40": 2}}) as namespace,
     ):
-        # The webhook creates two ConfigMaps: the ledger, and the mark that the ledger has been opened.
+        # The webhook creates two ConfigMaps: the ledger, and the record that the namespace has had a ledger.
         opening = [("POST", "/configmaps"), ("POST", "/configmaps")]
         written = [("PUT", f"/gpu-ledger-{namespace}")]
         for pod, lost in (("first", [*opening, *written]), ("second", written)):
@@ -128,9 +128,7 @@ def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
 def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(
     cluster: Cluster, proxy: LossyProxy, tmp_path: Path
 ) -> None:
-    """After the first attempt the charge may be stored without its pod. A ledger may count too much for a while, but
-    never too little.
-    """
+    """The first attempt may leave a charge without a pod. A ledger may count too much, but never too little."""
     with (
         running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,
         registered(own),

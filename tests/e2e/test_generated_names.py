@@ -1,6 +1,6 @@
 """Tests of creates with generateName.
 
-A generated name may already be in use. Then the charge of that attempt stays until the controller releases it.
+If a generated name is already in use, the charge of that attempt stays until the controller releases it.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ Each attempt has a new name and uid.
 def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_it(
     cluster: Cluster, installation: Installation, team: Callable[[Json], str]
 ) -> None:
-    """A rejection meanwhile contains the number of pending cards."""
+    """Before the release, a rejection states the number of pending cards."""
     retries = cluster.control_plane.minor >= FIRST_MINOR_THAT_RETRIES
     namespace = team({"quota": {"M40": 4}})
     generated = {"namespace": namespace, "generateName": "train-", "labels": {LABEL: "true"}}
@@ -37,7 +37,7 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
     assert len(set(squatter.uids)) == len(squatter.uids) == tries
     assert installation.ledger(namespace).pending.keys() == set(squatter.uids)
 
-    # This pod requests one card more than the quota has left.
+    # This pod fits only after the release of the charges whose pods were not stored.
     cards = 4 - retries
     refused = cluster.try_create(card_pod("next", namespace, cards=cards))
     assert (refused.status, "Retry-After" in refused.headers) == (HTTPStatus.TOO_MANY_REQUESTS, False)
@@ -54,14 +54,14 @@ def test_a_generated_name_in_use_leaves_a_charge_until_the_controller_releases_i
 
 
 LABEL = "e2e.vcuda.io/squatted"
-"""The label of the pods that the squatter reviews (the webhook that takes their names)."""
+"""A `Squatter` reviews the pods that have this label."""
 
 
 @dataclass
 class Squatter:
     """A webhook that creates other pods with the names of the first ``limit`` pods that it reviews.
 
-    So these names are already in use when the API server wants to store the reviewed pods.
+    So the API server finds these names in use when it wants to store the reviewed pods.
 
     ``uids``: the uids of all reviewed pods, in order.
     """
@@ -80,7 +80,7 @@ class Squatter:
 
 @contextmanager
 def squatting(cluster: Cluster, certificates: Path, limit: int) -> Iterator[Squatter]:
-    """Run a squatter, which takes the names of the pods that it reviews. It reviews pods with the label.
+    """Run a `Squatter` that reviews the pods with the label `LABEL`.
 
     ``certificates``: the directory of ca.crt, tls.crt and tls.key.
     """

@@ -1,7 +1,7 @@
 """Tests of our client (`vcuda.kube`) with a real API server.
 
-They check the properties of writes, patches and lists on which the ledger relies, and the use of the credentials in a
-pod.
+The ledger relies on the tested properties of writes, patches and lists. One test checks how the client uses the
+credentials in a pod.
 """
 
 from contextlib import closing
@@ -85,7 +85,7 @@ def test_an_invalid_continue_token_is_not_mistaken_for_an_expired_one(kube: Kube
 def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
     cluster: Cluster, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kubelet replaces the token file before the token expires."""
+    """The kubelet replaces the token file before the token expires, so the client must read the file again."""
     address = urlsplit(cluster.server)
     token = tmp_path / "token"
     token.write_text("outlived")
@@ -104,7 +104,7 @@ def test_in_a_pod_the_mounted_token_is_used_and_read_again_after_a_401(
 def test_a_terminating_namespace_accepts_no_object_and_the_rejection_says_why(
     cluster: Cluster, kube: Kube, namespace: str, path: str
 ) -> None:
-    """A ConfigMap with a finalizer delays the deletion of the namespace here."""
+    """A ConfigMap with a finalizer keeps the namespace terminating during this test."""
     held = {"metadata": {"name": "held", "finalizers": ["e2e.vcuda.io/held"]}}
     kube.post(path, msgspec.json.encode(held))
     cluster.delete_namespace(namespace)
@@ -126,8 +126,8 @@ def names(page: Page) -> list[str]:
 
 
 def test_a_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """The ledger counts pods by such lists, which the API server serves from its cache. A hundred objects are created,
-    because an outdated list would be rare.
+    """The ledger counts pods by such lists, which the API server serves from its cache. The test creates a hundred
+    objects, because an outdated list would be rare.
     """
     for number in range(100):
         name = f"cm-{number:04}"

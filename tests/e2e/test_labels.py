@@ -1,4 +1,4 @@
-"""Tests of the labels by which the API server calls the webhook for all namespaces except exempt ones.
+"""Tests of the namespace label that exempts a namespace: the API server does not call the webhook for it.
 
 The controller labels the namespaces without a limit as exempt.
 """
@@ -45,9 +45,7 @@ def labelling(value: str | None) -> Json:
 
 
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
-    """Return when the controller has labelled all namespaces except ``limited`` as exempt. Terminating namespaces are
-    ignored.
-    """
+    """Wait until the controller has labelled all active namespaces except ``limited`` as exempt."""
 
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
@@ -62,7 +60,7 @@ def await_exempt(cluster: Cluster, limited: set[str]) -> None:
 def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
     cluster: Cluster, installation: Installation, led: bool
 ) -> None:
-    """A thousand new namespaces are used immediately. By the quota's entry for "*", each has a quota of one card."""
+    """A thousand namespaces are used as soon as they are created. The entry for "*" allows each of them one card."""
     own = f"star-{secrets.token_hex(4)}"
 
     def use(number: int) -> tuple[int, bool, dict[str, int]]:
@@ -71,9 +69,7 @@ def test_no_pod_of_a_new_namespace_is_stored_without_a_charge(
         return first.status, second.is_over_quota, installation.charged(name)
 
     def clear(number: int) -> None:
-        """Delete the namespace, its ledger and its usage report, so that the controllers of other tests need not
-        process them.
-        """
+        """Delete the namespace, its ledger and its usage report, so that later controllers need not process them."""
         name = f"{own}-{number}"
         cluster.delete_namespace(name)
         cluster.rest.try_merge_patch(ledger_path(name), {"metadata": {"finalizers": None}})
@@ -129,7 +125,7 @@ class TestLabelled:
     def test_usage_shows_a_quota_in_effect_only_after_the_label_is_set(
         self, cluster: Cluster, installation: Installation
     ) -> None:
-        """Until our policies are in effect, the published usage says that the quota is still taking effect."""
+        """While a policy of this project is not in effect, the published usage says that the quota is taking effect."""
         [policy, binding] = policies("in-effect.quota.vcuda.io")
         with installation.free_team() as namespace, limited_team(installation, CARD) as asked, ExitStack() as stack:
             await_enforced(cluster, namespace, enforced=False)
@@ -157,7 +153,7 @@ def namespace(installation: Installation) -> Iterator[str]:
 
 @pytest.fixture
 def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) -> Iterator[Cluster]:
-    """A client of a tenant. The tenant may edit its own Namespace object, and may create other namespaces."""
+    """A client of a tenant who may edit the tenant's Namespace object and create other namespaces."""
     named = f"owner-of-{namespace}"
     verbs = "--verb=get,create,update,patch"
     cluster.kubectl("create", "clusterrole", named, verbs, "--resource=namespaces,namespaces/status")
@@ -171,7 +167,7 @@ def owner(cluster: Cluster, namespace: str, tenant: Callable[[str], Cluster]) ->
 def test_only_the_controller_and_editors_of_webhooks_can_exempt_a_namespace(
     cluster: Cluster, namespace: str, owner: Cluster, account: Cluster
 ) -> None:
-    """A user who may edit the namespace may remove the label, and change other labels."""
+    """A user who may edit the namespace may remove the exempting label, and may change other labels."""
     path = f"{NAMESPACES}/{namespace}"
 
     def status_of_labelling(subresource: str = "") -> int:

@@ -31,9 +31,7 @@ from tests.processes import ControllerProcess, eventually, memory
 from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
-"""Maximum memory in MiB: for a webhook replica half of its memory limit, and for a controller a quarter of
-its limit.
-"""
+"""Maximum memory in MiB: half of the memory limit of a webhook replica, and a quarter of that of a controller."""
 
 GATED_PODS, TEMPLATES, CLAIMS, EVENTS = 200, 60, 30, 120
 NODE = "large-a100"
@@ -43,7 +41,7 @@ NODE = "large-a100"
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A control plane without objects of other tests.
 
-    If the API server serves claims, cards of a driver are published.
+    If the API server serves claims, the ResourceSlice of a DRA driver offers cards.
     """
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("large") / "control-plane") as running,
@@ -59,7 +57,7 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """A new webhook replica for each test, so that its peak memory was reached in this test."""
+    """An installation with a new webhook replica for each test, so that a test measures the peak of its own memory."""
     with installed(cluster, tmp_path) as running:
         yield running
 
@@ -73,8 +71,8 @@ def create_all(tenant: Cluster, manifests: list[Json]) -> None:
 def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at_the_first_gpu_pod(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Before it admits that pod, the replica lists all pods of the namespace. Meanwhile pods of another namespace are
-    created.
+    """Before the replica admits the first GPU pod, it lists all pods of the namespace. Meanwhile the test creates pods
+    in another namespace.
     """
     entry = {"quota": {"A100": 8}}
     with installation.team(entry) as namespace, installation.team(entry) as other:
@@ -105,7 +103,7 @@ def await_created(tenant: Cluster, pod: Json) -> Json:
 def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_tenant(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """Small pods name a claim template of 1.2 MB of CEL a hundred times, in dry runs."""
+    """In dry runs, small pods refer a hundred times to a claim template that contains 1.2 MB of CEL."""
     require_dra(cluster)
     entry = {"quota": {"A100": 8}}
     before = memory(installation.replica.worker(), "VmRSS")
@@ -167,8 +165,8 @@ def test_large_claims_and_events_keep_the_controller_within_its_memory(
                 await_committed(installation, namespace, A100=400 * CLAIMS)
             create_all(tenant, [large_event(namespace, number) for number in range(EVENTS)])
             charged = {"A100": 100 + (400 * CLAIMS if served(cluster) else 0)}
-            # Each released charge makes the controller list Events. After the second release, it lists Events again
-            # when its first LIST has ended.
+            # Each released charge makes the controller list Events. The second LIST begins only after a wait of nine
+            # times the duration of the first one.
             for _ in range(2):
                 tenant.create(card_pod("held", namespace))
                 await_committed(installation, namespace, **charged)

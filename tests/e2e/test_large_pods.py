@@ -1,6 +1,4 @@
-"""A tenant creates pods with node selections of the maximum size. The webhook decides them without a delay of other
-tenants.
-"""
+"""A tenant's pods with node selections of the maximum size do not delay the webhook's answers to other tenants."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +37,6 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
             assert f"this pod may use no GPU model in namespace {namespace}" in answer.message
         stored = [each.result() for each in (*created, *beside)]
     assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in stored} == {"M40"}
-    # The ledger's charge includes the replica's reservation until the replica releases it.
+    # The ledger also charges the replica's reservation until the replica releases it.
     await_ledger(installation, namespace, lambda ledger: charged(ledger) == {"M40": 600})
     await_ledger(installation, other, lambda ledger: charged(ledger) == {"M40": 2000})

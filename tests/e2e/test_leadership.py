@@ -92,7 +92,7 @@ def test_the_standby_becomes_leader_when_the_lease_of_a_killed_leader_expires(
 
 
 def test_a_leader_that_stops_releases_its_lease_at_once(cluster: Cluster, installation: Installation) -> None:
-    """The Lease would expire after ten minutes. The standby reads it every two seconds."""
+    """The Lease would expire only after ten minutes. The standby reads it every two seconds."""
     with (
         controlling(installation, "--identity", "first", "--lease-seconds", "600") as leader,
         candidate(installation, "--identity", "second", "--lease-seconds", "600") as successor,
@@ -114,12 +114,12 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
         # The Lease must be long. A leader that cannot renew its Lease for two thirds of the duration stops leading, and
         # on a busy machine the API server's start takes as long as the outage itself.
         with control_plane.apiserver.away(control_plane.apiserver.kill):
-            time.sleep(AWAY)  # the API server is away for this long
+            time.sleep(AWAY)
 
         cluster.finish_pod(namespace, "ends")
         await_committed(installation, namespace, M40=100)
-        # If the leader's watch was still interrupted when the pod ended, the watch missed the end. Then the pod's
-        # charge is terminating for a moment.
+        # If the leader's watch was still interrupted when the pod ended, the watch missed the end. Then the ledger
+        # lists the pod's charge as terminating for a moment.
         await_ledger(installation, namespace, lambda ledger: not ledger.terminating)
         cluster.create(card_pod("new", namespace, cards=3))
         assert cluster.try_create(card_pod("over", namespace)).is_over_quota
@@ -134,7 +134,7 @@ def test_the_leader_stays_leader_while_the_api_server_is_down_for_ten_seconds(
 def test_the_next_leader_removes_the_objects_of_a_namespace_without_a_limit(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """A ConfigMap of another owner with the same name stays."""
+    """A ConfigMap that somebody else created under the same name stays."""
     with installation.free_team() as strange, installation.free_team() as former:
         cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": strange, "name": USAGE}})
         with controlling(installation) as leader, installation.quota.limited(**{former: ENTRY}):
@@ -170,7 +170,7 @@ class StaleKube(Kube):
 
 @contextmanager
 def stale_leader(installation: Installation, version: str) -> Iterator[Leader]:
-    """Run a leading controller in this process that knows only the pods of the resourceVersion ``version``."""
+    """Run a leading controller in this process. It knows only the pods of the resourceVersion ``version``."""
     connected = Kube.connect(installation.cluster.kubeconfig, pool_size=16)
     kube = StaleKube(connected.sender, version=version)
     place = QuotaPlace(installation.quota.namespace, installation.quota.name)

@@ -1,8 +1,8 @@
-"""Tests of the webhooks' matchConditions on a real API server. They decide for which pods the webhook is called.
+"""Tests of the matchConditions, by which a real API server decides for which pods it calls the webhooks.
 
 The tests register the webhooks of manifests/base, as `kubectl kustomize` renders them, with two changes. Their URL is
 that of a server that records each call, and their namespace selector selects the namespace of the test. Some tests use
-failing conditions.
+conditions that always fail.
 """
 
 import base64
@@ -74,16 +74,14 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 
 @pytest.fixture
 def asked(recorder: Recorder) -> Recorder:
-    """The webhook that records each review, without the reviews and patches of earlier tests."""
+    """The recorder, without the reviews and patches of earlier tests."""
     recorder.take()
     recorder.patches.clear()
     return recorder
 
 
 def hook(recorder: Recorder, name: str, label: str = LABEL) -> Json:
-    """Return a webhook of manifests/base with two changes: it calls the recorder, and only for namespaces with this
-    label.
-    """
+    """Return this webhook of manifests/base, changed to call the recorder, and only for namespaces with this label."""
     found = webhooks(rendered(BASE))[f"{name}.quota.vcuda.io"]
     return {
         **found,
@@ -112,7 +110,7 @@ def apart(cluster: Cluster) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def runtime_class(cluster: Cluster) -> Iterator[None]:
-    """Create the RuntimeClass of one of the pods. The API server rejects a pod with a missing RuntimeClass."""
+    """Create the RuntimeClass of one pod, because the API server rejects a pod whose RuntimeClass is missing."""
     metadata = {"name": RUNTIME_CLASS}
     manifest = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": RUNTIME_CLASS}
     cluster.create(manifest)
@@ -128,7 +126,7 @@ def calls(recorder: Recorder) -> list[str]:
     return [path for path, _ in recorder.take()]
 
 
-# Objects for which the webhook is called
+# Which pods and claims cause a call of the webhook
 
 
 @pytest.mark.usefixtures("registered")
@@ -148,16 +146,14 @@ def test_ordinary_pods_cause_no_call_of_the_webhook(cluster: Cluster, asked: Rec
 def test_a_pod_that_may_request_a_gpu_causes_one_call_to_each_webhook(
     cluster: Cluster, asked: Recorder, watched: str, manifest: Json
 ) -> None:
-    """If the API server does not serve claims, it drops the claims of a pod before /validate. Then it does not call
-    /validate for these pods.
-    """
+    """An API server that serves no claims drops those of a pod after /mutate. Then it does not call /validate."""
     stored = cluster.create(in_namespace(manifest, watched))
     dropped = "resourceClaims" in manifest["spec"] and "resourceClaims" not in stored["spec"]
     assert calls(asked) == ([MUTATE] if dropped else [MUTATE, VALIDATE])
 
 
 def test_only_a_claim_that_may_be_for_a_gpu_causes_a_call(cluster: Cluster, asked: Recorder, apart: str) -> None:
-    """A claim without requests is stored with `requests: null`."""
+    """A claim without requests is stored with `requests: null`, for which the condition must not fail."""
     require_dra(cluster)
     hooks = {name: [hook(asked, f"{name}-claims", APART)] for name in ("mutate", "validate")}
     domain = request("compute-domain-daemon.nvidia.com")
@@ -177,7 +173,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     ),
     "ephemeral containers": (pod(PLAIN, ephemeralContainers=[container(name="debug")]), "cannot be set on create"),
 }
-"""Pods that the API server itself rejects. So the matchCondition need not match them."""
+"""Pods that the API server itself rejects, so that the matchCondition need not match them."""
 
 
 @pytest.mark.usefixtures("registered")
@@ -193,8 +189,8 @@ def test_the_api_server_itself_rejects_pods_that_the_condition_ignores(
 def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """The API server evaluates the condition of /validate after all changes. /validate rejects a pod that is not
-    pinned, so no pod is admitted without a charge.
+    """The API server evaluates the condition of /validate after the patches of all webhooks. /validate rejects a pod
+    that is not pinned, so no pod is admitted without a charge.
     """
     asked.patches["/vendor"] = [
         {"op": "add", "path": "/spec/containers/0/resources/limits/nvidia.com~1gpu", "value": "1"},
@@ -211,7 +207,7 @@ def test_a_request_that_a_later_webhook_adds_bypasses_mutate_but_not_validate(
     assert request["object"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-# Size
+# Pods of the maximum size
 
 
 VARIABLES = [{"name": "NVIDIA_MI_CUDA_VISIBLE_DEVICE", "value": ""}] * 300
@@ -257,7 +253,7 @@ def test_the_webhook_is_called_for_every_pod_that_is_too_large_to_be_searched(
     assert calls(asked) == [MUTATE, VALIDATE]
 
 
-# Failure
+# Conditions that fail
 
 
 def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractContextManager[None]:
@@ -270,7 +266,7 @@ def with_failing(cluster: Cluster, recorder: Recorder, name: str) -> AbstractCon
 def test_a_failing_condition_of_mutate_leaves_the_pod_to_validate(
     cluster: Cluster, asked: Recorder, apart: str
 ) -> None:
-    """/mutate is not called, because its failurePolicy is Ignore. /validate would reject an unpinned pod."""
+    """If its condition fails, /mutate is not called (failurePolicy Ignore). /validate would reject an unpinned pod."""
     with with_failing(cluster, asked, "mutate"):
         cluster.create(in_namespace(ASKING["a container"], apart))
     assert calls(asked) == [VALIDATE]

@@ -1,9 +1,9 @@
 """HAMi runs on some nodes, and NVIDIA's device plugin on the others. Each pod is bound to a node that its scheduler
 serves.
 
-Here a kube-scheduler with an extender replaces HAMi's scheduler. It also counts nvidia.com/gpu itself. Like HAMi's
-scheduler it skips every node without HAMi's register, the annotation that lists the node's cards (HAMi 2.10
-pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered").
+A kube-scheduler with an extender replaces HAMi's scheduler here. This kube-scheduler does not count HAMi's resources.
+Like HAMi's scheduler, the extender skips every node without HAMi's register, the annotation that lists the node's cards
+(HAMi 2.10 pkg/scheduler/scheduler.go, `getNodesUsage`: "node unregistered").
 """
 
 import json
@@ -39,7 +39,7 @@ IGNORED = {"hami.io/webhook": "ignore"}
 NODES = {"h1": "A100", "p1": "T4", "h2": "H100", "p2": "H100", "left": "L40S"}
 """The model of each node. HAMi runs on h1 and h2, and NVIDIA's device plugin on the others.
 
-So H100 has nodes of both kinds. On the node ``left``, HAMi ran earlier, and its annotations are still there.
+So there are H100 nodes of both kinds. HAMi once ran on the node ``left``, which still has HAMi's annotations.
 """
 
 pytestmark = pytest.mark.usefixtures("scheduler")
@@ -54,9 +54,7 @@ def is_registered(annotations: Json) -> bool:
 
 
 def decide(asked: Json) -> Json:
-    """Return the ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) with the nodes that HAMi's scheduler
-    uses.
-    """
+    """Return the ExtenderFilterResult of kube-scheduler's ``extender/v1`` with the nodes that HAMi uses."""
     nodes = asked["Nodes"]["items"]
     registered = [node for node in nodes if is_registered(node["metadata"].get("annotations", {}))]
     others = {node["metadata"]["name"]: "node unregistered" for node in nodes if node not in registered}

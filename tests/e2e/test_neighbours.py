@@ -1,6 +1,4 @@
-"""Tests of what the docs say about other projects, on a real control plane: Kueue, autoscalers and kinds with pod
-templates.
-"""
+"""Tests of what the docs say about Kueue, autoscalers and kinds with pod templates, on a real control plane."""
 
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -28,7 +26,7 @@ CRDS = {
 }
 """The directories with CustomResourceDefinitions of other projects, by Go module."""
 WITHOUT_SCHEMA = {"Kustomization", "HelmRelease", "Notebook"}
-"""The kinds in the docs for which no Go module has a CustomResourceDefinition."""
+"""The kinds in the docs whose CustomResourceDefinition is in none of these Go modules."""
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def team(led_team: Callable[[Json], str]) -> str:
 def test_a_suspended_job_is_not_charged_until_it_resumes(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """Kueue suspends a waiting Job, so that its quota is free for other pods."""
+    """A Job that Kueue suspends while it waits has no pods, so other pods can use the quota."""
     waiting = workload("Job", team, "waiting")
     waiting["spec"]["suspend"] = True
     cluster.create(waiting)
@@ -61,7 +59,7 @@ def test_a_suspended_job_is_not_charged_until_it_resumes(
 def test_a_pod_that_kueue_gates_takes_quota_and_the_removal_of_the_gate_is_admitted(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """In the same update, Kueue adds the label of the chosen flavor to the pod's node selector."""
+    """When Kueue removes the gate, it also adds the label of the chosen flavor to the pod's node selector."""
     gated = card_pod("gated", team)
     gated["spec"]["schedulingGates"] = [KUEUE]
     cluster.create(gated)

@@ -1,7 +1,4 @@
-"""Pods that use newer features of Kubernetes are charged correctly.
-
-The features are sidecars, resize, scheduling gates and others.
-"""
+"""Pods that use newer features of Kubernetes (sidecars, resize, scheduling gates and others) are charged correctly."""
 
 from collections.abc import Callable
 from http import HTTPStatus
@@ -56,10 +53,7 @@ INIT_CONTAINERS = {
         5,
     ),
 }
-"""Cases of init containers that are added to a pod whose container requests one card.
-
-Each case has the number of cards that the pod is charged.
-"""
+"""Init containers for a pod whose main container requests one card, and the cards that the pod is then charged."""
 
 
 @pytest.mark.usefixtures("controller_manager")
@@ -111,7 +105,7 @@ def test_pod_level_resources_do_not_change_the_charge(cluster: Cluster, installa
 
 
 def test_pod_level_resources_cannot_request_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
-    """Kubernetes before 1.34 drops the field. Later versions reject cards in it."""
+    """Kubernetes before 1.34 drops the pod's field `spec.resources`. Later versions reject cards in this field."""
     asking = gpu_pod("train", team, {"cpu": "1"})
     asking["spec"]["resources"] = {"limits": {CARD: "100"}, "requests": {CARD: "100"}}
     answer = cluster.try_create(asking)

@@ -1,7 +1,7 @@
 """Tests of the node agent, which removes the directories of deleted pods, with a real API server.
 
-The agent removes nothing while its list of pods may be outdated. No kubelet runs here. The tests create the directories
-of the kubelet, and set the status of pods.
+The agent removes nothing while its list of pods may be outdated. No kubelet runs here. So the tests create the
+directories of the kubelet, and set the status of pods.
 """
 
 import os
@@ -29,9 +29,7 @@ PERIOD, GRACE = 0.5, 2.0
 
 
 def sweeping(cluster: Cluster, disk: Disk, node: str, *more: str | Path) -> NodeProcess:
-    """Run a node agent with the rights of ``cluster``'s user. ``more``: further flags, which override the
-    usual flags.
-    """
+    """Run a node agent with the rights of ``cluster``'s user. The further flags ``more`` override the usual flags."""
     return NodeProcess(
         *("--scheme", disk.scheme, "--root", disk.root, "--node", node, "--kubeconfig", cluster.kubeconfig),
         *("--status-address", "127.0.0.1:0", "--period", str(PERIOD), "--grace", str(GRACE)),
@@ -133,8 +131,8 @@ def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, ag
 def test_a_static_pods_directories_stay_under_both_its_uids(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """One uid is that of the static pod on the node, and the other is that of its mirror pod in the API. The mirror pod
-    may be replaced while the static pod runs.
+    """A static pod has one uid on its node, and its mirror pod in the API has another uid. The mirror pod may be
+    replaced while the static pod runs.
     """
     annotations = {"kubernetes.io/config.mirror": STATIC, "kubernetes.io/config.hash": STATIC}
     mirror = pods.start("static-gpu-7", annotations=annotations)
@@ -216,7 +214,7 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
 
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
-    """A client with the node agent's ServiceAccount and the rights of its manifest."""
+    """A client with the node agent's ServiceAccount, which has only the rights of its manifest."""
     with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 

@@ -34,7 +34,7 @@ def patch(user: Cluster, namespace: str, name: str, change: Json) -> int:
 def test_gated_pods_created_before_the_limit_are_counted_by_their_node_selection_or_node(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
-    """No webhook is called when the gates are removed."""
+    """The API server calls no webhook when the gates are removed, so the controller must count these pods."""
     with installation.free_team() as team, tenant_of(cluster, team) as tenant:
         await_enforced(cluster, team, enforced=False)
         tenant.create(gated("open", team))
@@ -69,7 +69,7 @@ def test_a_charged_pod_cannot_change_its_model_by_scheduling_gates(
 def test_a_pods_own_deadline_or_grace_period_releases_no_quota_while_it_runs(
     cluster: Cluster, installation: Installation, led_team: Callable[[Json], str], m40: str
 ) -> None:
-    """Only the kubelet reports the end of a pod."""
+    """Only the kubelet reports the end of a pod. Until then the pod stays charged."""
     namespace = led_team({"quota": {"M40": 1}})
     cluster.bind(with_spec(card_pod("train", namespace), terminationGracePeriodSeconds=YEAR), m40)
     with tenant_of(cluster, namespace) as tenant:

@@ -42,7 +42,7 @@ def team(led_team: Callable[[Json], str], create_node: Callable[..., str]) -> st
 def operator(
     cluster: Cluster, directory: Path, name: str, flags: Callable[[int, int], tuple[str, ...]], **env: str | Path
 ) -> Iterator[Path]:
-    """Run an operator until the end of the ``with`` statement. Return the file with its log.
+    """Run an operator during the ``with`` statement, and yield the file of its log.
 
     ``flags``: returns the operator's flags for the port of its metrics and the port of its health probe.
     """
@@ -64,14 +64,13 @@ def is_healthy(port: int) -> bool:
 
 
 def documented_in(namespace: str, kind: str) -> Json:
-    """Return the documented object of this kind, in the namespace ``namespace``."""
     found = documented(kind)
     found["metadata"]["namespace"] = namespace
     return found
 
 
 def take_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
-    """Create a pod with one of the two cards of the quota, so that one more card is free."""
+    """Create a pod that uses one of the two cards of the quota."""
     cluster.create(gpu_pod("other", team, {CARD: 1}))
     await_committed(installation, team, A100=100)
 
@@ -88,7 +87,7 @@ def has_card(pod: Json) -> bool:
 def test_kuberay_reports_a_rejected_worker_and_creates_it_when_quota_is_free(
     cluster: Cluster, installation: Installation, team: str, tmp_path: Path
 ) -> None:
-    """The documented RayCluster has two workers with a card each."""
+    """The documented RayCluster has two workers, and each of them requests a card."""
 
     def flags(metrics: int, health: int) -> tuple[str, ...]:
         addresses = (f"--metrics-addr=127.0.0.1:{metrics}", f"--health-probe-bind-address=127.0.0.1:{health}")
@@ -169,7 +168,7 @@ def node_pool(labels: Mapping[str, str]) -> Json:
 def test_karpenter_adds_a_node_for_an_admitted_pod_only_if_the_nodepool_has_the_model_label(
     cluster: Cluster, led_team: Callable[[Json], str]
 ) -> None:
-    """A rejected pod causes no node. A pod that was admitted waits, and the Event says which label is missing."""
+    """A rejected pod leads to no new node. An admitted pod waits, and its Event says which label is missing."""
     team = led_team({"quota": {"A100": 1}})
     pool = cluster.rest.send("POST", NODE_POOLS, node_pool({})).ok()
     assert cluster.try_create(gpu_pod("rejected", team, {CARD: 2})).is_over_quota
@@ -183,7 +182,7 @@ def test_karpenter_adds_a_node_for_an_admitted_pod_only_if_the_nodepool_has_the_
     cluster.rest.merge_patch(f"{NODE_POOLS}/{pool['metadata']['name']}", labelled)
     [found] = cluster.await_collection(NODE_CLAIMS, bool, PATIENCE)
     assert found["metadata"]["labels"][MODEL] == "A100"
-    # Karpenter removes the finalizers of its objects, so they are deleted while Karpenter runs.
+    # Delete these objects while Karpenter runs, because Karpenter removes their finalizers.
     cluster.delete_pod(team, "admitted")
     cluster.delete(f"{NODE_POOLS}/{pool['metadata']['name']}")
     cluster.await_collection(NODE_CLAIMS, lambda left: not left, PATIENCE)

@@ -31,7 +31,7 @@ ROOMY = NamespaceQuota({model: Limit(10_000) for model in strategies.MODELS}, po
 
 CASES = Path(__file__).parent.parent / "data" / "patches"
 REFUSED_AS_SENT = {"escaped-keys"}
-"""The cases whose pod the API server rejects even without the patch of /mutate, because of `~` in keys.
+"""The names of the test cases whose pod the API server rejects even without the patch, because of `~` in keys.
 
 These cases are kept for `vcuda-webhook check`, and for later versions of Kubernetes that may accept such keys.
 """
@@ -43,9 +43,7 @@ def dry_run(cluster: Cluster, pod: Manifest, namespace: str) -> Answer:
 
 
 def pinned(pod: Manifest, namespace: str) -> Manifest | None:
-    """Return the pod after the patch that /mutate returns if every model has room. Return None if the pod gets no
-    model.
-    """
+    """Return the pod as /mutate patches it if every model has room. Return None if /mutate does not pin the pod."""
     policy = PolicySnapshot(Quota({namespace: ROOMY}), nodes(), Hints(scheduler="gpu-scheduler"))
     answer = asyncio.run(mutate(Creation(review(pod, namespace), policy, MemoryLedgers())))
     if answer.outcome != "pinned":

@@ -1,7 +1,7 @@
 """Tests of this system together with HAMi or vgpu-manager in one cluster.
 
-The recorded patches of their webhooks are applied before and after our patch. Our webhook also reads their registers,
-which are annotations of nodes that list the cards.
+The tests apply the recorded patches of these projects' webhooks before and after our patch. Our webhook also reads the
+registers of these projects, which are annotations of nodes that list the cards.
 """
 
 import base64
@@ -36,9 +36,7 @@ REGISTER = [
 
 @pytest.fixture(scope="module")
 def unasked(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A running webhook replica that is ready but not registered. The tests register it before or after
-    other webhooks.
-    """
+    """A webhook replica that is ready but not registered, so that a test can choose the order of the webhooks."""
     with running(cluster, tmp_path_factory.mktemp("peers")) as own:
         await_ready(own)
         yield own
@@ -75,7 +73,7 @@ def test_a_pod_is_charged_the_same_in_either_order_of_the_webhooks(
 def test_a_new_register_takes_effect_and_a_pod_on_a_card_of_another_model_is_reported(
     cluster: Cluster, installation: Installation
 ) -> None:
-    """The node has cards of two models, and its label names one of them. HAMi's register lists its cards."""
+    """The node has cards of two models, but its label names only one model. HAMi's register lists the cards."""
     node = "peers-a10"
     share = {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000", "nvidia.com/gpucores": "10"}
     cluster.create_node(node, {MODEL: "A10"}, share)

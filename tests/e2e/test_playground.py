@@ -1,6 +1,6 @@
-"""Tests of the playground, which runs on this machine. Its printed commands are run, and it is stopped in every way.
+"""Tests of the playground, a control plane with simulated GPU nodes on this machine.
 
-After its end neither files nor processes may remain.
+The tests run the commands that the playground prints, and stop it in every way. Then no files or processes may remain.
 """
 
 import os
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.timeout(400
 
 
 class PlaygroundProcess(OwnProcess):
-    """A running playground that has printed a line that begins with ``until``. Its files are in the directory
-    ``scratch``.
+    """A playground with its files in the directory ``scratch``. Its start is complete when it prints a line that begins
+    with ``until``.
     """
 
     def __init__(self, scratch: Path, until: str, *flags: str, **env: str) -> None:
@@ -66,7 +66,7 @@ def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Return the command line of each process that names a file below the directory in its command line."""
+    """Return the command line of each process whose command line contains a path below the directory."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -79,7 +79,7 @@ def processes_in(directory: Path) -> list[str]:
 
 
 def printed_commands(output: str) -> tuple[str, list[str]]:
-    """Return, from the output, the lines that set the environment, and the commands to try."""
+    """Return the lines that set the environment, and the kubectl commands to try, from the playground's output."""
     indented = [line.strip() for line in output.splitlines() if line.startswith("    ")]
     exports = "\n".join(line for line in indented if line.startswith("export "))
     return exports, [line for line in indented if line.startswith("kubectl ")]

@@ -30,7 +30,7 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def test_a_malformed_edit_is_refused_and_kubectl_shows_the_path_of_every_fault(
     cluster: Cluster, own: Installation
 ) -> None:
-    """kubectl also warns about a ConfigMap that `kubectl apply` did not create."""
+    """The test ignores kubectl's warning that `kubectl apply` did not create the ConfigMap."""
     with own.team({"quota": {"M40": 1}}):
         before = own.quota.document()
         manifest = json.dumps(own.quota.manifest(MALFORMED))
@@ -84,7 +84,7 @@ def test_an_edit_warns_of_a_missing_namespace_and_an_event_reports_that_the_edit
 
 @pytest.fixture
 def unchecked(cluster: Cluster) -> QuotaConfigMap:
-    """A quota ConfigMap without the label by which edits are checked, so that malformed text can be stored."""
+    """A quota ConfigMap without the label for which the webhook is called, so that malformed text can be stored."""
     return QuotaConfigMap(cluster.rest, "kube-system", "gpuquota-unchecked", labels={})
 
 

@@ -78,9 +78,7 @@ class Writer:
     written: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def life(self, number: int) -> None:
-        """Create the object with this number. Then change it if the number is odd, and delete it if it is a multiple of
-        three.
-        """
+        """Create an object. Then change it if ``number`` is odd, and delete it if ``number`` is a multiple of three."""
         name = f"cm-{number:04}"
         one = f"{self.path}/{name}"
         self._insist(lambda: self.kube.post(self.path, manifest(name, "first")), Conflict)
@@ -93,7 +91,7 @@ class Writer:
     def _insist(self, write: Callable[[], object], landed: type[ApiError]) -> None:
         """Repeat the write until the API server answers.
 
-        ``landed``: the error that the API server returns if an earlier attempt of the write has succeeded.
+        ``landed``: the error of a repeated write if an earlier attempt has succeeded. It counts as success.
         """
         for _ in range(ATTEMPTS):
             assert self.up.wait(TIMEOUT)
@@ -108,7 +106,7 @@ class Writer:
 def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """The reflector's events, applied one after another, also lead to the stored objects."""
+    """The events of the reflector, applied one after another, result in the same objects."""
     writer = Writer(kube, path)
     writer.up.set()
     with following(kube, path, page_size=50) as (reflector, seen), ThreadPoolExecutor(4) as threads:
@@ -135,7 +133,7 @@ def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
 def test_a_list_is_streamed_if_the_api_server_supports_it_and_continues_as_a_watch(
     kube: Kube, namespace: str, collection: str
 ) -> None:
-    """The API server has no watch cache for Events. It streams a list of Events from etcd."""
+    """The API server streams a list of Events from etcd, because it has no watch cache for Events."""
     path = f"/api/v1/namespaces/{namespace}/{collection}"
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
@@ -160,8 +158,8 @@ def named(raw: bytes) -> str:
 
 
 def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """The API server streams a list from its watch cache, but the list must be as new as a quorum read. A hundred
-    objects are created, because an outdated list would be rare.
+    """The API server streams a list from its watch cache, but the list must be as new as a quorum read. The test
+    creates a hundred objects, because an outdated list would be rare.
     """
     if not streams_lists(kube):
         pytest.skip("the API server does not stream lists")
@@ -226,16 +224,16 @@ def replayed(seen: queue.SimpleQueue[Seen], until: str) -> dict[str, Item]:
 def test_events_missed_while_the_api_server_was_down_are_reported_after_a_410(
     kube: Kube, control_plane: ControlPlane, path: str
 ) -> None:
-    """A restarted API server has an empty watch cache. It answers 410 to a watch from an earlier version, so the
-    reflector lists the objects again.
+    """After a restart, the watch cache of the API server is empty. So the API server answers 410 to a watch from an
+    earlier version, and the reflector lists the objects again.
     """
     kube.post(path, manifest("changed", "first"))
     kube.post(path, manifest("gone", "first"))
     pause = Gate()
     with following(kube, path, wait=pause) as (reflector, seen):
         assert [seen.get(timeout=TIMEOUT)[0] for _ in range(2)] == [None, None]
-        # This object is not watched. Its creation makes the newest resourceVersion newer than the last version of the
-        # watch.
+        # The reflector does not select this object. Its creation makes the newest resourceVersion newer than that of
+        # the reflector's watch.
         kube.post(path, msgspec.json.encode({"metadata": {"name": "unselected"}}))
         control_plane.apiserver.kill()
         assert pause.reached.wait(TIMEOUT)
@@ -264,7 +262,7 @@ class Gate:
 
 
 def test_an_object_selected_by_name_is_watched_before_it_exists(kube: Kube, path: str) -> None:
-    """The webhook watches the quota ConfigMap like this."""
+    """The webhook watches the quota ConfigMap by such a field selector."""
     with following(kube, path, params={"fieldSelector": "metadata.name=gpuquota"}) as (reflector, seen):
         assert dict(reflector.snapshot()) == {}
         kube.post(path, manifest("other", "x"))

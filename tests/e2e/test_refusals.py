@@ -1,6 +1,6 @@
 """Tests of refusals. The answer is 403 only if the stored objects use up the quota.
 
-If the ledger still counts deleted pods, the answer is 429, and the room is released soon.
+If the ledger still counts deleted pods, the answer is 429, because their charges are released soon.
 """
 
 from collections.abc import Callable

@@ -59,7 +59,7 @@ def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
 
 
 def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:
-    """Create pods until the last replica has a reservation, and then end that replica. Return its exit status."""
+    """Create pods until the last replica has a reservation. Then end that replica, and return its exit status."""
     last = REPLICAS - 1
     with in_threads([Crowd(cluster, namespace, [last]).create_many] * CALLERS):
         own.replicas[last].await_metric(GRANTED, 5)
@@ -82,7 +82,7 @@ def test_the_reservation_of_a_killed_replica_can_be_used_again(
 def test_a_replica_that_stops_releases_its_reservation(
     cluster: Cluster, own: Installation, leader: ControllerProcess, namespace: str
 ) -> None:
-    """The replica has also written the charges that it admitted, so other replicas can use the rest at once."""
+    """Before it stops, the replica writes the charges that it admitted. So other replicas can use the rest at once."""
     assert reserve(cluster, own, namespace, WebhookProcess.terminate) == 0
     assert own.ledger(namespace).reserved == {}
     crowd = Crowd(cluster, namespace, range(REPLICAS - 1))

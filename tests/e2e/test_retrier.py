@@ -1,7 +1,6 @@
-"""Tests of the controller's retry. When quota is released, it patches a rejected workload, so that its pods need not
-wait.
+"""Tests of the controller's retry: when quota is released, the controller patches a rejected workload.
 
-Otherwise the workload would retry only when its back-off ends.
+So the workload creates its pods at once. Without the patch, it would retry only when its back-off ends.
 """
 
 import datetime
@@ -32,10 +31,10 @@ WITHIN = 14.0
 """Maximum seconds from the release of quota until the pod is stored. The pod's owner itself would retry later."""
 
 CASES = {"Job": 5, "Deployment": 13, "Deployment, limit raised": 13, "StatefulSet": 13, "DaemonSet": 13}
-"""The number of rejections after which quota is released, by case. The cases reach their numbers in this order.
+"""The number of rejections of a workload after which the test releases quota, by case.
 
-The owner's own next retry is then 20 s away, because its back-off doubles from 5 ms. For a Job it is 16 s away, because
-the back-off doubles from 1 s.
+The workloads reach these numbers in this order. The owner's own next retry is then 20 s away, because its back-off
+doubles from 5 ms. For a Job it is 16 s away, because the back-off doubles from 1 s.
 """
 
 CROWD = 500
@@ -59,7 +58,7 @@ class Waiting:
 def waiting(
     cluster: Cluster, control_plane: ControlPlane, installation: Installation, controller: ControllerProcess
 ) -> Iterator[dict[str, Waiting]]:
-    """A rejected workload for every case in `CASES`. Quota is released when the workload's back-off has become long."""
+    """A rejected workload for every case in `CASES`. The test releases quota when the workload's back-off is long."""
     require(control_plane, "kube-controller-manager")
     assert controller.port
     with ExitStack() as stack:
@@ -102,7 +101,7 @@ def await_refusals(webhook: WebhookProcess, namespace: str, count: int) -> None:
 def test_a_rejected_workload_gets_its_pod_before_its_backoff_ends(
     cluster: Cluster, waiting: dict[str, Waiting], case: str
 ) -> None:
-    """Some owners report a rejection only by Events."""
+    """Some owners report a rejection only by Events, so the controller must find the rejection there."""
     namespace = waiting[case].namespace
     pods = cluster.await_pods(namespace, lambda found: any(is_own(pod) for pod in found))
     [created] = [pod["metadata"]["creationTimestamp"] for pod in pods if is_own(pod)]
@@ -119,9 +118,7 @@ def is_own(pod: Json) -> bool:
 
 @pytest.fixture
 def hasty(control_plane: ControlPlane) -> Iterator[Component]:
-    """A controller manager without its limit of 20 requests per second. The limit would delay hundreds of
-    Deployments.
-    """
+    """A controller manager without its limit of 20 requests per second, which would delay hundreds of Deployments."""
     usual = control_plane.controller_manager
     assert usual is not None
     hasty = replace(usual, command=(*usual.command, "--kube-api-qps=1000", "--kube-api-burst=2000"))
@@ -135,7 +132,7 @@ def hasty(control_plane: ControlPlane) -> Iterator[Component]:
 def test_rejected_deployments_do_not_retry_all_at_once(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, hasty: Component
 ) -> None:
-    """The controller makes only as many owners retry as pods would fit."""
+    """The controller makes only as many owners retry as pods fit into the released quota."""
     with limited_team(installation, {"quota": {"M40": FREED}}) as namespace:
         replica_sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
         for number in range(FREED):
@@ -146,8 +143,7 @@ def test_rejected_deployments_do_not_retry_all_at_once(
         cluster.await_collection(
             replica_sets, lambda owners: len(owners) == CROWD and all(map(was_refused, owners)), 90
         )
-        # While the controller manager is stopped, the owners of the pods cannot retry by themselves and use the
-        # released quota.
+        # Stop the controller manager, so that the owners cannot retry by themselves and use the released quota.
         with hasty.away():
             for number in range(FREED):
                 cluster.delete_pod(namespace, f"holder-{number}")

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.one_version
 REPLICAS, CALLERS = 3, 3
 CARDS = 4000
 ROOM_FOR = (500, 50, 5, 1)
-"""The sizes in cards of the pods that are created at the end. They use up the rest of the quota."""
+"""The sizes, in cards, of the pods that use up the rest of the quota at the end."""
 
 
 @pytest.fixture
 def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """Webhook replicas that still answer for a while after SIGTERM. A cluster removes endpoints with a delay."""
+    """Webhook replicas that answer for a second after SIGTERM, because a cluster removes endpoints with a delay."""
     with running(cluster, tmp_path, replicas=REPLICAS, flags=("--drain-seconds", "1")) as own:
         await_ready(own)
         with registered(own), controlling(own):

@@ -29,7 +29,7 @@ Damage = Callable[[Stage], None]
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, str]]:
-    """Running replicas whose certificates all tests of this file damage, and a namespace whose pods are reviewed."""
+    """A stage whose certificates all tests of this file damage, and a namespace whose pods are reviewed."""
     directory = tmp_path_factory.mktemp("damage")
     with (
         staged(cluster, directory, [lambda: 0.0], cluster.kubeconfig, *SHORT) as (stage, quota),
@@ -40,7 +40,7 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def stage(served: tuple[Stage, str]) -> Stage:
-    """The running replicas, after a rotation has repaired all damage of earlier tests."""
+    """The stage, after a rotation has repaired all damage of earlier tests."""
     assert "Done" in served[0].rotate()
     return served[0]
 
@@ -60,7 +60,7 @@ def pair(name: str, signed: Signed) -> dict[str, str]:
 
 
 def age(stage: Stage, *, authority_life: timedelta) -> None:
-    """Make all certificates three hours old. The served leaf certificate was valid for one hour, so it has expired."""
+    """Replace the CA and the leaf certificate by certificates of three hours ago. The leaf certificate has expired."""
     then = datetime.now(UTC) - timedelta(hours=3)
     authority = make_authority(then, authority_life)
     leaf = make_leaf(authority, service_names(SERVICE, SYSTEM_NAMESPACE), then, timedelta(hours=1))
@@ -72,9 +72,7 @@ def age(stage: Stage, *, authority_life: timedelta) -> None:
 
 
 def await_served(stage: Stage, leaf: Signed) -> None:
-    """Return when all webhook replicas present ``leaf``, even if nobody trusts it. They read their files every few
-    seconds.
-    """
+    """Wait until all webhook replicas present ``leaf``, trusted or not. They read their files every few seconds."""
     wanted = leaf.certificate.public_bytes(Encoding.DER)
     eventually(lambda: {shown(address) for address in stage.addresses()} == {wanted})
 
@@ -190,7 +188,7 @@ def checked(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def later() -> str:
-    """Return the time after a wait of one second. All present certificates started before it, in whole seconds."""
+    """Return the time after a wait of a second, so that it is later than the start of every present certificate."""
     time.sleep(1.1)
     return utc_now()
 
@@ -201,8 +199,7 @@ def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
 
 
 def assert_at_rest(stage: Stage, namespace: str) -> None:
-    """Assert that pods are reviewed, and that all caBundles have the same single CA, which issued every served leaf
-    certificate.
+    """Assert that pods are reviewed, and that all caBundles have the same single CA, which issued every served leaf.
 
     Assert that `vcuda-certs status` finds no fault.
     """

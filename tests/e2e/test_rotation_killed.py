@@ -1,7 +1,4 @@
-"""Tests of a rotation of certificates that is killed repeatedly. It ends like an undisturbed rotation.
-
-It exposes no private key.
-"""
+"""A rotation of certificates that is killed repeatedly still completes, and exposes no private key."""
 
 import base64
 import json
@@ -62,16 +59,14 @@ class Fatal(Losses):
     reads: int = 0
 
     def aim(self, read: int) -> None:
-        """Reset the counter of reads for a new process.
+        """Count the reads of a new process from zero. Its fatal read is ``read``.
 
-        ``read``: the number of its fatal read. The caller must set ``victim`` when the process has started.
+        The caller must set ``victim`` when the process has started.
         """
         self.victim, self.read, self.reads = 0, read, 0
 
     def takes(self, method: str, path: str) -> bool:
-        """If this is the fatal request, kill the process and return True. A write is then already stored by the API
-        server.
-        """
+        """If this is the fatal request, kill the process and return True. The API server has already performed it."""
         with self._lock:
             self.reads += method in READS
             if (self.reads != self.read) if self.read else (method in READS):
@@ -116,11 +111,10 @@ def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_
 
 
 def lives(command: list[str], fatal: Fatal, home: Path) -> Iterator[Life]:
-    """Yield runs of the rotation until a run ends by itself. The runs before are killed, in turn at a read and at the
+    """Yield runs of the rotation until a run ends by itself. The earlier runs are killed, by turns at a read and at the
     first write.
 
-    A read changes nothing, so it does not matter which read is fatal. The number of the fatal read changes from run to
-    run.
+    A read changes nothing, so any read can be the fatal one. Its number changes from run to run.
     """
     for number in count():
         at_write = number % 2
@@ -145,7 +139,7 @@ def live(command: list[str], fatal: Fatal, home: Path) -> Life:
 
 
 def private_keys(cluster: Cluster) -> Iterator[str]:
-    """Yield one line of every private key in the two Secrets. The line identifies the key."""
+    """Yield a part of every private key in the two Secrets, by which a test can find the key in other texts."""
     for path in (CA_SECRET, SERVING_SECRET):
         for name, text in data_of(cluster, path).items():
             if name.endswith(".key"):

@@ -56,7 +56,7 @@ def test_a_charge_is_released_within_two_seconds_of_its_pods_end(
 def test_a_terminating_pod_is_charged_until_it_is_deleted(
     cluster: Cluster, installation: Installation, team: str, gpu_node: str
 ) -> None:
-    """A ledger that counts the second pod was counted after the first pod began to terminate."""
+    """The second pod is created while the first one terminates, so a ledger with both counts a terminating pod."""
     cluster.bind(card_pod("slow", team, cards=3), gpu_node)
     await_committed(installation, team, M40=300)
     cluster.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/slow", {"gracePeriodSeconds": 600}).ok()
@@ -105,7 +105,7 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
 def test_the_first_quota_of_a_namespace_counts_the_running_pods(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
 ) -> None:
-    """The pods are not pinned, so their nodes determine their models. An ended pod is not counted."""
+    """The pods are not pinned, so they are charged to the models of their nodes. An ended pod is not counted."""
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -122,7 +122,7 @@ def test_the_first_quota_of_a_namespace_counts_the_running_pods(
 def test_a_removed_quota_removes_all_its_objects_and_may_be_restored(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The webhook remembers the ledger that it wrote last. After the quota is restored, it must read it again."""
+    """A replica remembers the ledger that it wrote last. When the quota is restored, it must read the new one."""
     cluster.create(card_pod("train", team))
     await_published(cluster, team)
     installation.quota.lift(team)

@@ -50,9 +50,7 @@ CREATE_PAUSE = 0.15
 
 @pytest.fixture(scope="module")
 def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane that only this test uses, because the test fills it with objects. etcd compacts its history every
-    minute.
-    """
+    """A control plane only for this test, which fills it with objects. etcd compacts its history every minute."""
     settings = Settings(apiserver_flags=("--etcd-compaction-interval=1m",))
     with (
         running_control_plane(assets, tmp_path_factory.mktemp("siege") / "control-plane", settings) as plane,
@@ -66,9 +64,9 @@ def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass
 class Creates:
-    """The creates of one of the other tenants.
+    """The creates of one of the tenants that do not attack.
 
-    ``named``: the prefix of the names of the pods.
+    ``named``: the prefix of the pods' names.
     ``counts``: the number of answers by their outcome.
     ``seconds``: the duration of each create.
     """
@@ -118,9 +116,9 @@ class Stage:
     """The namespaces of the test, and our programs.
 
     ``own``: the installation with the webhook's replicas.
-    ``besieged``: the namespace of the usual attacks.
-    ``limited``, ``unlimited``: the namespaces of the large objects, with and without a quota.
-    ``others``: the namespaces of the other tenants.
+    ``besieged``: the namespace that a `Siege` attacks.
+    ``limited``, ``unlimited``: the namespaces that a `LargeSiege` fills with large objects, with and without a quota.
+    ``others``: the namespaces of the tenants that do not attack.
     ``teams``: for each limited namespace, its limits in cores by model.
     ``parts``: our programs.
     """

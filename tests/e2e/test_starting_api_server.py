@@ -36,9 +36,7 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 
 @contextmanager
 def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
-    """Repeat the call in a thread during the ``with`` statement. Yield the list to which the thread appends each
-    result.
-    """
+    """Repeat the call in a thread during the ``with`` statement. Yield the list to which each result is appended."""
     found: list[str] = []
     stop = threading.Event()
 

@@ -38,9 +38,7 @@ def team(installation: Installation) -> Iterator[str]:
 def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_leader(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The containers may run for the grace period of a year. The leader's flag --max-terminating-seconds limits the
-    time for which the pod is charged.
-    """
+    """The pod's grace period is a year. The leader's flag --max-terminating-seconds limits the time of its charge."""
     long = card_pod("long", team, cards=4)
     long["spec"]["terminationGracePeriodSeconds"] = YEAR
     with tenant_of(cluster, team) as tenant:
@@ -66,7 +64,7 @@ def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_l
 
 @pytest.mark.usefixtures("controller_manager")
 def test_a_deleted_namespace_leaves_no_ledger_report_or_series(cluster: Cluster, installation: Installation) -> None:
-    """The quota has an entry for "*", which would limit a new namespace with the same name."""
+    """The quota's entry for "*" would also limit a new namespace with the same name."""
     with controlling(installation) as controller, installation.quota.limited(**{"*": {"quota": {"M40": 4}}}):
         with installation.free_team() as namespace:
             await_enforced(cluster, namespace)

@@ -120,7 +120,7 @@ def test_a_pod_deleted_by_force_without_a_leader_stays_charged_for_the_recorded_
 def test_a_pod_created_and_deleted_without_a_leader_stays_charged(
     cluster: Cluster, installation: Installation, team: str
 ) -> None:
-    """The claim is still pending in the ledger then, and no LIST of the next leader contains the claim."""
+    """No leader has seen the claim: it is pending in the ledger, and the next leader's LIST does not contain it."""
     with tenant_of(cluster, team) as tenant:
         tenant.create(template(team, "gpu"))
         start_unseen(cluster, tenant, team)

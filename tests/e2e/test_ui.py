@@ -21,9 +21,7 @@ ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 FAR = "9999-12-31T23:59:59Z"
 FLAGS = ("--ui-address", "127.0.0.1:0")
 SOON = 20000
-"""Milliseconds within which the usage page must show a change on a busy machine. Usually a change takes a second or
-two.
-"""
+"""Milliseconds within which the page must show a change on a busy machine. Usually it takes a second or two."""
 
 
 @pytest.fixture(scope="module")

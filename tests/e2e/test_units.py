@@ -1,4 +1,4 @@
-"""A tenant with ClusterRole `edit` in its namespace tries every way to request a GPU. Each is charged or rejected."""
+"""A tenant with ClusterRole `edit` tries every way to request a GPU. Each request is charged or rejected."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,9 +23,7 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose quota ConfigMap has the key `gpu_units` (values of GPU resources) with the text in this
-    module.
-    """
+    """An installation whose quota ConfigMap sets the values of GPU resources by the key `gpu_units`."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
         # A webhook may be ready before it has listed the RuntimeClasses, which these tests need.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)
@@ -89,7 +87,7 @@ def named(manifest: Json, namespace: str, name: str = "train") -> Json:
 def test_every_resource_of_the_tables_is_charged_and_pinned(
     own: Installation, join: Callable[..., tuple[str, Cluster]], limits: Json, cores: int
 ) -> None:
-    """Another pod requests nine times the amount, which exceeds the limit."""
+    """A further pod requests nine times the amount, which exceeds the limit."""
     namespace, tenant = join()
     stored = tenant.create(named(vcuda_pod(limits), namespace))
     assert stored["metadata"]["annotations"]["quota.vcuda.io/model"] == "M40"
@@ -226,9 +224,7 @@ def test_a_field_that_gives_no_more_than_is_charged_is_admitted(
 def test_a_pod_with_a_claim_is_rejected_if_claims_are_not_counted(
     own: Installation, cluster: Cluster, join: Callable[..., tuple[str, Cluster]]
 ) -> None:
-    """An API server that serves claims admits the pod, because the claim itself is charged. An older one may drop the
-    field.
-    """
+    """An API server with claims admits the pod, because the claim is charged. An older one may drop the field."""
     namespace, tenant = join()
     claims = [{"name": "gpu", "resourceClaimName": "mine"}]
     answer = tenant.try_create(named(pod(container(), resourceClaims=claims), namespace))

@@ -1,6 +1,4 @@
-"""The reports of a namespace's usage: ConfigMap gpu-quota-usage, metrics, and `kubectl gpuquota` with a
-real kubectl.
-"""
+"""Reports of a namespace's usage: ConfigMap gpu-quota-usage, metrics, and `kubectl gpuquota` with a real kubectl."""
 
 import json
 import os
@@ -31,7 +29,7 @@ from vcuda.quota.terms import USAGE_LABELS
 
 SHARE = {"nvidia.com/vcuda-core": "50", "nvidia.com/vcuda-memory": "2048"}
 NO_NODE_HAS_A_MODEL = "no node has a GPU model, so pods that request GPUs stay pending"
-"""A warning of the usage report. It may occur in most of these tests, because they create no node."""
+"""A warning of the usage report. It may occur in these tests, because most of them create no node."""
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
 
@@ -46,9 +44,7 @@ Plugin = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def gpuquota(cluster: Cluster, tmp_path: Path) -> Plugin:
-    """A function that runs `kubectl gpuquota …`. The plugin is on PATH, and the kubeconfig's context names no
-    namespace.
-    """
+    """A function that runs `kubectl gpuquota …` with the plugin on PATH and a context that names no namespace."""
     assert shutil.which("kubectl-gpuquota", path=sysconfig.get_path("scripts"))
     environment = {
         "PATH": f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}",
@@ -132,7 +128,7 @@ def test_nothing_is_reserved_when_only_three_pods_are_created(
 def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
-    """The running pod has the model of its node. The waiting pod has none."""
+    """The running pod has the model of its node. The waiting pod has no node, and no model yet."""
     node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
@@ -168,7 +164,7 @@ def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
 
 @pytest.fixture
 def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace. The policy that protects usage reports is in effect in the cluster."""
+    """A namespace in a cluster where the policy that protects usage reports is in effect."""
     manifest = str(MANIFESTS / "usage-policy.yaml")
     cluster.kubectl("apply", "-f", manifest)
     probe = report_of(namespace, "")
@@ -231,7 +227,7 @@ def test_the_plugin_shows_all_namespaces(
 def test_a_real_kubectl_runs_the_single_file_of_a_release(
     cluster: Cluster, team: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The Python has no other packages. The plugin calls the kubectl that found it on PATH."""
+    """The plugin runs with a Python without other packages. It calls the kubectl that found it on PATH."""
     await_published(cluster, team)
     write_plugin(tmp_path, tmp_path_factory.mktemp("source"))
     write_python(tmp_path)
@@ -290,7 +286,7 @@ def test_explain_shows_the_decision_and_reason_for_each_pod_and_creates_nothing(
 def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
     cluster: Cluster, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """Kubernetes before 1.34 does not serve claims. There the command reports that each object is refused, and why."""
+    """Kubernetes before 1.34 serves no claims. Then the command reports each object as refused, with the reason."""
     file = tmp_path / "claims.yaml"
     made = [
         dra.claim(team, "fits"),
@@ -325,7 +321,7 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
 def test_explain_does_not_send_a_pod_for_which_another_webhook_would_create_a_claim(
     cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin, tmp_path: Path
 ) -> None:
-    """HAMi-DRA's webhook creates a claim even in a dry run."""
+    """HAMi-DRA's webhook creates a claim even in a dry run, so the command must not send the pod."""
     dra.require_dra(cluster)
 
     def make_claim(_path: str, review: Json) -> Json:

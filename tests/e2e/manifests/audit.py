@@ -1,6 +1,4 @@
-"""Compares two things: the requests in the API server's audit log, and the RBAC rules of the accounts that
-sent them.
-"""
+"""Compares the requests in the API server's audit log with the RBAC rules of the accounts that sent them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -85,9 +83,7 @@ class AuditLog:
     start: int
 
     def requests(self, user: str) -> set[Asked]:
-        """Return every kind of request that RBAC permitted to ``user`` and that ``user`` sent. The requests may have
-        failed.
-        """
+        """Return every kind of request that ``user`` sent and that RBAC permitted, even if the request failed."""
         return {asked_in(event) for event in self._events() if event["user"]["username"] == user and was_allowed(event)}
 
     def refused(self, user: str) -> set[Asked]:
@@ -132,24 +128,22 @@ REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 
 def lists_in_pages(requests: set[Asked]) -> set[Asked]:
-    """Return the LISTs that our programs send in place of these watches if the API server does not stream a list.
+    """Return a LIST in place of each watch among the requests.
 
-    The API server of Kubernetes 1.30 does not stream lists. Later API servers may cut a stream short.
+    Our programs send this LIST if the API server cannot stream a list in the watch (as in 1.30), or cuts it short.
     """
     return {replace(each, verb="list") for each in requests if each.verb == "watch"}
 
 
 def needing(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> dict[tuple[str, str], Asked]:
-    """Return those requests that only this rule of the account permits. Return one for each verb and resource of the
-    rule.
-    """
+    """Return requests that no other rule of the account permits: one for each verb and resource of the rule."""
     others = [each for each in rules if each.account == permission.account and each != permission]
     needed = {each for each in requests if permission.allows(each) and not any(other.allows(each) for other in others)}
     return {(each.verb, each.resource): each for each in sorted(needed, key=str)}
 
 
 def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
-    """Return the pairs (verb, resource) that the rule permits although no request needed them."""
+    """Return the pairs (verb, resource) of the rule that no request needed."""
     rule = permission.rule
     held = {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
     return held - needing(permission, requests, rules).keys()
@@ -158,9 +152,7 @@ def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permissi
 def check_refused_without(
     cluster: Cluster, user: str, permission: Permission, requests: set[Asked], rules: Sequence[Permission]
 ) -> None:
-    """Remove the RBAC rule from its role, and assert that the API server then denies the requests that need
-    the rule.
-    """
+    """Assert that without this RBAC rule in its role, the API server denies the requests that need the rule."""
     needed = needing(permission, requests, rules)
     assert needed
     for request in needed.values():

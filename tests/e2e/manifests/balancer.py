@@ -29,9 +29,7 @@ class Balancer:
             self._endpoints.append(port)
 
     def remove(self, port: int) -> None:
-        """Remove this port from the endpoints. New connections then go to the other endpoints. Unknown ports are
-        ignored.
-        """
+        """Remove this port, so that new connections use the other endpoints. An unknown port is ignored."""
         with self._changed:
             self._endpoints = [each for each in self._endpoints if each != port]
 
@@ -66,9 +64,7 @@ class Balancer:
             self._hand_over(client)
 
     def _hand_over(self, client: socket.socket) -> None:
-        """Forward the connection of a client to an endpoint. If no endpoint exists, or the chosen one is down, close
-        the connection.
-        """
+        """Forward a client's connection to the next endpoint. Close it if there is no endpoint or this one is down."""
         endpoints = self.endpoints()
         try:
             if not endpoints:

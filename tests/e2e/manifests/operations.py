@@ -23,7 +23,7 @@ REGISTERED = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
 
 
 def commands(heading: str) -> list[str]:
-    """Return the code blocks below the heading with this text, in any page of docs/, without those in subsections."""
+    """Return the shell code blocks of the section with this heading in docs/, without those of its subsections."""
     pages = (page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md")))
     found = [re.split(rf"^##+ {heading}\n", page, flags=re.MULTILINE)[1:] for page in pages]
     [section] = [section for sections in found for section in sections]
@@ -32,14 +32,14 @@ def commands(heading: str) -> list[str]:
 
 
 def run(system: System, script: str) -> str:
-    """Run commands of docs/ in a shell, and return the output. manifests/base is replaced by the applied directory."""
+    """Run commands of docs/ in a shell, and return the output. They use the applied directory for manifests/base."""
     done = _typed(system, script)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def refused_run(system: System, script: str) -> str:
-    """Run commands of docs/ in a shell, of which one must fail. Return the error output."""
+    """Run commands of docs/ in a shell, and return the error output. One of the commands must fail."""
     done = _typed(system, script)
     assert done.returncode != 0, done.stdout
     return done.stderr
@@ -62,7 +62,7 @@ def _typed(system: System, script: str) -> subprocess.CompletedProcess[str]:
 
 
 def limit(admin: Cluster) -> None:
-    """Create the namespace `TEAM`, apply the example quota as the README says, and wait until it is in force there."""
+    """Create the namespace `TEAM`, apply the example quota as in the README, and wait until its limits are enforced."""
     admin.create_namespace(TEAM)
     await_enforced(admin, TEAM, enforced=False)
     admin.kubectl("apply", "-f", str(EXAMPLE))

@@ -1,6 +1,4 @@
-"""Scenes that together make the controller use all its RBAC rights. Each scene needs rights that no other
-scene needs.
-"""
+"""Scenes are steps of a test. Together they need all RBAC rights of the controller, and no scene is redundant."""
 
 import time
 from collections.abc import Iterator
@@ -99,8 +97,7 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
 
 
 def stale_allocations_are_removed(cluster: Cluster) -> None:
-    """The controller removes two stale things: an allocation from a pod that was never bound, and HAMi's lock from a
-    node.
+    """The controller removes an allocation from a pod that was never bound, and a stale lock of HAMi from a node.
 
     An Event reports each removal.
     """
@@ -142,7 +139,7 @@ def nodes_have_models(cluster: Cluster) -> None:
 def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
     cluster: Cluster, controller: ControllerProcess
 ) -> None:
-    """A journal, the ConfigMap with the extender's placements on one node, is damaged.
+    """A node's journal, the ConfigMap with the extender's placements on this node, is damaged.
 
     The controller recreates the journal after its deletion, and deletes the journal with its node. The caller must have
     called `damage_a_journal` before this controller became the leader.
@@ -155,16 +152,12 @@ def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
 
 
 def damage_a_journal(cluster: Cluster) -> None:
-    """Damage the journal of a node, the ConfigMap with the extender's placements on it. The caller must ensure that it
-    exists.
-    """
+    """Damage the ConfigMap with the extender's placements on a node (the journal). The ConfigMap must exist."""
     cluster.rest.merge_patch(f"{CORE}/configmaps/{JOURNAL}", {"data": {"placements": "{"}})
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
-    """An endpoint of the webhook's Service serves an expired certificate. The controller reports that by an Event on
-    the Service.
-    """
+    """An endpoint of the webhook's Service serves an expired certificate. The controller reports that by an Event."""
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
         with system.controller():  # the new leader checks the certificates at once

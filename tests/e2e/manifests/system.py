@@ -55,11 +55,11 @@ LEFT_BEHIND = (
 
 @dataclass(frozen=True)
 class System:
-    """The system whose manifests are applied to a cluster. A test starts each part of it separately.
+    """The system whose manifests are applied to a cluster. A test starts each of its programs separately.
 
     ``balancer``: acts as the webhook's Service.
     ``kustomization``: the applied directory.
-    ``directory``: the directory for certificates and other files of the parts.
+    ``directory``: the directory for certificates and other files of the programs.
     """
 
     cluster: Cluster
@@ -82,19 +82,14 @@ class System:
         return one(self.objects, kind, name)
 
     def rotate(self, name: str = CERTIFICATES, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run the command of the Job with this name, which issues certificates. ``flags`` override the flags of the
-        Job.
-        """
+        """Run the command of the certificate Job with this name. ``flags`` override the flags of the Job."""
         job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
         return self._run(command_of(job, changed))
 
     def certs(self, command: str, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of vcuda-certs as an administrator.
-
-        Of the flags of the Job for certificates, the command gets those that name objects.
-        """
+        """Run a command of vcuda-certs as an administrator, with the flags of Job `CERTIFICATES` except --timeout."""
         job = self.workload("Job", CERTIFICATES)
         changed: dict[str, str | Path] = {f"--{name}": value for name, value in flags.items()}
         [program, _, *names] = command_of(job, {**changed, "--kubeconfig": self.cluster.kubeconfig})
@@ -139,9 +134,7 @@ class System:
         return ControllerProcess(*rest)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
-        """Return the controller's flags for the extender's address and certificates; none if the manifests have no
-        extender.
-        """
+        """Return the controller's flags for the extender; empty if the manifests have no extender."""
         if "volumes" not in pod_spec(deployment):
             return {}
         address = f"{own_address()}:{free_ports(1)[0]}"
@@ -182,9 +175,7 @@ class System:
         return config
 
     def node_agent(self) -> NodeProcess:
-        """Run the agent of the node `NODE`, with directories of this test in place of the node's. Create the agent's
-        own pod first.
-        """
+        """Create the pod of the node agent on the node `NODE`, and run the agent with directories of this test."""
         daemon_set = self.workload("DaemonSet", "vcuda-node-gpu-manager")
         kubelet_pods, root = self.directory / "kubelet-pods", self.directory / "vm"
         for each in (kubelet_pods, root):
@@ -200,9 +191,7 @@ class System:
         return NodeProcess(*rest)
 
     def _agents_pod(self, daemon_set: Json) -> Json:
-        """Create the node agent's own pod, and return it. It runs on the node, as after work of the DaemonSet
-        controller and kubelet.
-        """
+        """Create the node agent's pod on the node `NODE`, as the DaemonSet controller would, and set it to Running."""
         namespace, name = daemon_set["metadata"]["namespace"], f"vcuda-node-{uuid.uuid4().hex[:5]}"
         metadata = {"namespace": namespace, "name": name}
         spec = {"nodeName": NODE, "containers": [{"name": "node", "image": "vcuda-quota"}]}
@@ -217,9 +206,8 @@ class System:
         """
         for job in (each for each in self.objects if each["kind"] == "Job"):
             name = job["metadata"]["name"]
-            # When the Jobs run, no replica answers yet. So the Job of the webhook's certificates must not wait for a
-            # replica. No process has loaded the CAs of the scheduler and of API servers yet, so one second is long
-            # enough for the overlap of the old and the new CA.
+            # No replica answers yet, so the Job `CERTIFICATES` must not wait for a replica. No process has loaded a CA
+            # of client certificates yet, so the old and the new CA need to overlap for only one second.
             changed = {"overlap": "1s"} if name.startswith((SCHEDULER, CLIENT)) else {}
             done = self.rotate(name, **({"timeout": "0s"} if name == CERTIFICATES else changed))
             assert done.returncode == 0, done.stdout + done.stderr
@@ -233,17 +221,14 @@ class System:
             yield processes
 
     def renew(self) -> subprocess.CompletedProcess[str]:
-        """Run the Job of the webhook's certificates again. Afterwards the replicas may still serve the earlier
-        certificate.
-        """
-        # The Service of this system has the type ExternalName and no endpoints. So the Job gets the address of the
-        # balancer.
+        """Run the Job `CERTIFICATES` again. Afterwards the replicas may still serve the earlier certificate."""
+        # The webhook's Service is of type ExternalName and has no endpoints, so the Job gets the balancer's address.
         done = self.rotate(timeout="60s", endpoint=f"127.0.0.1:{self.balancer.port}")
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
     def register(self) -> None:
-        """Run the Job of the webhook's certificates again, and return when the webhooks are in effect."""
+        """Run the Job `CERTIFICATES` again, and return when the webhooks are in effect."""
         done = self.renew()
         eventually(
             lambda: self._try_wrong_quota().status == HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -251,10 +236,7 @@ class System:
         )
 
     def _try_wrong_quota(self) -> Answer:
-        """Create the quota ConfigMap with a malformed quota, in a dry run, and return the answer.
-
-        If /quota is in effect, the answer is a rejection.
-        """
+        """Create a malformed quota in a dry run, and return the answer: a rejection if the webhooks are in effect."""
         namespace, name = self.quota_config_map
         metadata = {"namespace": namespace, "name": name, "labels": {"quota.vcuda.io/config": "true"}}
         wrong = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"gpu_quota": "{team-a: 8}"}}
@@ -267,9 +249,7 @@ def port_of(process: WebhookProcess) -> int:
 
 @contextmanager
 def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[System]:
-    """Remove the objects of an earlier system, and apply the base and these components of the manifests to this API
-    server.
-    """
+    """Remove the objects of an earlier system, and apply manifests/base with these components."""
     remove_left_behind(cluster)
     with balancing() as balancer:
         kustomization = reachable(directory, components, balancer.port)
@@ -355,9 +335,7 @@ def user_of(workload: Json) -> str:
 
 
 def mount_secret(cluster: Cluster, workload: Json, directory: Path) -> None:
-    """Write the workload's Secrets to files, as the kubelet does. If a volume lists keys, only these keys
-    are written.
-    """
+    """Write the workload's Secrets to files, as the kubelet does. If a volume lists keys, write only these keys."""
     directory.mkdir(exist_ok=True)
     for secret in (volume["secret"] for volume in pod_spec(workload)["volumes"] if "secret" in volume):
         path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/secrets/{secret['secretName']}"

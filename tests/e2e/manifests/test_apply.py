@@ -20,9 +20,7 @@ WAYS = pytest.mark.parametrize("flags", [("--server-side",), ()], ids=["server-s
 
 
 def define_kinds_of_others(cluster: Cluster, objects: Sequence[Json]) -> None:
-    """Create the CustomResourceDefinitions that the manifests need of other projects, without schemas, and their
-    namespace.
-    """
+    """Define the kinds of other projects that the manifests use, without schemas, and create their namespace."""
     for kind, api_version in {(each["kind"], each["apiVersion"]) for each in objects}:
         group, _, version = api_version.partition("/")
         if group in OTHERS:
@@ -96,9 +94,7 @@ def write_bundles(cluster: Cluster, path: str) -> None:
 
 
 def stored(cluster: Cluster, objects: Sequence[Json]) -> dict[str, Json]:
-    """Return the stored objects of the manifests, without workloads: Kubernetes' controllers change the status of
-    those.
-    """
+    """Return the stored objects, except those of kinds whose status Kubernetes itself changes."""
     settled = [each for each in objects if each["kind"] not in ("Deployment", "DaemonSet", "Job", "CronJob")]
     return {
         f"{each['metadata'].get('namespace', '')} {label(each)}": cluster.rest.get(

@@ -85,9 +85,7 @@ def serve_from(system: System, *ports: int) -> None:
 
 @contextmanager
 def another_replica(system: System, what: str) -> Iterator[None]:
-    """Start a new webhook replica, as the Deployment would do. It is the only endpoint during the ``with``
-    statement.
-    """
+    """Run a new webhook replica, as the Deployment would do. It is the only endpoint of the webhook's Service."""
     began = time.monotonic()
     with system.webhook() as replica:
         replica.await_ready()
@@ -97,8 +95,8 @@ def another_replica(system: System, what: str) -> Iterator[None]:
 
 
 def test_pods_are_created_while_a_webhook_that_is_down_is_restored(admin: Cluster, night: Night) -> None:
-    """With the failure policy Ignore, pods are created without a charge, and are counted when they are bound to a node.
-    With the policy Fail, only pods without a GPU, of unlimited namespaces and of the system are created.
+    """While no replica answers, the failure policy Ignore admits all pods. They are charged when they are on a node.
+    The policy Fail only admits pods without a GPU, pods of exempt namespaces and pods of our own namespace.
     """
     system, _ = night
     ignore, fail = commands("The bad night")
@@ -163,8 +161,8 @@ def other_team(admin: Cluster) -> Iterator[str]:
 def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
     admin: Cluster, served: System, other_team: str
 ) -> None:
-    """Both ledgers are created again, closed. They open when no pod that was charged in the earlier ledger can still be
-    stored.
+    """The new ledgers are closed: they admit no charge. They open when no pod that was charged in the earlier ledger
+    can still be stored.
     """
     unbind, (apply,), (delete,) = (*map(commands, ("A wrong quota or policy", "A lost ledger", "A damaged ledger")),)
     here, other = card_pod("train", TEAM, cards=2), memory_pod(other_team)
@@ -189,16 +187,12 @@ def test_a_lost_ledger_is_opened_by_itself_and_a_damaged_one_after_its_deletion(
 
 
 def patched(cluster: Cluster, namespace: str, patch: Json) -> int:
-    """Patch the ledger and return the HTTP status. While the policy that protects ledgers is in effect, the status is
-    403.
-    """
+    """Patch the ledger and return the HTTP status: 403 while the policy that protects ledgers is in effect."""
     return cluster.rest.try_merge_patch(ledger_path(namespace), patch).status
 
 
 def memory_pod(namespace: str, name: str = "train") -> Json:
-    """Return a pod with a share of a card, which also requests GPU memory. The example quota limits the memory of
-    team-b.
-    """
+    """Return a pod that requests a share of a card and GPU memory, because the example quota limits both in team-b."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": "10", "tencent.com/vcuda-memory": "4"})
 
 
@@ -216,7 +210,7 @@ def test_a_quota_that_rejects_every_pod_is_replaced_or_deleted(admin: Cluster, s
 
 
 def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(admin: Cluster, served: System) -> None:
-    """The same `kubectl apply` restores a deleted registration. A quota written meanwhile then takes effect."""
+    """`kubectl apply` also restores deleted webhooks. A quota that was written without webhooks takes effect then."""
     replace, delete, unbind, apply = commands("A wrong quota or policy")
     wrong = [{"expression": "false", "message": "nobody"}]
     admin.rest.merge_patch(f"{POLICIES}/{POLICY}", {"spec": {"validations": wrong}})
@@ -246,8 +240,8 @@ def test_a_policy_that_rejects_everything_is_disabled_and_an_apply_restores_it(a
 def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, served: System) -> None:
     renew, client = commands("The certificate has expired")[:2]
     create, wait, restart, delete = renew.splitlines()
-    # The commands for the client certificate must be the same but for the Job's name. So this test does not run them,
-    # and test_client_certificates.py tests that rotation.
+    # For the client certificate, the page has the same commands with another Job, and without the restart. They do not
+    # run here, because test_client_certificates.py tests that rotation.
     assert client.replace("client-certs", "certs").splitlines() == [create, wait, delete]
     serve_expired(served)
     expired = "x509: certificate has expired or is not yet valid"
@@ -264,7 +258,7 @@ def test_an_expired_certificate_is_renewed_by_a_job_and_served(admin: Cluster, s
     ("heading", "action"), [("The controller is down", "logs"), ("The usage page", "port-forward")]
 )
 def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, heading: str, action: str) -> None:
-    """No kubelet runs here, so these commands are printed. The leader's pod has the host name of this machine."""
+    """No kubelet runs, so the page's last command is only printed. The leader's pod has this machine's host name."""
     system, _ = night
     read_lease, use_pod = commands(heading)[0].splitlines()
     assert use_pod.startswith(f"kubectl -n {SYSTEM_NAMESPACE} {action} ")

@@ -1,6 +1,4 @@
-"""Installs, upgrades, rolls back and uninstalls a Helm release, while pods are created. After that no
-object remains.
-"""
+"""Installs, upgrades, rolls back and uninstalls a Helm release while pods are created. No object remains at the end."""
 
 import json
 import os
@@ -108,9 +106,7 @@ def reachable(directory: Path, port: int) -> Path:
 def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_nothing(
     admin: Cluster, tmp_path: Path, name: str
 ) -> None:
-    """Each pod that is created meanwhile has the annotation that only /mutate sets. So no pod was admitted without the
-    webhook.
-    """
+    """Every pod has the annotation that only /mutate sets. So no pod was admitted without the webhook."""
     admin.create_node(NODE, {MODEL: "M40"})
     with balancing() as balancer:
         release = Release(admin, balancer, tmp_path, name)
@@ -146,9 +142,7 @@ def bundles_of(admin: Cluster) -> list[str]:
 
 
 def uninstall(admin: Cluster, release: Release, namespaces: Sequence[str] = NAMESPACES) -> None:
-    """Run the page's command for the uninstall, and meanwhile act as the kubelet of the hook's Job. Then run the page's
-    check.
-    """
+    """Run the page's uninstall command, and act as the kubelet of the hook's Job. Then run the page's check."""
     command, _, check = commands("Uninstall")
     assert command == "helm uninstall vcuda-quota --namespace kube-system\n"
     with ThreadPoolExecutor(1) as pool:
@@ -197,8 +191,7 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             await_published(admin, TEAM)
             ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
             assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}
-            # The quota has an entry for all other namespaces. This entry does not limit the namespaces of the system
-            # itself.
+            # The quota entry "*" limits all namespaces without an entry, except our own namespaces.
             assert not {f"gpu-ledger-{name}" for name in own} & {each["metadata"]["name"] for each in ledgers}
         found = {each["metadata"]["name"] for each in admin.rest.get("/api/v1/namespaces")["items"]}
         assert found & {*own, *NAMESPACES} == {*own}

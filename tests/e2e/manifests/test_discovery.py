@@ -1,6 +1,6 @@
-"""Tests with a cluster in which only GPU feature discovery describes the nodes.
+"""The system works after `kubectl apply`, although no person has labelled the nodes with their GPU models.
 
-The system works after `kubectl apply`, although no person has set a model label on a node.
+It finds the models in the labels of GPU feature discovery and in the annotations of HAMi.
 """
 
 import json
@@ -42,7 +42,7 @@ CONTROLLER = "system:serviceaccount:vcuda-quota:vcuda-controller"
 
 @pytest.fixture(scope="module")
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """A system of the base manifests. Only GPU feature discovery and NVIDIA's device plugin describe the nodes."""
+    """The base manifests, and nodes with the labels of GPU feature discovery. One node also has annotations of HAMi."""
     require(plane, "kube-scheduler")
     for name, product, count in (("d-a100", A100_PRODUCT, "1"), ("d-t4", "Tesla-T4", "2")):
         admin.create_node(name, features(product, count)["labels"], {GPU: count})
@@ -93,8 +93,8 @@ def test_nodes_are_labelled_with_their_product_or_with_the_model_of_the_quotas_r
     labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     assert label_of(labelled) == T4_PRODUCT
     assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
-    # The label may be the product's name, if the controller wrote the label before the quota had a row for the product.
-    # The row makes both label values mean the model A100.
+    # The row of `gpu_models` gives this product the model name A100. If the controller labelled the node before it read
+    # the row, the label is the product's name, which then means the same model.
     assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
         A100_PRODUCT,
         "A100",

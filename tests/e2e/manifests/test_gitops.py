@@ -23,7 +23,7 @@ FLUX = "kustomize-controller"
 
 @pytest.fixture(params=[(), ("client-certificates", "page")], ids=["base", "with written ConfigMap and EndpointSlice"])
 def system(admin: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[System]:
-    """The base alone, and with components by which a Job and the controller write more objects and fields."""
+    """The base alone, or with components with which a Job and the controller write more objects and fields."""
     admin.create_node(NODE, {MODEL: "M40"})
     with applied(admin, tmp_path, *request.param) as system:
         yield system
@@ -42,7 +42,7 @@ def apply_as_flux(cluster: Cluster, manifest: Json, **query: str) -> Json:
 
 
 def drifted(cluster: Cluster, objects: Sequence[Json]) -> list[str]:
-    """Return those objects that a second apply would change."""
+    """Return the names of the objects that a second apply would change."""
     found = []
     for each in objects:
         live = cluster.rest.get(f"{cluster.path_of(each)}/{each['metadata']['name']}")

@@ -75,7 +75,7 @@ PREPARE, DELETE = UNINSTALL.splitlines()
     ids=["the command first", "without Python", "the objects first"],
 )
 def test_the_uninstall_blocks_no_pod_and_leaves_nothing(admin: Cluster, tmp_path: Path, order: tuple[str, ...]) -> None:
-    """The components also create objects outside our namespaces, which the page's check must include."""
+    """The page's check must also cover the objects that the components create outside our namespaces."""
     first, *others = order
     with installed(admin, tmp_path / "system", "scheduler", "enforce-audit") as (system, controller):
         admin.create(card_pod("charged", TEAM))

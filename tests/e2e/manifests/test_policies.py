@@ -1,7 +1,6 @@
-"""Tests of the ValidatingAdmissionPolicies of manifests/base on a real API server: the requests that they reject and
-permit.
+"""Tests which requests the ValidatingAdmissionPolicies of manifests/base reject on a real API server.
 
-tests/integration/test_manifests_policies.py evaluates their expressions without an API server, for every annotation.
+tests/integration/test_manifests_policies.py evaluates the CEL expressions without an API server, for every annotation.
 """
 
 from collections.abc import Callable, Iterator
@@ -76,10 +75,7 @@ def tenant(admin: Cluster, team: str) -> Iterator[Cluster]:
 
 @pytest.fixture
 def account(admin: Cluster, team: str) -> Iterator[Accounts]:
-    """A function that creates an account with rights in all namespaces.
-
-    The rights are a ClusterRole, or pairs (verbs, resources).
-    """
+    """A function that creates an account with rights in all namespaces: a ClusterRole, or pairs (verbs, resources)."""
     with ExitStack() as teardown:
 
         def make(name: str, *rules: tuple[str, str]) -> Cluster:
@@ -192,8 +188,7 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 ) -> None:
     """The real scheduler and the real claim controller allocate, protect and delete the claim."""
     dra.require_dra(admin)
-    # The API server would call the webhooks of vcuda quota for this pod, but no server answers here. So the test
-    # deletes the webhooks.
+    # The API server would call our webhooks for this pod, but no server answers here. So delete the webhooks.
     for kind in ("mutating", "validating"):
         admin.delete(f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations/vcuda-quota")
     using = dra.claiming(team, "uses", resourceClaimTemplateName="gpu")
@@ -223,7 +218,7 @@ def test_a_tenant_cannot_unprotect_or_disown_a_claim_and_kubernetes_still_can(
 def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name(
     admin: Cluster, tenant: Cluster, team: str, way: str
 ) -> None:
-    """Otherwise the claim could be allocated to another pod while the containers still run."""
+    """After such a deletion, the claim could be allocated to another pod while the containers still run."""
     dra.require_dra(admin)
     admin.create(dra.claim(team, "mine"))
     using = dra.claiming(team, "uses", resourceClaimName="mine")

@@ -1,6 +1,4 @@
-"""vcuda-certs registers the webhooks only after a replica has answered. It restores the webhooks if somebody changes
-them.
-"""
+"""vcuda-certs registers the webhooks only after a replica has answered, and restores webhooks that somebody changed."""
 
 import base64
 import subprocess
@@ -76,8 +74,8 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
     admin: Cluster, directory: Path, flags: tuple[str, ...]
 ) -> None:
     with applied(admin, directory) as system, system.serving(1):
-        # The test continues in the mode of `flags`. If an earlier apply used the other mode (client-side or
-        # server-side), the first apply in this mode takes over the fields, so it may change the objects.
+        # The first apply may change the objects, because it takes over fields from an earlier apply in the other mode
+        # (client-side or server-side). Only the second apply must not change the objects.
         apply(admin, system.kustomization, *flags, *(("--force-conflicts",) if flags else ()))
         before = {path: admin.rest.get(path) for path in NAMES}
         apply(admin, system.kustomization, *flags)
@@ -146,9 +144,7 @@ def test_the_job_of_a_release_registers_the_webhooks_that_the_release_declares(a
 
 
 def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
-    """Change the webhooks that the validating configuration declares in its annotation, as an apply of another release
-    does.
-    """
+    """Change the annotation that declares the validating webhooks, as an apply of another release does."""
     text = change(cluster.rest.get(VALIDATING)["metadata"]["annotations"][WEBHOOKS])
     cluster.rest.merge_patch(VALIDATING, {"metadata": {"annotations": {WEBHOOKS: text}}})
 

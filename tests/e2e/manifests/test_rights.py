@@ -1,7 +1,7 @@
-"""Checks the RBAC rules of the manifests: they are enough for all the work of every part, and each rule is needed.
+"""Checks the RBAC rules of the manifests: they permit all the work of every program, and each rule is needed.
 
-The tests compare the rules with the requests in the audit log (`tests.e2e.manifests.audit`). They check first the rules
-of the base alone, and then the rules that components add.
+The tests compare the rules with the requests in the audit log (`tests.e2e.manifests.audit`). They check three sets of
+rules (`JUDGED`): those of the base, of the usage page, and of other components.
 """
 
 import time
@@ -41,9 +41,7 @@ ADDED, OF_THE_PAGE = rbac_of(*COMPONENTS), rbac_of("page")
 FASTER = {"storable_seconds": "2", "full_pass_seconds": "4", "allocation_timeout": "1", "max_terminating_seconds": "0"}
 
 KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension-apiserver-authentication-reader"}
-"""Roles that the API server itself creates, and that the second scheduler uses too. The tests do not check
-their rules.
-"""
+"""Roles that the API server itself creates, and that the second scheduler uses. Their rules are not checked."""
 
 
 def the_base_lives(system: System, plane: ControlPlane) -> None:
@@ -72,8 +70,7 @@ def the_components_live(system: System, plane: ControlPlane) -> None:
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
-        # The second advertised address is of another IP family than the first. So the controller must delete and create
-        # the EndpointSlice.
+        # The second address is of another IP family. So the controller must delete and create the EndpointSlice.
         for advertised in ("[fd00::1]:10443", "192.0.2.1:10443"):
             with system.controller(extender_advertise=advertised) as earlier:
                 earlier.await_log("the Service routes to this replica")
@@ -108,8 +105,8 @@ class Judged:
 
     ``users``: the user name of each account, by the name of its ServiceAccount.
     ``rules``: the rules to check.
-    ``all_rules``: all rules of these accounts.
-    ``live``: makes the system do all work that needs the rules.
+    ``all_rules``: the rules to check, and the other rules of the same accounts.
+    ``live``: a function that makes the system do all the work for which it needs the rules.
     ``components``: the components that are applied with the base.
     """
 
@@ -134,8 +131,8 @@ GIVEN, PAGE = accounts_of(ADDED), accounts_of(OF_THE_PAGE)
 OF_THE_BASE, OF_COMPONENTS = rules_of(rendered(WITH_AGENT), [*OURS]), rules_of(ADDED, [*GIVEN])
 PAGE_RULES = rules_of(OF_THE_PAGE, [*PAGE])
 JUDGED = {
-    # The rules of the page are checked without the extender. The extender's rules also allow creating EndpointSlices,
-    # so a missing rule of the page would not be noticed.
+    # The usage page is checked without the extender, whose rules also permit the controller to create EndpointSlices.
+    # With the extender, no test would fail if that rule of the page was missing.
     "page": Judged(PAGE, PAGE_RULES, [*OF_THE_BASE, *PAGE_RULES], the_page_lives, ("page",)),
     "base": Judged(OURS, OF_THE_BASE, OF_THE_BASE, the_base_lives, ("node-agent-gpu-manager",)),
     "components": Judged(GIVEN, OF_COMPONENTS, [*OF_THE_BASE, *OF_COMPONENTS], the_components_live, COMPONENTS),
@@ -143,8 +140,8 @@ JUDGED = {
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
 RULES = [(name, rule) for name, judged in JUDGED.items() for rule in judged.rules]
 EVERY = [*OF_THE_BASE, *OF_COMPONENTS, *PAGE_RULES]
-# The rules that no wider rule covers. For example, the extender may delete any ConfigMap. That rule covers the rule of
-# the base to delete the ConfigMap gpu-cards, so the latter is not in this list.
+# The rules without which the API server rejects requests. A rule is left out if another rule of its account covers it.
+# For example, the extender's right to delete any ConfigMap covers the base's right to delete the ConfigMap gpu-cards.
 REFUSED_WITHOUT = [
     (name, rule) for name, rule in RULES if not any(each != rule and each.covers(rule) for each in EVERY)
 ]
@@ -154,7 +151,7 @@ REFUSED_WITHOUT = [
 def asked(
     plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, set[audit.Asked]]]:
-    """The requests that each account made while the system did all its work, by set of accounts and by account."""
+    """The requests of each account while the system did all its work, by key of `JUDGED` and by account."""
     if plane.controller_manager is None:
         pytest.skip(f"no kube-controller-manager in {plane.assets}")
     streams = streams_lists(Kube.connect(admin.kubeconfig))
@@ -193,7 +190,7 @@ def test_every_verb_of_every_rule_is_needed_by_a_request(
 def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
     admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
 ) -> None:
-    """The roles of all three sets of accounts exist at this time. So only rules that no other covers are tested."""
+    """All roles exist at this time, so the removal of a rule has no effect if another rule covers it."""
     require_served(admin.control_plane, permission)
     user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
     audit.check_refused_without(admin, user, permission, requests, EVERY)

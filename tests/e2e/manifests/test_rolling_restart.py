@@ -1,7 +1,4 @@
-"""A rolling restart of the webhook under load fails no create.
-
-The probes, the preStop hook and the times of the manifests are used.
-"""
+"""A rolling restart of the webhook under load fails no create. Its probes and times are those of the manifests."""
 
 import http.client
 import signal
@@ -88,8 +85,7 @@ class Replica:
         self._prober.start()
 
     def go(self) -> None:
-        """Delete the webhook's pod as the kubelet does: run preStop, send SIGTERM, and wait for at most the grace
-        period.
+        """End the webhook's pod as the kubelet does: run preStop, send SIGTERM, and wait for the grace period at most.
 
         The pod is removed from the endpoints some time after its deletion. An error is raised if the process fails or
         does not end in time.
@@ -151,9 +147,7 @@ class Replica:
 
 
 class Rollout:
-    """The webhook's Deployment, with the manifest's number of replicas. A restart follows the manifest's update
-    strategy.
-    """
+    """The webhook's Deployment, with the number of replicas and the update strategy of the manifest."""
 
     def __init__(self, system: System) -> None:
         self._system = system
@@ -167,8 +161,7 @@ class Rollout:
             assert replica.ready.wait(60)
 
     def restart(self) -> None:
-        """Act as `kubectl rollout restart` for the webhook's Deployment, and return when the last old replica has
-        ended.
+        """Replace all replicas, as after `kubectl rollout restart`, and return when the last old replica has ended.
 
         With maxUnavailable 0 and maxSurge 1, one new replica at a time is started. An old replica is deleted when the
         new replica has been ready for minReadySeconds. The next replica is started before the old replica has ended.

@@ -1,6 +1,4 @@
-"""The first steps of a user with the applied manifests. Every part of the system runs as a process with its flags and
-tokens.
-"""
+"""The first steps of a user with the applied manifests. Every program runs with the flags and token of its workload."""
 
 import http.client
 import json
@@ -150,7 +148,7 @@ def test_every_metric_that_alerts_and_dashboard_name_is_exported(
 
 
 def families(text: bytes) -> set[str]:
-    """Return all names that the samples in ``text`` can have. The text has metrics in Prometheus' format."""
+    """Return all names that samples of the metrics in ``text`` can have. The text is in Prometheus' format."""
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     return {
         f"{family.name}{suffix}"
@@ -160,9 +158,7 @@ def families(text: bytes) -> set[str]:
 
 
 def named_metrics() -> set[str]:
-    """Return every metric in the expressions of the alerts and of the dashboard. Names of functions and labels are left
-    out.
-    """
+    """Return the names of the metrics in the PromQL expressions of the alerts and of the dashboard."""
     objects = rendered(MANIFESTS / "overlays" / "prometheus")
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
