@@ -138,7 +138,8 @@ class ChargeAges:
         if renewed:
             self._renewed[namespace] = renewed
         # A pod may have been admitted from a reservation, and deleted by force before this watch began. Its containers
-        # may run for the grace period, at most `pending_ttl`. So keep the reservation until the watch is that old.
+        # may run for the grace period, at most `pending_ttl`. So keep the reservation until this watch has lasted for
+        # that time.
         wait = self._timing.pending_ttl + MARGIN_SECONDS
         return Overdue.of(
             {

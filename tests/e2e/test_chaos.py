@@ -91,7 +91,7 @@ pod is bound, and the charge of a deleted pod is released at once.
 """
 
 QUOTAS: Sequence[Mapping[str, float]] = ({"M40": 6, "P100": 3}, {"V100": 2.5}, {"M40": 8})
-"""The limits in cards of a group's other namespaces, which are used at the same time. The last one is attacked."""
+"""The limits in cards of a group's further namespaces. The test attacks the last one."""
 
 MOST_MEMORY = 200
 """Maximum memory of all processes of one webhook replica together, in MiB."""

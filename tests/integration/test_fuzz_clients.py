@@ -26,7 +26,7 @@ IDLE = 10_000
 SHARE = 0.3
 LARGE = 100 * 2**20
 LATER = 12
-"""After so many half seconds another client begins a request, before the first client's time limit is over."""
+"""Another client begins a request after this many half seconds. The first client's time limit is not over then."""
 
 HEAD = b"POST /mutate HTTP/1.1\r\nHost: webhook\r\nContent-Type: application/json\r\n"
 ASKING = b"GET /metrics HTTP/1.1\r\nHost: webhook\r\n\r\n"

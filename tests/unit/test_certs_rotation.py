@@ -210,7 +210,7 @@ def test_runs_converge_after_any_damage_and_never_remove_trust(
 def test_no_leaf_expires_while_it_is_served_for_any_lives(
     lags: list[timedelta], authority_hours: int, leaf_minutes: int, overlap: float, retention: float, *, read_only: bool
 ) -> None:
-    """The times for which two CAs are trusted may exceed the life of a leaf. A configuration may be read-only."""
+    """Two CAs may be trusted for longer than a leaf is valid. A webhook configuration may be read-only."""
     life = timedelta(hours=authority_hours)
     policy = RotationPolicy(NAMES, life, timedelta(minutes=leaf_minutes), life * overlap, life * retention)
     world = healthy(*lags, policy=policy)

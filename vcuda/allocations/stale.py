@@ -115,7 +115,7 @@ def _stale_by(case: Case) -> Iterator[Staleness]:
 
 
 def future_times(pod: StoredPod, now: float) -> tuple[str, ...]:
-    """Return the text of each time in a pod's allocation that is in the future."""
+    """Return the texts of those times in a pod's allocation that are in the future."""
     if pod.allocation is None:
         return ()
     times = ((pod.allocation.get(key), scheme) for scheme in pod.allocation.schemes for key in scheme.predicate_times)

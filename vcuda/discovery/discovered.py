@@ -126,8 +126,8 @@ def find_model(
     # Models with equal numbers of cards are sorted by name, so that the result does not depend on the order of cards.
     ranked = tuple(sorted(models, key=lambda model: (-models[model], model)))
     wanted = Record(ranked[0], seen[0].source) if ranked else None
-    counts = label or (wanted.model if wanted and label is None else "")
-    decided = f"the quota uses model {counts}" if counts else "the node has no model"
+    in_force = label or (wanted.model if wanted and label is None else "")
+    decided = f"the quota uses model {in_force}" if in_force else "the node has no model"
     found = {
         **dict(_unreadable(facts, published, labels.get(sources.PRODUCT, ""))),
         **dict(_doubts(None if own else label, seen, models, named)),

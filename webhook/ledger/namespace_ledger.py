@@ -263,7 +263,7 @@ class NamespaceLedger:
         Raises Conflict if another process wrote first, WriteUnanswered if the outcome of the write is unknown,
         Unavailable if the ledger could not be read, and LedgerLost if the ledger was lost with its charges.
         """
-        # 1. Read: use the ledger in memory if it is recent, otherwise read the stored ledger. If this ledger may lack
+        # 1. Read: use the ledger in memory if it is recent, otherwise read the stored ledger. If the ledger may lack
         # stored pods, count them.
         await self._send_again()
         remembered = self._take_remembered()
@@ -380,7 +380,7 @@ class NamespaceLedger:
         uncounted = not ledger.claim_resource_version and self._shared.store.claim_price() is not None
         if uncounted or any(is_counted_before(ledger, call.item.counted_since, config_version) for call in calls):
             observed = await self._in_thread(self._shared.store.count_pods, READ_TIMEOUT_SECONDS)
-            # A count by an older quota ConfigMap must not replace the ledger, but the present count may lack pods. So
+            # A new count with an older quota ConfigMap must not replace the stored ledger, which may lack pods. So
             # the caller must retry until this replica's watch has delivered the newer ConfigMap.
             if observed.is_older(ledger):
                 raise Unavailable("the ledger was counted by a newer quota ConfigMap than this replica has read")

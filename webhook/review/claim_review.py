@@ -192,7 +192,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     charge = review.request.charge(model)
-    # /mutate counts the model that it chose for this claim as used for a while. The charge now replaces this choice.
+    # For some seconds, /mutate counts the claim as a use of the chosen model. Now the charge counts instead.
     create.choices.release(review.namespace, model, charge)
     asked = verdicts.Asked(review.metadata, model, charge)
     return await verdicts.charge(create, review, asked, stray=stray)
