@@ -48,7 +48,7 @@ def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPat
 
 @pytest.mark.timeout(240)
 def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Cluster, system: System) -> None:
-    [install] = commands("Install it beside HAMi")
+    [install] = commands("Install vcuda quota on a cluster with HAMi")
     assert "kubectl apply -k manifests/overlays/hami\n" in install  # the fixture has applied the overlay of HAMi
     [nodes] = commands("Look at the models of your nodes")
     listed = {row for row in rows(run(system, nodes)) if row[0] in NODES}
