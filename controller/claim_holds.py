@@ -1,8 +1,8 @@
 """Tracks devices that a ResourceClaim has lost although a container may still use them.
 
 A claim loses its devices when the last pod that used the claim is deleted from the API. After a forced deletion, the
-pod's containers may continue to run for the pod's grace period. Until its end, the ledger keeps the charge of the claim
-as a terminating charge. This module combines the watch of pods and the watch of claims. Either watch may be late.
+pod's containers may continue to run for the pod's grace period. Until this period ends, the ledger keeps the claim's
+charge as a terminating charge. This module combines the watch of pods and the watch of claims. Each watch may be late.
 """
 
 import threading

@@ -286,7 +286,7 @@ def renewed_for_longer_than_it_could_stand_by_itself(world: ReservationWorld) ->
 
 
 def who_waits_is_given_what_others_reserve(world: ReservationWorld) -> None:
-    """A pod at B needs more than the quota that is free beside A's reservation, while A continues to admit pods."""
+    """A pod at B needs more than A's reservation leaves free, while A continues to admit pods."""
     world.reserve(A, 100, size="twentieth")
     world.ask(B, free_cores(world) // 100)
     world.go_on()

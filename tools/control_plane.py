@@ -108,7 +108,7 @@ def running_control_plane(
 
 @contextmanager
 def second_apiserver(first: ControlPlane) -> Iterator[ControlPlane]:
-    """Return a context with a second control plane, which has a kube-apiserver of its own but the etcd of ``first``."""
+    """Return a context with a second control plane: a second kube-apiserver that shares the etcd of ``first``."""
     [port] = free_ports(1)
     name, server = f"second {first.apiserver.name}", f"https://127.0.0.1:{port}"
     flags = (each for each in first.apiserver.command if not each.startswith("--secure-port="))

@@ -35,6 +35,9 @@ TOO_LARGE = (
 )
 """The error message with which a review of more than `MAX_BODY` bytes is refused."""
 
+NOT_READ = "this replica has not read the quota and the nodes yet"
+"""The reason of a replica that has just started and is not ready."""
+
 
 class NotReady(errors.Unavailable):
     """Raised if this webhook replica has not read the quota yet, or is stopping. The API server must retry, or call
@@ -142,7 +145,7 @@ class Service(msgspec.Struct, frozen=True):
             pod = None if is_claim else pod_review.gpu_pod_of(request)
             if isinstance(pod, AdmissionResponse):
                 return pod
-            raise NotReady("this replica has not read the quota and the nodes yet")
+            raise NotReady(NOT_READ)
         if path == "/mutate":
             decide = claim_review.mutate if is_claim else pod_review.mutate
         else:

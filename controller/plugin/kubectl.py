@@ -1,6 +1,6 @@
 """Sends requests to the API server by running kubectl, which uses the user's kubeconfig, credentials and proxy.
 
-So the plugin needs no HTTP client of its own, which would need binary packages.
+So the plugin needs no HTTP client. An HTTP client would need binary packages.
 """
 
 import json

@@ -57,7 +57,7 @@ def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture
 def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
-    """An installation with a new webhook replica for each test, so that a test measures the peak of its own memory."""
+    """A new webhook replica for each test, so that the peak of the replica's memory was reached in this test."""
     with installed(cluster, tmp_path) as running:
         yield running
 

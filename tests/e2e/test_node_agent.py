@@ -159,7 +159,7 @@ def test_a_static_pods_directories_stay_under_both_its_uids(
 def test_a_tenants_annotation_keeps_no_directory_of_a_static_pod(
     pods: Pods, cluster: Cluster, disk: Disk, node: str, own: str
 ) -> None:
-    """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a static pod that is gone."""
+    """A tenant's pod has the kubelet's annotation for mirror pods, with the uid of a removed static pod."""
     for name in (own, pods.make(STATIC)):
         (pods.kubelet / name).mkdir()
     with tenant_of(cluster, pods.namespace) as tenant:

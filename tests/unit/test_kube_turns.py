@@ -1,4 +1,4 @@
-"""Tests that a tenant with large objects can delay only LISTs of its own namespaces."""
+"""Tests that a tenant with large objects cannot delay LISTs of other tenants' namespaces."""
 
 import asyncio
 import threading

@@ -109,7 +109,7 @@ def _mapping(base: Json, variants: Mapping[str, Json]) -> Branch:
         own = whole.get(key, ABSENT)
         condition = condition_of(own, by_component)
         # If a mapping is not in the base, the whole mapping has a condition, which names the components that add it.
-        # A key that all these components add needs no condition of its own.
+        # A key that all these components add needs no separate condition.
         if base is ABSENT and len(condition.components) == len(variants):
             condition = ALWAYS
         parts.append((key, merge(own, by_component), condition))

@@ -43,7 +43,7 @@ class KindOffers(msgspec.Struct, frozen=True):
 
 
 class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
-    """The data besides a claim's spec that decide its charge: devices, products, and charges of DeviceClasses."""
+    """The data that decide a claim's charge, apart from its spec: devices, products, and charges of DeviceClasses."""
 
     devices: Devices
     products: Products

@@ -49,7 +49,7 @@ _GPU_DRIVERS = frozenset(driver.name for driver in DRIVERS)
 
 
 class NodeFacts(msgspec.Struct, frozen=True, gc=False):
-    """What is known about the device plugins of a node, besides the node's labels and readable registers."""
+    """The facts about a node's device plugins that are not in the node's labels or readable registers."""
 
     offered: Mapping[str, int] = MappingProxyType({})
     """The allocatable amounts of the resources by which a GPU can be requested."""

@@ -207,11 +207,7 @@ def make_pages(service: admission.Service) -> flask.Flask:
     def readiness() -> flask.Response:
         if service.ready:
             return _text("ok")
-        reason = (
-            "this replica is stopping"
-            if service.gate.leaving
-            else "this replica has not read the quota and the nodes yet"
-        )
+        reason = "this replica is stopping" if service.gate.leaving else admission.NOT_READ
         return _text(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
     def failed(error: Exception) -> flask.Response:

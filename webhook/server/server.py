@@ -78,7 +78,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def make_service(self, certificate: ServingCertificate) -> admission.Service:
         """Start all watches of the cluster, and return a service whose ledgers are stored in ConfigMaps."""
         check = k8s.VersionCheck(structlog.get_logger().warning, self.end)
-        # Each thread for ledgers and LISTs has a connection of its own, so that it never waits for another thread. All
+        # Each thread for ledgers and LISTs has a separate connection, so that it never waits for another thread. All
         # other threads share two connections.
         kube = k8s.Kube.connect(
             self.kubeconfig,
@@ -250,8 +250,7 @@ class WebhookServer(ServedApplication):
         if self.service is not None:
             export_connections(self.service.metrics, worker)
             export_waiting(self.service.metrics, self.service)
-        host, port = worker.sockets[0].getsockname()[:2]
-        self._announce(f"https://{f'[{host}]' if ':' in host else host}:{port}")
+        self._announce(f"https://{cli.format_address(worker.sockets[0].getsockname()[:2])}")
 
 
 def max_connections() -> int:
