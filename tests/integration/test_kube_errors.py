@@ -194,7 +194,7 @@ def test_a_401_without_newer_credentials_is_an_error_at_once(kube: Kube, script:
 def test_a_missing_token_file_is_reported(script: Script, token: Path, by_file: Kube) -> None:
     token.unlink()
     script.answers.append(status(401, "Unauthorized"))
-    with pytest.raises(Unavailable, match="credentials cannot be read"):
+    with pytest.raises(Unavailable, match="credentials for the API server cannot be read"):
         by_file.get(PATH)
 
 
