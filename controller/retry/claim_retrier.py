@@ -26,28 +26,16 @@ NEXT_LOOK_SECONDS = 5.0
 """Seconds until the next check of a namespace. That check also finds Events written after the last check."""
 
 
-class PodClaimStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """A claim that Kubernetes created for a pod. ``name``: the claim's name in the pod's field ``resourceClaims``."""
-
-    name: str = ""
-
-
-class ClaimingSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The field of a pod's spec with its ResourceClaims."""
-
-    resource_claims: tuple[k8s_types.PodResourceClaim, ...] | None = None
-
-
 class ClaimingStatus(k8s_types.K8sStruct, frozen=True, gc=False):
-    """The field of a pod's status with its ResourceClaims."""
+    """The claims that Kubernetes created for a pod, by their names in the pod's field ``resourceClaims``."""
 
-    resource_claim_statuses: tuple[PodClaimStatus, ...] | None = None
+    resource_claim_statuses: tuple[k8s_types.NamedClaim, ...] | None = None
 
 
 class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
-    """The fields of a pod that concern ResourceClaims."""
+    """A pod with the status of its ResourceClaims."""
 
-    spec: ClaimingSpec = ClaimingSpec()
+    spec: k8s_types.PodSpec = k8s_types.PodSpec()
     status: ClaimingStatus = ClaimingStatus()
 
     @property
