@@ -5,9 +5,12 @@ from unittest import mock
 
 import pytest
 
-from tests.replicas import Clock
+from tests.api_double import ApiDouble
+from tests.replicas import Clock, Replica, asked
 from vcuda.errors import BadReview, NotFound, Unavailable
+from vcuda.ledger.ledger import Admitted
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
+from webhook.ledger.cluster_ledgers import ClusterLedgers
 from webhook.ledger.ledgers import (
     IDLE_SECONDS,
     MOST_NAMESPACES,
@@ -39,59 +42,54 @@ def cluster() -> mock.Mock:
 
 
 @pytest.fixture
-def charged() -> mock.Mock:
-    return mock.Mock(wraps=MemoryLedgers())
+def ledgers(api: ApiDouble, cluster: mock.Mock) -> ClusterLedgers:
+    found = Replica(api).ledgers
+    found.check_namespace = ExistingNamespaces(cluster).check
+    return found
 
 
-def ask(ledgers: ExistingNamespaces, namespace: str) -> None:
-    async def both() -> None:
-        await ledgers.cached_usage(namespace)
-        await ledgers.charge(of_cards(namespace))
-
-    asyncio.run(both())
+def ask(existing: ExistingNamespaces, namespace: str) -> None:
+    asyncio.run(existing.check(namespace))
 
 
-def test_a_namespace_that_does_not_exist_is_rejected_and_not_kept(cluster: mock.Mock, charged: mock.Mock) -> None:
-    ledgers = ExistingNamespaces(charged, cluster)
-    for call in (ledgers.charge(of_cards("invented")), ledgers.cached_usage("invented")):
+def test_a_namespace_that_does_not_exist_is_rejected_and_gets_no_ledger(
+    ledgers: ClusterLedgers, api: ApiDouble
+) -> None:
+    for call in (ledgers.charge(asked("uid", namespace="invented")), ledgers.cached_usage("invented")):
         with pytest.raises(BadReview, match="namespace invented does not exist"):
             asyncio.run(call)
-    assert charged.mock_calls == []
-    ask(ledgers, "team-a")
-    assert len(charged.mock_calls) == 2
+    assert api.calls == []
+    assert asyncio.run(ledgers.cached_usage("team-a")) == {}
+    assert isinstance(asyncio.run(ledgers.charge(asked("uid"))), Admitted)
 
 
-def test_an_edit_may_add_a_quota_before_the_namespace_exists(cluster: mock.Mock, charged: mock.Mock) -> None:
-    assert asyncio.run(ExistingNamespaces(charged, cluster).usage("to-come")) == {}
+def test_an_edit_may_add_a_quota_before_the_namespace_exists(ledgers: ClusterLedgers) -> None:
+    assert asyncio.run(ledgers.usage("to-come")) == {}
 
 
-def test_a_namespace_is_looked_up_once_a_minute_and_sooner_if_it_may_be_new(
-    cluster: mock.Mock, charged: mock.Mock, clock: Clock
-) -> None:
-    ledgers = ExistingNamespaces(charged, cluster, clock.monotonic)
+def test_a_namespace_is_looked_up_once_a_minute_and_sooner_if_it_may_be_new(cluster: mock.Mock, clock: Clock) -> None:
+    existing = ExistingNamespaces(cluster, clock.monotonic)
     for _ in range(3):
-        ask(ledgers, "team-a")
+        ask(existing, "team-a")
     assert cluster.get.call_count == 1
     clock.now += FOUND_SECONDS
-    ask(ledgers, "team-a")
+    ask(existing, "team-a")
     assert cluster.get.call_count == 2
     cluster.get.side_effect = NotFound(404, "gone")
     for seconds, calls in ((FOUND_SECONDS, 3), (0.0, 3), (MISSING_SECONDS, 4)):
         clock.now += seconds
         with pytest.raises(BadReview):
-            ask(ledgers, "team-a")
+            ask(existing, "team-a")
         assert cluster.get.call_count == calls
 
 
-def test_without_the_api_server_nothing_is_admitted(
-    cluster: mock.Mock, charged: mock.Mock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_api_server_nothing_is_admitted(cluster: mock.Mock, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.get.side_effect = Unavailable("no answer")
     with pytest.raises(Unavailable):
-        ask(ExistingNamespaces(charged, cluster), "team-a")
+        ask(ExistingNamespaces(cluster), "team-a")
     monkeypatch.setattr(namespaces, "LOOK_UP_TIMEOUT_SECONDS", 0.0)
     with pytest.raises(Unavailable, match="too many namespaces are being looked up"):
-        ask(ExistingNamespaces(charged, mock.Mock()), "team-a")
+        ask(ExistingNamespaces(mock.Mock()), "team-a")
 
 
 def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_when_idle(clock: Clock) -> None:
@@ -127,10 +125,10 @@ def test_the_number_of_ledgers_in_memory_is_bounded_and_none_is_evicted() -> Non
     asyncio.run(charge())
 
 
-def test_a_burst_in_one_namespace_looks_it_up_once(cluster: mock.Mock, charged: mock.Mock) -> None:
+def test_a_burst_in_one_namespace_looks_it_up_once(cluster: mock.Mock) -> None:
     async def burst() -> None:
-        ledgers = ExistingNamespaces(charged, cluster)
-        await asyncio.gather(*(ledgers.charge(of_cards("team-a")) for _ in range(20)))
+        existing = ExistingNamespaces(cluster)
+        await asyncio.gather(*(existing.check("team-a") for _ in range(20)))
 
     asyncio.run(burst())
     assert cluster.get.call_count == 1

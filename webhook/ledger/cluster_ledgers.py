@@ -1,7 +1,7 @@
 """The ledgers of all namespaces, stored in the cluster. A ledger records the charges of one namespace."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from vcuda.errors import ListOverdue
@@ -17,6 +17,8 @@ CLOSING_ATTEMPTS = 5
 class ClusterLedgers(Shared):
     """Keeps one `NamespaceLedger` for each namespace in use. Implements the protocol `Ledgers` of `ledgers.py`."""
 
+    check_namespace: Callable[[str], Awaitable[None]] | None = None
+    """Raises BadReview for a namespace that does not exist; None if every review is of an existing namespace."""
     _ledgers: ByNamespace[NamespaceLedger] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -25,15 +27,20 @@ class ClusterLedgers(Shared):
         self._ledgers = ByNamespace(lambda namespace: NamespaceLedger(namespace, self), self.clock)
 
     async def charge(self, request: ChargeRequest) -> Decision:
+        if self.check_namespace:
+            await self.check_namespace(request.namespace)
         try:
             return await self._ledgers[request.namespace].charge(request)
         except ListOverdue as error:
             return RetryLater(str(error))
 
     async def usage(self, namespace: str) -> Mapping[str, Usage]:
+        # A missing namespace is no error here, because a namespace may get its quota before it exists.
         return await self._ledgers[namespace].usage()
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+        if self.check_namespace:
+            await self.check_namespace(namespace)
         return await self._ledgers[namespace].cached_usage()
 
     async def stored_usage(

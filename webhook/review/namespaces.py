@@ -1,16 +1,15 @@
-"""Rejects charges to namespaces that do not exist. Each answer of the API server is cached for a short time."""
+"""Finds out whether a namespace exists. Each answer of the API server is cached for a short time."""
 
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
 from vcuda import errors, kube
-from vcuda.quota import model
-from webhook.ledger import ledgers
+from webhook.ledger.ledgers import ByNamespace
 
 # The cache keeps the answer that a namespace exists, and the answer that it does not, for these numbers of seconds. The
 # second time is short, because a pod may be created immediately after its namespace.
@@ -21,44 +20,20 @@ LOOK_UP_THREADS = 4
 
 
 class ExistingNamespaces:
-    """Ledgers that reject a charge to a namespace that does not exist, and did not exist within the last minute.
+    """The namespaces that exist, or existed within the last minute.
 
     This class is used if callers need no client certificate. Without the check, any client that reaches the port could
     make the webhook create ledgers for invented namespaces.
     """
 
-    def __init__(
-        self, charged: ledgers.Ledgers, client: kube.Kube, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._charged = charged
+    def __init__(self, client: kube.Kube, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         self._threads = ThreadPoolExecutor(LOOK_UP_THREADS, thread_name_prefix="namespaces")
-        self._known = ledgers.ByNamespace(lambda _namespace: _LookUp(), clock)
+        self._known = ByNamespace(lambda _namespace: _LookUp(), clock)
 
-    async def charge(self, request: ledgers.ChargeRequest) -> ledgers.Decision:
-        """Decide a charge, and record it if it is admitted. Raises BadReview if the namespace does not exist."""
-        await self._look_up(request.namespace)
-        return await self._charged.charge(request)
-
-    async def cached_usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of each model, up to some seconds old. Raises BadReview if the namespace does not exist."""
-        await self._look_up(namespace)
-        return await self._charged.cached_usage(namespace)
-
-    async def usage(self, namespace: str) -> Mapping[str, model.Usage]:
-        """Return the usage of each model. A missing namespace is no error, as it may get its quota before it exists."""
-        return await self._charged.usage(namespace)
-
-    async def stored_usage(
-        self, namespace: str, charged: Mapping[str, model.Usage], deadline: float
-    ) -> Mapping[str, model.Usage] | None:
-        return await self._charged.stored_usage(namespace, charged, deadline)
-
-    async def close(self) -> None:
-        await self._charged.close()
-
-    async def _look_up(self, namespace: str) -> None:
+    async def check(self, namespace: str) -> None:
+        """Raise BadReview if the namespace does not exist, and Unavailable if it could not be looked up."""
         known = self._known[namespace]
         if known.until <= self._clock():
             # All reviews of a namespace share one look-up, so that it takes only one of the few threads.

@@ -115,14 +115,16 @@ class Cluster(msgspec.Struct, frozen=True):
             claim_price=claims.price,
             storable_seconds=self.storable_seconds,
         )
-        ledgers = cluster_ledgers.ClusterLedgers(store, LedgerMetrics(metrics.registry))
+        check_namespace = None if self.callers_known else namespaces.ExistingNamespaces(kube).check
+        ledgers = cluster_ledgers.ClusterLedgers(
+            store, LedgerMetrics(metrics.registry), check_namespace=check_namespace
+        )
         metrics.watch("vcuda_quota_config_valid", "0 while the quota ConfigMap is malformed.", quota.is_valid)
         metrics.registry.register(ReflectorCollector(policy.reflectors))
         policy.start()
-        charged = ledgers if self.callers_known else namespaces.ExistingNamespaces(ledgers, kube)
         names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
         return admission.Service(
-            policy.current, charged, metrics, admission.Gate(), structlog.get_logger(), self.place, names
+            policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place, names
         )
 
 
