@@ -16,7 +16,7 @@ from vcuda.quota.model import Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import NO_TEMPLATE, Unread, Workload
 from webhook.check.check import read_workloads
-from webhook.check.shapes import typed_workloads
+from webhook.check.files import typed_workloads
 
 TEMPLATE = {"metadata": {"labels": {"app": "train"}}, "spec": {"containers": [container({"nvidia.com/gpu": 2})]}}
 

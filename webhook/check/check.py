@@ -23,7 +23,6 @@ from vcuda.quota.model import CORES_PER_CARD, UNASKED_NAMESPACES, Charge
 from vcuda.requests.pod_request import read_request
 from vcuda.workloads import Manifest, Unread, Workload, made_claims
 from webhook.check import files
-from webhook.check.shapes import typed_workloads
 from webhook.ledger.ledgers import RecentChoices
 from webhook.review import claim_review, context, pod_review
 from webhook.review.verdicts import Creation
@@ -87,7 +86,7 @@ def read_workloads(paths: Sequence[Path], namespace: str) -> list[Workload | Unr
 
     Raises BadInput if a file cannot be read.
     """
-    return [workload for path in paths for workload in typed_workloads(str(path), files.read_text(path), namespace)]
+    return [each for path in paths for each in files.typed_workloads(str(path), files.read_text(path), namespace)]
 
 
 def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster) -> list[Row]:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -20,7 +20,6 @@ from vcuda.placement import affinity, patches, registers
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
 from vcuda.requests import config, resources, runtime_devices
-from webhook.check import shapes
 from webhook.ledger import ledgers as memory
 from webhook.review import context
 
@@ -38,6 +37,11 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
 
 _NAMESPACED = frozenset({TEMPLATE, CLAIM, "Pod"})
 
+NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
+"""Exceptions that msgspec raises for YAML that JSON cannot express, for example half of a surrogate pair, or an object
+that contains itself."""
+
+T = TypeVar("T")
 
 TemplateSpecs = Mapping[tuple[str, str], objects.ClaimSpec]
 """Maps the namespace and name of a ResourceClaimTemplate to the spec of the claims that the template describes."""
@@ -110,7 +114,7 @@ def read_quota(path: Path) -> config.QuotaConfig:
     except workloads.NOT_YAML:
         documents = []  # config.parse_config() reports text that is not YAML, with the position of the error
     if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
-        data = shapes.convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
+        data = convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
             raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
         return config.parse_config(data, system=_SYSTEM)
@@ -183,7 +187,7 @@ def _read_object(where: str, manifest: workloads.Manifest) -> k8s_types.K8sObjec
         raise errors.BadInput(f"{where}: kind must be one of {', '.join(_KINDS)}; got {kind}")
     if _KINDS[kind].__module__ == objects.__name__:
         workloads.require_claims_api(where, manifest)
-    stored = shapes.convert(where, manifest, _KINDS[kind])
+    stored = convert(where, manifest, _KINDS[kind])
     if not stored.metadata.name:
         raise errors.BadInput(f"{where}: the {kind} has no name")
     # A pod, claim or template without a namespace cannot be charged, because each ledger belongs to one namespace.
@@ -212,3 +216,31 @@ def read_text(path: Path) -> str:
             return str(file.read())
     except (OSError, UnicodeDecodeError) as error:
         raise errors.BadInput(f"{path}: the file cannot be read: {error}") from error
+
+
+def typed_workloads(source: str, text: str, namespace: str) -> list[workloads.Workload | workloads.Unread]:
+    """Return the workloads in a text. An object is malformed if one of its fields has a wrong type."""
+    return workloads.workloads_in(source, text, namespace, _check)
+
+
+def _check(where: str, manifest: workloads.Manifest) -> workloads.Manifest:
+    convert(where, manifest, _KINDS[manifest["kind"]])
+    return _plain(where, manifest)
+
+
+def convert(where: str, manifest: workloads.Manifest, view: type[T]) -> T:
+    """Return a manifest as an object of class ``view``. Raises BadInput if a field is missing or has a wrong type."""
+    try:
+        return msgspec.convert(_plain(where, manifest), view)
+    except msgspec.MsgspecError as error:
+        raise errors.BadInput(f"{where}: the object is malformed: {error}") from error
+
+
+def _plain(where: str, manifest: workloads.Manifest) -> workloads.Manifest:
+    # Like kubectl, convert YAML to JSON. Null fields are removed, because the API server treats them as absent.
+    try:
+        encoded = msgspec.json.encode(manifest, enc_hook=str)
+        plain: workloads.Manifest = workloads.without_nulls(msgspec.json.decode(encoded))
+    except NOT_JSON as error:
+        raise errors.BadInput(f"{where}: the object is malformed: {error}") from error
+    return plain
