@@ -5,6 +5,7 @@ and each claim is charged. The template or pod is refused if its claims can neve
 warning if its claims must wait for free quota.
 """
 
+import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -165,9 +166,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         warnings = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
         return AdmissionResponse("unpinned", warnings=warnings, scheme=review.scheme)
 
-    def options(usage: Mapping[str, Usage]) -> list[Option]:
-        return candidates.options(review.request, review.quota, usage)
-
+    options = functools.partial(candidates.options, review.request, review.quota)
     allowed = Allowed(options, candidates.rule, candidates.charges.__getitem__, review.request.patch)
     return await pin(create, review, allowed)
 

@@ -4,7 +4,8 @@
 admits pods.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
 import msgspec
@@ -14,9 +15,8 @@ from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
 from vcuda.ledger.ledger import NO_MODEL
 from vcuda.placement import card_types, patches, placement
-from vcuda.placement.choice import Option
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
-from vcuda.quota.model import NOT_MUTATED, Charge, Usage
+from vcuda.quota.model import NOT_MUTATED, Charge
 from vcuda.quota.values import listed
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
@@ -148,9 +148,6 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if not candidates.models:
         return _without_model(review, candidates.sentence(review.namespace, review.quota))
 
-    def options(usage: Mapping[str, Usage]) -> list[Option]:
-        return candidates.options(review.quota, asked.charge_on, usage)
-
     def patch(model: str) -> Sequence[Operation]:
         types = card_types.annotations_for(
             review.pod, asked.schemes, model, create.policy.nodes.types, has_share=asked.has_share
@@ -158,6 +155,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         pinned = review.pod, model, review.quota.pools, types, review.hints(model)
         return patches.patch_for(*pinned, nodes=create.policy.nodes, check=create.deadline.check)
 
+    options = functools.partial(candidates.options, review.quota, asked.charge_on)
     allowed = Allowed(options, candidates.rule, asked.charge_on, patch, create.policy.hints.labels.model)
     return await pin(create, review, allowed)
 
