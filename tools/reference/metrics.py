@@ -29,7 +29,7 @@ from vcuda.placement.patches import Hints
 from vcuda.tls import ServingCertificate, serving_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 from webhook.review.context import ClusterPolicy
-from webhook.server.server import Cluster, export_connections, export_waiting
+from webhook.server.server import Cluster, export_load
 
 _NAME = re.compile(r"vcuda_[a-z0-9_]+")
 _NOWHERE = """{apiVersion: v1, kind: Config, current-context: none, users: [{name: none, user: {}}],
@@ -83,10 +83,9 @@ def _table(found: tuple[Family, ...]) -> str:
 def _webhook(kubeconfig: Path, certificate: ServingCertificate) -> CollectorRegistry:
     cluster = Cluster(kubeconfig, QuotaPlace(), "vcuda-quota", Hints())
     with mock.patch.object(ClusterPolicy, "start"):  # Without this mock, the service would start to watch a cluster.
-        metrics = cluster.make_service(certificate).metrics
-    export_connections(metrics, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
-    export_waiting(metrics, mock.Mock(waiting=0))
-    return metrics.registry
+        service = cluster.make_service(certificate)
+    export_load(service, mock.Mock(connections=0, shed=0, overdue=0, client_expiry=0))
+    return service.metrics.registry
 
 
 def _leader(kubeconfig: Path, listening: Listening | None) -> CollectorRegistry:

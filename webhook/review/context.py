@@ -23,10 +23,6 @@ ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
 parts that determine the charge); None if there is no such template."""
 
 
-def no_templates(_namespace: str, _name: str) -> None:
-    """Return None for every template. This is the default of `PolicySnapshot.templates`."""
-
-
 class PolicySnapshot(msgspec.Struct, frozen=True):
     """The quota, the nodes and the settings by which one review is decided, as they are when the decision begins."""
 
@@ -44,7 +40,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """Decides which RuntimeClasses give pods access to GPUs."""
     claims: charges.ClaimPolicy | None = None
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
-    templates: ClaimTemplates = no_templates
+    templates: ClaimTemplates = lambda _namespace, _name: None
     """Returns the digest (charge-relevant parts) of a ResourceClaimTemplate; None if there is no such template."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
     """The user names of schedulers, which create claims for pods that are charged already."""

@@ -250,8 +250,7 @@ class WebhookServer(ServedApplication):
     def _ready(self, worker: WebhookWorker) -> None:
         """Announce the URL when the worker accepts connections. gunicorn's hook ``when_ready`` runs too early."""
         if self.service is not None:
-            export_connections(self.service.metrics, worker)
-            export_waiting(self.service.metrics, self.service)
+            export_load(self.service, worker)
         self._announce(f"https://{cli.format_address(worker.sockets[0].getsockname()[:2])}")
 
 
@@ -264,7 +263,8 @@ def max_connections() -> int:
     return min(MAX_CONNECTIONS, max(hard - OTHER_FILES, 1))
 
 
-def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
+def export_load(service: admission.Service, worker: WebhookWorker) -> None:
+    metrics = service.metrics
     metrics.watch("vcuda_connections", "Open connections of clients.", lambda: worker.connections)
     metrics.watch(
         "vcuda_client_certificate_expiry_seconds",
@@ -281,9 +281,6 @@ def export_connections(metrics: Metrics, worker: WebhookWorker) -> None:
         "Requests since the start that did not arrive completely in time.",
         lambda: worker.overdue,
     )
-
-
-def export_waiting(metrics: Metrics, service: admission.Service) -> None:
     metrics.watch(
         "vcuda_large_reviews_waiting",
         "Reviews over 64 KiB and edits of the quota that wait in a queue to be decided.",
