@@ -33,10 +33,8 @@ TOO_LARGE = (
     "In a review, each &, < and > takes six bytes, and the review of an update also contains the old object. "
     "Make the object smaller, for example move long texts to a ConfigMap"
 )
-"""The error message with which a review of more than `MAX_BODY` bytes is refused."""
 
 NOT_READ = "this replica has not read the quota and the nodes yet"
-"""The reason of a replica that has just started and is not ready."""
 
 
 class NotReady(errors.Unavailable):
@@ -75,7 +73,6 @@ class Service(msgspec.Struct, frozen=True):
 
     @property
     def ready(self) -> bool:
-        """True if this replica has read the quota and the nodes, and is not about to stop."""
         return not self.gate.leaving and self.policy() is not None
 
     @property

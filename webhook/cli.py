@@ -36,7 +36,6 @@ _ENVIRONMENT = {"auto_envvar_prefix": "VCUDA"}
 
 
 def _hint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that `serve` and `check` share: schedulers, runtime classes, and the labels of nodes."""
     scheduler_name = cli.option("--scheduler-name", help="Scheduler for vcuda pods, in place of the default scheduler.")
     scheme_schedulers = cli.option(
         "--scheme-schedulers",

@@ -106,7 +106,6 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
 
 
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
-    """Return the cluster with the claim templates in ``workloads``, which replace templates of the same name."""
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
     templates = {**cluster.templates, **own}
@@ -245,7 +244,6 @@ def patch_story(patch: Sequence[k8s_types.Operation]) -> Iterator[str]:
 
 
 def table(rows: Iterable[Row]) -> Iterator[str]:
-    """Yield the lines of the table of decisions, as text for a terminal."""
     heading = ("OBJECT", "NAMESPACE", "COUNT", "DECISION", "MODEL", "CHARGE", "REASON")
     cells = [
         heading,

@@ -54,7 +54,6 @@ class OfflineCluster(msgspec.Struct, frozen=True):
     committed: Mapping[str, Mapping[str, model.Charge]]
     """The charges of the stored pods and claims, by namespace and GPU model."""
     templates: TemplateSpecs = {}
-    """The stored claim templates."""
 
     def at(self, moment: float) -> "OfflineCluster":
         """Return the cluster with the quota limits that apply at ``moment``, in Unix seconds."""

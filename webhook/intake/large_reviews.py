@@ -101,7 +101,6 @@ class ReviewThread:
 
     @property
     def waiting(self) -> int:
-        """The number of large reviews that wait until their bodies may be read."""
         return self._places.waiting
 
     def place(self, namespace: str, size: int, deadline: ReviewDeadline) -> AbstractAsyncContextManager[None]:

@@ -136,7 +136,6 @@ def plan(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
 
 
 def _room(limit: Limit, used: Charge, charge: Charge) -> int:
-    """Return how many more charges like ``charge`` fit the limit. ``used``: the quota that is used already."""
     if limit.cores is None:
         # If only memory is limited, this is an upper bound, because before rounding each charge has at least 1/100 MiB.
         most = (limit.memory or 0) * CORES_PER_CARD
@@ -153,7 +152,6 @@ class _Sent(msgspec.Struct, frozen=True):
     """A ledger write that stores a reservation. The write is still in progress, or its outcome is unknown."""
 
     reservation: Reservation
-    """The reservation that the write stores."""
     uids: frozenset[str]
     """The uids of the charges that were admitted from the reservation, and that this write makes pending."""
     at: float

@@ -37,7 +37,6 @@ class ReviewDeadline:
         return self.end - self._clock()
 
     def abandon(self) -> None:
-        """Record that the caller of the review has disconnected."""
         self._abandoned = True
 
     def keep(self) -> None:
@@ -87,7 +86,6 @@ class ChargeRequest(msgspec.Struct, frozen=True):
 
     namespace: str
     uid: str
-    """The uid of the pod or claim."""
     model: str
     charge: Charge
     quota: NamespaceQuota
@@ -246,7 +244,6 @@ class ChargeWindow:
             self._charges[key] = self._clock(), model, charge
 
     def remove_alike(self, model: str, charge: Charge) -> None:
-        """Remove the oldest charge that has this GPU model and this amount, if there is any."""
         self.sums()
         alike = (key for key, (_, own, amount) in self._charges.items() if (own, amount) == (model, charge))
         if (oldest := next(alike, None)) is not None:

@@ -212,7 +212,6 @@ class NamespaceLedger:
                     await self._attempt([])
 
     async def cached_usage(self) -> Mapping[str, Usage]:
-        """Return the usage by GPU model. It comes from memory if the ledger was read or written recently."""
         good_for = GRANTING_USAGE_SECONDS if self._lease.active else CACHED_USAGE_SECONDS
         if self._shared.clock() - self._usages_read_at < good_for:
             return self._usages
@@ -405,7 +404,6 @@ def _terms(asked: ChargeRequest, store: LedgerStore) -> Terms:
 
 
 def _decide(ledger: Ledger, calls: Sequence[Charging]) -> tuple[Ledger, list[Decision]]:
-    """Decide the charges in order. Each admitted charge uses up quota for the charges after it."""
     decisions = []
     for call in calls:
         decision = call.item.decide(ledger)

@@ -118,7 +118,6 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
     excluded: Mapping[str, str]
     """Maps each other model in the quota to the reason why the claim may not get this model."""
     rule: Rule = Rule.DOCUMENT
-    """The rule that determines the order of ``charges``."""
 
     @classmethod
     def of(
@@ -132,7 +131,6 @@ class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
         return cls({model: asked.charge(model) for model in models}, excluded, preference.rule)
 
     def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        """Return the message for a claim that may get no GPU model in the quota of its namespace."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
         reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())

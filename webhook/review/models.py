@@ -32,11 +32,8 @@ class Allowed(NamedTuple):
     options: Callable[[Mapping[str, Usage]], Sequence[Option]]
     """Takes the usage by model. Returns the models in the order in which they are tried, with limits and usage."""
     rule: Rule
-    """The rule that determines the order in which the models are tried."""
     charge_on: Callable[[str], Charge]
-    """Returns the object's charge if it uses the given model."""
     patch: Callable[[str], Sequence[Operation]]
-    """Returns the JSON Patch operations that pin the object to the given model."""
     selector: str = ""
     """The node label by which a pod can select one model; empty for a claim."""
 

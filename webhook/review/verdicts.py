@@ -53,7 +53,6 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def enforced(self) -> bool:
-        """Whether an object is refused if it exceeds the quota or is malformed."""
         return self.quota.mode is Mode.ENFORCE
 
     def warnings(self, *sentences: str) -> tuple[str, ...]:
@@ -107,7 +106,6 @@ def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
-    """Return the answer to an object that does not fit the ledger at present, but may fit later."""
     shortages = decision.shortages
     # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a sleeping
     # controller blocks one of its workers. This project's controller makes the workload retry when quota is free.
