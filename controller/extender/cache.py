@@ -108,7 +108,6 @@ class CardCache:
             return {node: self._entries[node][uid] for node in sorted(self._nodes_of.get(uid, ()))}
 
     def pod(self, uid: str) -> StoredPod | None:
-        """Return the last state of a pod that the pod watch has reported; None if it has not reported the pod."""
         return self._pods.get(uid)
 
     def bound_to(self, node: str) -> tuple[StoredPod, ...]:
@@ -126,12 +125,10 @@ class CardCache:
             return frozenset(n for n, entries in self._entries.items() if not entries and n not in self._unused)
 
     def outdated(self) -> frozenset[str]:
-        """Return the nodes whose stored journals contain placements of pods that no longer use the node's cards."""
         with self._lock:
             return frozenset(self._outdated)
 
     def entries(self) -> list[tuple[str, JournalEntry]]:
-        """Return the placements of all pods that still use their cards, each with the name of its node."""
         with self._lock:
             return [(node, entry) for node, entries in self._entries.items() for entry in entries.values()]
 

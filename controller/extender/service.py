@@ -189,7 +189,6 @@ class Extender:
 
     @property
     def serving(self) -> bool:
-        """True if the extender answers kube-scheduler and publishes the numbers of free cards."""
         return self._server is not None
 
     def free_cards(self) -> FreeCardsByPool:

@@ -40,7 +40,6 @@ class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
 
     @property
     def waits_for_claim(self) -> bool:
-        """True if Kubernetes still has to create a claim for this pod."""
         made = {each.name for each in self.status.resource_claim_statuses or ()}
         wanted = (each for each in self.spec.resource_claims or () if each.resource_claim_template_name)
         return self.metadata.deletion_timestamp is None and any(each.name not in made for each in wanted)

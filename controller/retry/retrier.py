@@ -68,7 +68,6 @@ class FreeQuota(msgspec.Struct, frozen=True):
         return limit.cores_in(self.memory or 0) if limit.cores is None else self.cores
 
     def exceeds(self, other: "FreeQuota") -> bool:
-        """Return True if this free quota has more cores or more memory than ``other``."""
         ours = math.inf if self.memory is None else self.memory
         return self.cores > other.cores or (other.memory is not None and ours > other.memory)
 
@@ -85,7 +84,6 @@ def record_free(
 
 
 def retry_patch(**metadata: str) -> bytes:
-    """Return a patch that makes the Kubernetes controller of the patched object retry."""
     annotations = {RETRY_ANNOTATION: k8s_types.micro_time_now()}
     return msgspec.json.encode({"metadata": {**metadata, "annotations": annotations}})
 
@@ -97,7 +95,6 @@ def _least_memory(charge: Charge, limit: Limit) -> int:
 
 
 def oldest_first(refused: Iterable[RefusedOwner], judged: Collection[str] = ()) -> list[RefusedOwner]:
-    """Return the owners sorted by first refusal. Owners in ``judged``, which were checked before, come last."""
     return sorted(refused, key=lambda each: (each.path in judged, each.since, each.path))
 
 
@@ -210,7 +207,6 @@ class Retrier:
         return found
 
     def _budget(self) -> Callable[[], bool]:
-        """Return a function that returns True for the next BUDGET_SECONDS, and False after that."""
         deadline = self._clock() + BUDGET_SECONDS
         return lambda: self._clock() < deadline
 

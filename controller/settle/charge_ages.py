@@ -39,7 +39,6 @@ class Watch(msgspec.Struct, frozen=True):
     began: float
 
     def is_of(self, other: "Watch | None") -> bool:
-        """Return True if ``other`` is the same watch: both began with the same lists of pods and claims."""
         return other is not None and (self.pods, self.claims) == (other.pods, other.claims)
 
 

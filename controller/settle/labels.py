@@ -45,7 +45,6 @@ class NamespaceLabels:
         self._log = structlog.get_logger()
 
     def add_all(self) -> None:
-        """Check every namespace again after a change of the quota document."""
         for namespace in self.reflector.snapshot().values():
             self.reconciler.queue.add(namespace.metadata.name)
 

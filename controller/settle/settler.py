@@ -345,7 +345,6 @@ class Settler:
         self._log.warning("damaged ledger deleted", namespace=namespace)
 
     def reservation_ages(self) -> Mapping[str, float]:
-        """Return for each namespace the longest time, in seconds, since a replica renewed its reservation."""
         return self._ages.reservation_ages(self._clock())
 
     def _watching(self) -> Watch:
@@ -378,7 +377,6 @@ class Settler:
         return unseen
 
     def _ended(self, namespace: str, ledger: Ledger) -> Collection[str]:
-        """Return the keys of the terminating charges that have expired."""
         over = self._ages.terminating(namespace, ledger, self._clock())
         self._look_again(namespace, over)
         for key in over.keys:

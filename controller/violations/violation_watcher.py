@@ -252,7 +252,6 @@ class ViolationWatcher:
         self._log = structlog.get_logger()
 
     def report(self, namespace: str, _use: NamespaceUse | None) -> None:
-        """Queue a check of a namespace whose usage or limits have changed."""
         self.reconciler.queue.add(namespace, REPORT_GRACE_SECONDS)
 
     def ongoing(self) -> Sequence[OngoingViolation]:
@@ -261,7 +260,6 @@ class ViolationWatcher:
             return [each for _, found in sorted(self._ongoing.items()) for each in found.values()]
 
     def counts(self) -> Mapping[tuple[str, str, str], int]:
-        """Return the number of violations, by the object's kind, the namespace and the kind of violation."""
         found = (each.violation for each in self.ongoing())
         return Counter((kind_of(each.holder), each.holder.namespace, each.kind.value) for each in found)
 

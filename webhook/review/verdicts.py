@@ -64,7 +64,6 @@ class Review(msgspec.Struct, frozen=True, gc=False):
 
 
 def misnamed(namespace: str) -> AdmissionResponse | None:
-    """Return a refusal if no namespace can have this name; None if the name is valid."""
     if is_namespace_name(namespace):
         return None
     # An invented namespace name may be as long as the request. So the message contains only the first part of the name.
