@@ -38,7 +38,7 @@ class BatchCommitter(Generic[T, R]):
     """The function that processes a batch. It must set the result of each call in the batch."""
     late: R
     """The result for a caller whose deadline passes before its item has a result."""
-    gather: Callable[[int], Awaitable[None]]
+    gather: Callable[[int], Awaitable[None]] | None
     """A function that waits for more items before each batch. Its argument is the size of the previous batch."""
     clock: Callable[[], float] = time.monotonic
     # Locked while a batch is processed. Other code must take this lock to use data that the function ``work`` changes.
@@ -66,7 +66,8 @@ class BatchCommitter(Generic[T, R]):
 
     async def _run(self) -> None:
         while self._waiting:
-            await self.gather(self._last_batch)
+            if self.gather:
+                await self.gather(self._last_batch)
             async with self.busy:
                 batch, self._waiting = self._waiting, []
                 self._last_batch = len(batch)
@@ -85,10 +86,6 @@ class BatchCommitter(Generic[T, R]):
                 call.settle(call.late)
 
 
-async def _no_pause(_last_batch: int) -> None:
-    """Return immediately, so that `SharedCall` makes its next call without a pause."""
-
-
 @dataclass(eq=False)
 class SharedCall(Generic[R]):
     """Makes one call, such as a LIST, for all callers that wait when the call begins. The callers share the result."""
@@ -96,7 +93,7 @@ class SharedCall(Generic[R]):
     make: Callable[[], Awaitable[R]]
     """The function that makes the shared call, and returns its result."""
     clock: Callable[[], float] = time.monotonic
-    pause: Callable[[int], Awaitable[None]] = _no_pause
+    pause: Callable[[int], Awaitable[None]] | None = None
     """A function that waits before each shared call. Its argument is the number of callers of the previous call."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 

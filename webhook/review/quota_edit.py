@@ -15,16 +15,7 @@ from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
-from vcuda.quota.model import (
-    CORES_PER_CARD,
-    DEFAULT,
-    Charge,
-    NamespaceQuota,
-    Quota,
-    cards,
-    fits,
-    mebibytes,
-)
+from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes
 from vcuda.quota.values import suggestion
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources

@@ -191,12 +191,7 @@ class WebhookServer(ServedApplication):
     ``announce``: a function that is called with the URL of the server when the worker accepts connections.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        make_service: MakeService,
-        announce: Callable[[str], None],
-    ) -> None:
+    def __init__(self, settings: Settings, make_service: MakeService, announce: Callable[[str], None]) -> None:
         self.settings = settings
         self.certificate = ServingCertificate(settings.certificate, settings.callers.client_ca)
         self.stopping = threading.Event()
