@@ -19,7 +19,7 @@ from vcuda.requests.resources import WHOLE_CARD, GpuResources
 from webhook.ledger.ledgers import MemoryLedgers, RecentChoices
 from webhook.review.claim_review import check_templates, mutate, validate
 from webhook.review.context import PolicySnapshot
-from webhook.review.verdicts import Creation
+from webhook.review.verdicts import Creation, Review
 
 A_FEW = NamespaceQuota({"A100": Limit(100)})
 TEAM = NamespaceQuota({"M40": Limit(800), "A100": Limit(200)})
@@ -70,7 +70,9 @@ def _told() -> Sequence[Told]:
     configured["spec"]["devices"]["config"] = [{"opaque": {"driver": made.HAMI}}]
     full = {"A100": Usage(Charge(100, 0, 100))}
     whole = made.claim_policy(quota=Quota({"team-a": A_FEW}))
-    waiting = check_templates([read_claim(made.view(made.claim()), whole)], "team-a", A_FEW, full)
+    reviewed = Review("team-a", A_FEW, PolicySnapshot(Quota({"team-a": A_FEW}), made.NODES))
+    checked = check_templates(reviewed, [read_claim(made.view(made.claim()), whole)], full)
+    waiting = () if isinstance(checked, AdmissionResponse) else checked
     product = f'device.attributes["{made.NVIDIA}"].productName == "{made.M40}"'
     entries = [made.first_of(*[made.entry()] * 8)] * 9
     large = made.claim(*[made.entry()] * 33), made.claim(*entries), made.claim(made.entry("x" * MOST_ASKED_BYTES))
@@ -111,6 +113,6 @@ def _told() -> Sequence[Told]:
             ("The status is 400. Correct the webhook configuration, which sends objects of another kind."),
         ),
         Told(_ask(made.template(made.entry(count=9))).message, "Request less, or ask for more quota."),
-        *(Told(text, "Nothing: the pod waits, and starts by itself.") for text in waiting.warnings),
+        *(Told(text, "Nothing: the pod waits, and starts by itself.") for text in waiting),
         *(Told(text, "") for text in _ask(made.template(made.entry(count=9)), warns).warnings),
     ]

@@ -204,47 +204,40 @@ def _not_held(review: ClaimReview, model: str | None) -> str:
 
 
 async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionResponse:
-    usage = await ledgers.cached_usage(review.namespace)
-    checked = check_templates([review.request], review.namespace, review.quota, usage)
-    if checked.refusal and review.enforced:
-        return verdicts.refused(review, checked.outcome, checked.refusal)
-    return AdmissionResponse("template", warnings=review.warnings(*checked.sentences), scheme=review.scheme)
-
-
-class TemplateCheck(msgspec.Struct, frozen=True, gc=False):
-    """The result of a check whether claims that Kubernetes makes from ResourceClaimTemplates can be admitted."""
-
-    outcome: str = ""
-    """The outcome of the review, as in the metrics, if the claims can never be admitted; otherwise empty."""
-    refusal: str = ""
-    """The reason why the claims can never be admitted; otherwise empty."""
-    warnings: Sequence[str] = ()
-    """A sentence for each template whose claims must wait until quota is free."""
-
-    @property
-    def sentences(self) -> Sequence[str]:
-        """The warnings for the user who created the template or pod, if the webhook admits it."""
-        return [f"{self.refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"] if self.refusal else self.warnings
+    checked = check_templates(review, [review.request], await ledgers.cached_usage(review.namespace))
+    if isinstance(checked, AdmissionResponse):
+        return checked
+    return AdmissionResponse("template", warnings=review.warnings(*checked), scheme=review.scheme)
 
 
 def check_templates(
-    templates: Iterable[ClaimRequest], namespace: str, quota: NamespaceQuota, usage: Mapping[str, Usage]
-) -> TemplateCheck:
-    """Check whether claims from these templates can ever fit the quota, and whether they fit the free quota now."""
-    warnings = []
+    review: verdicts.Review, templates: Iterable[ClaimRequest], usage: Mapping[str, Usage]
+) -> AdmissionResponse | Sequence[str]:
+    """Check whether claims from these templates can ever fit the quota, and whether they fit the free quota now.
+
+    Return a refusal of the template, or of the pod that names it, if the claims can never be admitted. Otherwise return
+    the warnings for the user who created the template or pod.
+    """
+    namespace, quota, warnings = review.namespace, review.quota, list[str]()
     for asked in templates:
         if asked.faults:
-            return TemplateCheck("malformed", verdicts.malformed_sentence(asked.faults))
+            return _never_admitted(review, "malformed", verdicts.malformed_sentence(asked.faults))
         candidates = ClaimCandidates.of(asked, quota)
         if not candidates.charges:
-            return TemplateCheck("not-allowed", candidates.sentence(namespace, quota))
+            return _never_admitted(review, "not-allowed", candidates.sentence(namespace, quota))
         options = candidates.options(asked, quota, usage)
         short = [] if any(each.has_room for each in options) else [each.shortage for each in options]
         if short and all(each.can_never_fit for each in short):
-            return TemplateCheck("over-quota", exceeded(namespace, *short))
+            return _never_admitted(review, "over-quota", exceeded(namespace, *short))
         if short:
             warnings.append(f"{exceeded(namespace, *short)}; {WAITS}")
-    return TemplateCheck(warnings=warnings)
+    return warnings
+
+
+def _never_admitted(review: verdicts.Review, outcome: str, refusal: str) -> AdmissionResponse | Sequence[str]:
+    if review.enforced:
+        return verdicts.refused(review, outcome, refusal)
+    return [f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"]
 
 
 def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:

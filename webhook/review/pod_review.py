@@ -23,7 +23,7 @@ from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
 from webhook.ledger.ledgers import Ledgers
 from webhook.review import verdicts
-from webhook.review.claim_review import TemplateCheck, check_templates, requests_of
+from webhook.review.claim_review import check_templates, requests_of
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
@@ -181,9 +181,9 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if review.pod.spec.resource_claims:
         claimed = await _check_claims(review, create.ledgers)
         create.deadline.check()
-        if claimed.refusal and review.enforced:
-            return verdicts.refused(review, claimed.outcome, claimed.refusal)
-        warnings = claimed.sentences
+        if isinstance(claimed, AdmissionResponse):
+            return claimed
+        warnings = claimed
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.charged:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
@@ -206,15 +206,15 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     return await verdicts.charge(create, review, asked, stray=[*stray, *warnings])
 
 
-async def _check_claims(review: PodReview, ledgers: Ledgers) -> TemplateCheck:
+async def _check_claims(review: PodReview, ledgers: Ledgers) -> AdmissionResponse | Sequence[str]:
     # A template that the watch has not delivered is not checked. This is safe, because its claims are charged when they
     # are created.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
     if not asked:
-        return TemplateCheck()
-    return check_templates(asked, review.namespace, review.quota, await ledgers.cached_usage(review.namespace))
+        return ()
+    return check_templates(review, asked, await ledgers.cached_usage(review.namespace))
 
 
 def _claiming(review: PodReview, pin: placement.Pin, warnings: Sequence[str]) -> AdmissionResponse:
