@@ -21,9 +21,9 @@ from vcuda.claims.objects import ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim, read_packed
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
-from vcuda.placement.choice import Option
-from vcuda.quota.model import NOT_MUTATED, Charge, NamespaceQuota, Usage, exceeded
-from vcuda.quota.preference import Preference, Rule
+from vcuda.placement.placement import Candidates
+from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, Usage, exceeded
+from vcuda.quota.preference import Preference
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.refusals import find_unlimited
 from webhook.ledger.ledgers import Ledgers
@@ -110,37 +110,23 @@ def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping
     return claim.metadata, digest_of(claim.spec), claim.annotations, ""
 
 
-class ClaimCandidates(msgspec.Struct, frozen=True, gc=False):
-    """The GPU models in the quota of a namespace: the models that a claim may get, and the excluded models."""
+def find_candidates(
+    asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
+) -> Candidates:
+    """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations."""
+    preference = Preference.of(annotations, quota)
+    excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
+    excluded |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
+    models = tuple(model for model in preference.models if model not in excluded)
+    reasons = {model: f"{model} is excluded by {reason}" for model, reason in excluded.items()}
+    return Candidates(models, frozenset(filter(asked.is_present, models)), reasons, preference.rule)
 
-    charges: Mapping[str, Charge]
-    """The models that the claim may get, each with the claim's charge, in the order in which the models are tried."""
-    excluded: Mapping[str, str]
-    """Maps each other model in the quota to the reason why the claim may not get this model."""
-    rule: Rule = Rule.DOCUMENT
 
-    @classmethod
-    def of(
-        cls, asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
-    ) -> "ClaimCandidates":
-        """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations."""
-        preference = Preference.of(annotations, quota)
-        excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
-        excluded |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
-        models = (model for model in preference.models if model not in excluded)
-        return cls({model: asked.charge(model) for model in models}, excluded, preference.rule)
-
-    def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        if not quota.limits:
-            return f"namespace {namespace} may use no GPU model: its quota lists none"
-        reasons = "; ".join(f"{model} is excluded by {reason}" for model, reason in self.excluded.items())
-        return f"this claim may use no GPU model in namespace {namespace}: {reasons}"
-
-    def options(self, asked: ClaimRequest, quota: NamespaceQuota, usage: Mapping[str, Usage]) -> list[Option]:
-        return [
-            Option(model, charge, quota.limits[model], usage.get(model, Usage()), asked.is_present(model))
-            for model, charge in self.charges.items()
-        ]
+def _no_model(candidates: Candidates, namespace: str, quota: NamespaceQuota) -> str:
+    """Return the message for a claim that may get no GPU model in the quota of its namespace."""
+    if not quota.limits:
+        return f"namespace {namespace} may use no GPU model: its quota lists none"
+    return f"this claim may use no GPU model in namespace {namespace}: {'; '.join(candidates.excluded.values())}"
 
 
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
@@ -156,16 +142,16 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, AdmissionResponse):
         return review
     create.deadline.check()
-    candidates = ClaimCandidates.of(review.request, review.quota, review.annotations)
-    if not candidates.charges:
-        refusal = candidates.sentence(review.namespace, review.quota)
+    candidates = find_candidates(review.request, review.quota, review.annotations)
+    if not candidates.models:
+        refusal = _no_model(candidates, review.namespace, review.quota)
         if review.enforced:
             return verdicts.refused(review, "not-allowed", refusal)
         warnings = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
         return AdmissionResponse("unpinned", warnings=warnings, scheme=review.scheme)
 
-    options = functools.partial(candidates.options, review.request, review.quota)
-    allowed = Allowed(options, candidates.rule, candidates.charges.__getitem__, review.request.patch)
+    options = functools.partial(candidates.options, review.quota, review.request.charge)
+    allowed = Allowed(options, candidates.rule, review.request.charge, review.request.patch)
     return await pin(create, review, allowed)
 
 
@@ -222,10 +208,10 @@ def check_templates(
     for asked in templates:
         if asked.faults:
             return _never_admitted(review, "malformed", verdicts.malformed_sentence(asked.faults))
-        candidates = ClaimCandidates.of(asked, quota)
-        if not candidates.charges:
-            return _never_admitted(review, "not-allowed", candidates.sentence(namespace, quota))
-        options = candidates.options(asked, quota, usage)
+        candidates = find_candidates(asked, quota)
+        if not candidates.models:
+            return _never_admitted(review, "not-allowed", _no_model(candidates, namespace, quota))
+        options = candidates.options(quota, asked.charge, usage)
         short = [] if any(each.has_room for each in options) else [each.shortage for each in options]
         if short and all(each.can_never_fit for each in short):
             return _never_admitted(review, "over-quota", exceeded(namespace, *short))
