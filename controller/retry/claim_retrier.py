@@ -4,7 +4,6 @@ Kubernetes' claim controller creates claims from the templates that a pod names.
 waits longer, up to 16 minutes. A change of the pod makes it retry immediately, so this module annotates pods.
 """
 
-import time
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -54,10 +53,8 @@ class ClaimRetrier:
     ``served``: returns True if the API server serves ResourceClaims.
     """
 
-    def __init__(self, kube: Kube, served: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        self.reconciler = Reconciler(
-            "wake", self._reconcile, failure="retry of refused ResourceClaims failed", clock=clock
-        )
+    def __init__(self, kube: Kube, served: Callable[[], bool]) -> None:
+        self.reconciler = Reconciler("wake", self._reconcile, failure="retry of refused ResourceClaims failed")
         self._kube = kube
         self._served = served
         self._free: dict[str, Mapping[str, FreeQuota]] = {}

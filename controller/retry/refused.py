@@ -125,11 +125,13 @@ class RefusedOwner(msgspec.Struct, frozen=True):
 
     ``path``: the owner's path in the API.
     ``since``: the time of the first known refusal.
+    ``size``: the bytes of the owner's JSON.
     """
 
     path: str
     since: str
     owner: Owner
+    size: int = 0
 
     def is_of(self, kind: str, namespace: str) -> bool:
         return self.path.startswith(f"{_COLLECTIONS[kind].format(segment(namespace))}/")
@@ -145,28 +147,25 @@ class RefusedOwners:
     def __init__(self, judged: Collection[str] = ()) -> None:
         self._judged = judged
         self._first: list[RefusedOwner] = []
-        self._again: list[tuple[RefusedOwner, int]] = []
+        self._again: list[RefusedOwner] = []
         self._bytes = 0
         self.complete = True
         """False if an owner was dropped before any check has decided whether it retries."""
 
     @property
     def owners(self) -> list[RefusedOwner]:
-        return [*self._first, *(owner for owner, _ in self._again)]
+        return [*self._first, *self._again]
 
-    def add(self, refused: RefusedOwner, size: int) -> None:
-        """Keep an owner, whose JSON has ``size`` bytes, if the size limit permits. The first owner is always kept."""
+    def add(self, refused: RefusedOwner) -> None:
+        """Keep an owner if the size limit permits. The first owner is always kept."""
         judged = refused.path in self._judged
-        while self._again and not judged and self._bytes + size > MOST_OWNER_BYTES:
-            self._bytes -= self._again.pop()[1]
-        if self._bytes and self._bytes + size > MOST_OWNER_BYTES:
+        while self._again and not judged and self._bytes + refused.size > MOST_OWNER_BYTES:
+            self._bytes -= self._again.pop().size
+        if self._bytes and self._bytes + refused.size > MOST_OWNER_BYTES:
             self.complete = self.complete and judged
             return
-        self._bytes += size
-        if judged:
-            self._again.append((refused, size))
-        else:
-            self._first.append(refused)
+        self._bytes += refused.size
+        (self._again if judged else self._first).append(refused)
 
 
 class RefusedObject(k8s_types.K8sStruct, frozen=True, gc=False):
@@ -209,15 +208,13 @@ def find_refused(
     kinds = [kind for kind in WITH_CONDITION if kind in listed or any(each.kind == kind for each in reported)]
     found = RefusedOwners(judged)
     by_condition = _refused_by_condition(kube, namespace, kinds, until)
-    for refused, size in itertools.chain(by_condition, _refused_by_event(kube, namespace, reported, in_time)):
+    for refused in itertools.chain(by_condition, _refused_by_event(kube, namespace, reported, in_time)):
         if refused.owner.missing:
-            found.add(refused, size)
+            found.add(refused)
     return found
 
 
-def _refused_by_condition(
-    kube: Kube, namespace: str, kinds: Iterable[str], until: float
-) -> Iterator[tuple[RefusedOwner, int]]:
+def _refused_by_condition(kube: Kube, namespace: str, kinds: Iterable[str], until: float) -> Iterator[RefusedOwner]:
     for kind in kinds:
         collection = _COLLECTIONS[kind].format(segment(namespace))
         pages = kube.list_pages(collection, seconds=until - time.monotonic())
@@ -226,7 +223,7 @@ def _refused_by_condition(
                 since = owner.refused_since()
                 if since is not None:
                     path = f"{collection}/{segment(owner.metadata.name)}"
-                    yield RefusedOwner(path, since, owner), len(bytes(raw))
+                    yield RefusedOwner(path, since, owner, len(bytes(raw)))
 
 
 def refused_by_events(
@@ -259,8 +256,8 @@ def _is_possible(reported: RefusedObject, kinds: Collection[str]) -> bool:
 
 def _refused_by_event(
     kube: Kube, namespace: str, reported: Mapping[RefusedObject, str], in_time: Callable[[], bool]
-) -> Iterator[tuple[RefusedOwner, int]]:
-    """Read the owners in ``reported`` whose kind has no condition ReplicaFailure. Yield each with its size in bytes."""
+) -> Iterator[RefusedOwner]:
+    """Read the owners in ``reported`` whose kind has no condition ReplicaFailure."""
     first: dict[str, str] = {}
     for each, since in reported.items():
         if each.kind in _WITH_EVENT:
@@ -273,4 +270,4 @@ def _refused_by_event(
         # The owner may have been deleted, because Events stay for some time after the deletion of their object.
         with contextlib.suppress(errors.NotFound):
             raw = kube.get(path)
-            yield from ((RefusedOwner(path, since, owner), len(raw)) for owner in objects.decode_each(_OWNER, [raw]))
+            yield from (RefusedOwner(path, since, owner, len(raw)) for owner in objects.decode_each(_OWNER, [raw]))

@@ -113,8 +113,8 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
 # Tests of the memory that is kept for owners (the controllers of pods)
 
 
-def refused_owner(name: str) -> RefusedOwner:
-    return RefusedOwner(name, "2026-01-01T00:00:00Z", Owner())
+def refused_owner(name: str, size: int) -> RefusedOwner:
+    return RefusedOwner(name, "2026-01-01T00:00:00Z", Owner(), size)
 
 
 def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
@@ -125,7 +125,7 @@ def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
     for _ in range(3):
         found = RefusedOwners(judged)
         for name in names:
-            found.add(refused_owner(name), size)
+            found.add(refused_owner(name, size))
         looks.append(([each.path for each in found.owners], found.complete))
         judged |= {each.path for each in found.owners}
     assert looks == [
@@ -137,8 +137,8 @@ def test_large_owners_are_kept_within_the_bound_and_each_gets_a_turn() -> None:
 
 def test_an_owner_that_is_larger_than_the_bound_is_kept_alone() -> None:
     found = RefusedOwners()
-    found.add(refused_owner("huge"), 2 * MOST_OWNER_BYTES)
-    found.add(refused_owner("small"), 1)
+    found.add(refused_owner("huge", 2 * MOST_OWNER_BYTES))
+    found.add(refused_owner("small", 1))
     assert [each.path for each in found.owners] == ["huge"]
 
 
