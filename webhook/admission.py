@@ -75,10 +75,6 @@ class Service(msgspec.Struct, frozen=True):
     def ready(self) -> bool:
         return not self.gate.leaving and self.policy() is not None
 
-    @property
-    def waiting(self) -> int:
-        return self.large_reviews.waiting + self.quota_edits.waiting
-
     def thread_for(self, path: str, size: int) -> ReviewThread | None:
         """Return the thread that decides a review of ``size`` bytes; None if the event loop decides the review."""
         # PyYAML needs seconds to parse a quota document of a few hundred KiB. So a thread decides each edit of the

@@ -99,10 +99,10 @@ def test_the_least_recently_used_namespace_is_forgotten_at_the_bound_and_all_whe
         assert kept[str(number)]
     assert kept["0"] is first
     assert kept["one more"]
-    assert (len(kept), kept["0"] is first, kept["1"] is second) == (MOST_NAMESPACES, True, False)
+    assert (len(kept.values()), kept["0"] is first, kept["1"] is second) == (MOST_NAMESPACES, True, False)
     clock.now += IDLE_SECONDS + 1
     assert kept["another"]
-    assert len(kept) == 1
+    assert len(kept.values()) == 1
 
 
 def test_the_number_of_namespaces_with_choices_is_bounded() -> None:

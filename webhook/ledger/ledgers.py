@@ -161,9 +161,6 @@ class ByNamespace(Generic[V]):
         # Maps each namespace to its cached value and the time of the last use, beginning with the least recent use.
         self._kept: dict[str, tuple[V, float]] = {}
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def values(self) -> list[V]:
         return [value for value, _ in self._kept.values()]
 

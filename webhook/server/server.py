@@ -271,5 +271,5 @@ def export_load(service: admission.Service, worker: WebhookWorker) -> None:
     metrics.watch(
         "vcuda_large_reviews_waiting",
         "Reviews over 64 KiB and edits of the quota that wait in a queue to be decided.",
-        lambda: service.waiting,
+        lambda: service.large_reviews.waiting + service.quota_edits.waiting,
     )
