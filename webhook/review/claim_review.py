@@ -174,10 +174,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    charge = review.request.charge(model)
-    # For some seconds, /mutate counts the claim as a use of the chosen model. Now the charge counts instead.
-    create.choices.release(review.namespace, model, charge)
-    asked = verdicts.Asked(review.metadata, model, charge)
+    asked = verdicts.Asked(review.metadata, model, review.request.charge(model))
     return await verdicts.charge(create, review, asked, stray=stray)
 
 

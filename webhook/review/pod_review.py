@@ -199,16 +199,11 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
-    # The pod is charged next. From then on its model choice at /mutate would be counted twice, so remove the choice.
-    charge = review.request.charge_on(pinned.model)
-    create.choices.release(review.namespace, pinned.model, charge)
-    asked = verdicts.Asked(metadata, pinned.model, charge, grace)
+    asked = verdicts.Asked(metadata, pinned.model, review.request.charge_on(pinned.model), grace)
     return await verdicts.charge(create, review, asked, stray=[*stray, *warnings])
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> AdmissionResponse | Sequence[str]:
-    # A template that the watch has not delivered is not checked. This is safe, because its claims are charged when they
-    # are created.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
