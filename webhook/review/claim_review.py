@@ -45,7 +45,6 @@ class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
     """A ResourceClaim or ResourceClaimTemplate that requests GPUs in a namespace with a quota."""
 
     metadata: ObjectMeta
-    annotations: Mapping[str, str]
     request: ClaimRequest
 
 
@@ -81,21 +80,13 @@ def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapsh
     refusals = find_unlimited(annotations) if asked.has_share else ()
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
-    drivers = dict.fromkeys(entry.found.driver or "" for entry in asked.gpus)
+    scheme = ",".join(dict.fromkeys(entry.found.driver or "" for entry in asked.gpus))
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
     review = ClaimReview(
-        request.namespace,
-        quota,
-        policy,
-        faults,
-        scheme=",".join(drivers),
-        may_wait=False,
-        metadata=metadata,
-        annotations=annotations,
-        request=asked,
+        request.namespace, quota, policy, faults, scheme=scheme, may_wait=False, metadata=metadata, request=asked
     )
-    return verdicts.malformed(faults, review.scheme) if faults and review.enforced else review
+    return verdicts.malformed(faults, scheme) if faults and review.enforced else review
 
 
 def _decode(request: AdmissionRequest) -> tuple[ObjectMeta, ClaimDigest, Mapping[str, str], str]:
@@ -138,11 +129,11 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     if isinstance(review, ClaimReview):
         if create.request.kind.kind == TEMPLATE:
             return AdmissionResponse("ignored")
-        review = check_wish(review, review.annotations)
+        review = check_wish(review, review.metadata.annotations or {})
     if isinstance(review, AdmissionResponse):
         return review
     create.deadline.check()
-    candidates = find_candidates(review.request, review.quota, review.annotations)
+    candidates = find_candidates(review.request, review.quota, review.metadata.annotations or {})
     if not candidates.models:
         refusal = _no_model(candidates, review.namespace, review.quota)
         if review.enforced:
