@@ -42,14 +42,10 @@ _PODS = msgspec.json.Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):
-    """A pod that requests GPUs in a namespace with a limit.
-
-    ``charged``: True if the pod itself requests GPUs; False if only its ResourceClaims do.
-    """
+    """A pod in a namespace with a limit. The pod requests GPUs itself (``request.asks``), or only by ResourceClaims."""
 
     pod: Pod
     request: PodRequest
-    charged: bool = True
 
     def hints(self, model: str | None) -> patches.Hints:
         """Return the node labels and scheduler for the pod's patch. ``model``: the GPU model of its pin, or None."""
@@ -88,12 +84,10 @@ def review_of(
     plain = {each for each in asked.schemes if each.counts_plain_cards and each not in asked.registered}
     names = [PLAIN_CARDS if each in plain else each.name for each in asked.schemes]
     scheme = ",".join([*names, *["units"] * asked.by_units])
-    review = PodReview(
-        request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked, charged=asked.asks
-    )
+    review = PodReview(request.namespace, quota, policy, tuple(faults), (), scheme, pod=pod, request=asked)
     if faults and review.enforced:
         return verdicts.malformed(faults, scheme)
-    return review if review.charged or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
+    return review if asked.asks or (pod.spec.resource_claims and policy.claims) else _not_charged(review)
 
 
 def _not_charged(review: PodReview) -> AdmissionResponse:
@@ -132,11 +126,11 @@ def is_mirror(request: AdmissionRequest, pod: Pod) -> bool:
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     """Return the patch that pins the pod, or a refusal. Raises Unavailable if the ledger could not be read in time."""
     review = review_of(create.request, create.policy, create.deadline.check)
-    if isinstance(review, PodReview) and review.charged:
+    if isinstance(review, PodReview) and review.request.asks:
         review = check_wish(review, review.pod.annotations)
     if isinstance(review, AdmissionResponse):
         return review
-    if not review.charged:
+    if not review.request.asks:
         # A pod that requests cards only by ResourceClaims is not pinned, because each of its claims is pinned.
         in_pools = patches.pools_patch(review.pod, review.quota.pools, create.policy.hints)
         return AdmissionResponse("claims", patch=in_pools, warnings=review.warnings())
@@ -185,7 +179,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
             return claimed
         warnings = claimed
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
-    if not review.charged:
+    if not review.request.asks:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
         return unrecorded or _claiming(review, pinned, warnings)
