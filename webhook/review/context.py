@@ -1,6 +1,5 @@
 """The data by which reviews are decided: the quota in force, the nodes, the devices, and the webhook's settings."""
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from vcuda.placement import patches
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
 from vcuda.requests.resources import BUILT_IN, GpuResources
-from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
+from vcuda.requests.runtime_devices import RuntimeClasses
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 """The user names of schedulers, which create claims for the extended resources of pods (flag --scheduler-users)."""
@@ -51,7 +50,7 @@ PolicySource = Callable[[], PolicySnapshot | None]
 """Returns the current `PolicySnapshot`; None until the quota, and in a cluster nodes and devices, have been read."""
 
 
-class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
+class ClusterPolicy(msgspec.Struct, frozen=True):
     """Makes each `PolicySnapshot` from the watches of a cluster.
 
     The first snapshot does not wait for the watches of free cards and of RuntimeClasses. A RuntimeClass that the watch
@@ -67,8 +66,8 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
     templates: kube.TemplateInformer
     dra: kube.ServedWatches
     runtime_classes: kube.RuntimeClassInformer
-    gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
-    scheduler_users: frozenset[str] = SCHEDULER_USERS
+    gpu_runtime_classes: RuntimeClasses
+    scheduler_users: frozenset[str]
 
     def current(self) -> PolicySnapshot | None:
         """Return the present snapshot; None until the quota, the nodes and the devices have been read."""
@@ -85,15 +84,11 @@ class ClusterPolicy(msgspec.Struct, frozen=True, dict=True):
             self.hints,
             self.storable_seconds,
             self.claims.charged(read.resources),
-            self._gpu_runtime_classes,
+            self.gpu_runtime_classes,
             self.claims.current(),
             self.templates.find,
             self.scheduler_users,
         )
-
-    @functools.cached_property
-    def _gpu_runtime_classes(self) -> RuntimeClasses:
-        return RuntimeClasses(self.gpu_runtime_classes, self.runtime_classes.handler_of)
 
     def reflectors(self) -> Mapping[str, kube.Reflector[Any]]:
         """Return the running watches, by their names in the metrics."""

@@ -19,7 +19,7 @@ from vcuda.placement import patches
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
 from vcuda.quota.quota_clock import QuotaClock
 from vcuda.quota.terms import STORABLE_SECONDS
-from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES
+from vcuda.requests.runtime_devices import GPU_RUNTIME_CLASSES, RuntimeClasses
 from vcuda.tls import ServingCertificate, watch
 from webhook import admission
 from webhook.check import files
@@ -88,6 +88,7 @@ class Cluster(msgspec.Struct, frozen=True):
         devices = k8s.DeviceInformer(kube)
         claims, templates = k8s.ClaimPolicies(quota, nodes, devices), k8s.TemplateInformer(kube)
         dra = k8s.ServedWatches(kube, {**devices.reflectors(), **templates.reflectors()})
+        runtime_classes = k8s.RuntimeClassInformer(kube)
         policy = context.ClusterPolicy(
             quota,
             nodes,
@@ -97,8 +98,8 @@ class Cluster(msgspec.Struct, frozen=True):
             claims,
             templates,
             dra,
-            k8s.RuntimeClassInformer(kube),
-            self.gpu_runtime_classes,
+            runtime_classes,
+            RuntimeClasses(self.gpu_runtime_classes, runtime_classes.handler_of),
             self.scheduler_users,
         )
         metrics = _metrics(certificate)
