@@ -5,7 +5,6 @@ and each claim is charged. The template or pod is refused if its claims can neve
 warning if its claims must wait for free quota.
 """
 
-import functools
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from http import HTTPStatus
@@ -141,9 +140,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         warnings = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
         return AdmissionResponse("unpinned", warnings=warnings, scheme=review.scheme)
 
-    options = functools.partial(candidates.options, review.quota, review.request.charge)
-    allowed = Allowed(options, candidates.rule, review.request.charge, review.request.patch)
-    return await pin(create, review, allowed)
+    return await pin(create, review, Allowed(candidates, review.request.charge, review.request.patch))
 
 
 async def validate(create: verdicts.Creation) -> AdmissionResponse:

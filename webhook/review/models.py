@@ -5,6 +5,7 @@ quota, and returns the patch that pins the object to this model. /validate calls
 annotation, because a tenant can write any annotation.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -13,9 +14,10 @@ import msgspec
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import Fault
 from vcuda.k8s_types import Operation
-from vcuda.placement.choice import Choice, Option, choose, choose_regardless
-from vcuda.quota.model import Charge, Usage
-from vcuda.quota.preference import MAX_NAMED, Rule, read_wish
+from vcuda.placement.choice import Choice, choose, choose_regardless
+from vcuda.placement.placement import Candidates
+from vcuda.quota.model import Charge
+from vcuda.quota.preference import MAX_NAMED, read_wish
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.quota.values import listed
 from webhook.ledger.ledgers import PutOff
@@ -29,9 +31,7 @@ R = TypeVar("R", bound=verdicts.Review)
 class Allowed(NamedTuple):
     """The GPU models that an object may use, and functions that return its charge and its patch for a given model."""
 
-    options: Callable[[Mapping[str, Usage]], Sequence[Option]]
-    """Takes the usage by model. Returns the models in the order in which they are tried, with limits and usage."""
-    rule: Rule
+    candidates: Candidates
     charge_on: Callable[[str], Charge]
     patch: Callable[[str], Sequence[Operation]]
     selector: str = ""
@@ -89,7 +89,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
 def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
     """Return the error message if the object may use several GPU models, although one is required; else empty."""
     # The message lists models with and without free quota, so that it does not depend on the current usage.
-    models = [option.model for option in allowed.options({})]
+    models = allowed.candidates.models
     if len(models) == 1:
         return ""
     message = (
@@ -100,16 +100,17 @@ def _several_models(review: verdicts.Review, allowed: Allowed) -> str:
 
 
 async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: Allowed) -> Choice | AdmissionResponse:
-    namespace = review.namespace
+    namespace, rule = review.namespace, allowed.candidates.rule
+    options = functools.partial(allowed.candidates.options, review.quota, allowed.charge_on)
     usage = create.choices.on_top_of(await create.ledgers.cached_usage(namespace), namespace)
-    choice = choose(allowed.options(usage), allowed.rule)
+    choice = choose(options(usage), rule)
     if isinstance(choice, Choice):
         return choice
     # A refusal must not depend on usage in memory, or on chosen models that are not charged yet. So read the ledger.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:
-        return choose_regardless(allowed.options(usage), allowed.rule)
-    choice = choose(allowed.options(usage), allowed.rule)
+        return choose_regardless(options(usage), rule)
+    choice = choose(options(usage), rule)
     if isinstance(choice, Choice):
         return choice
     # The ledger may still contain the charges of deleted objects. If the stored objects alone leave enough quota, pin
@@ -118,7 +119,7 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
         stored = await create.ledgers.stored_usage(namespace, usage, create.deadline.end)
         if stored is None:
             return verdicts.over_quota_for_now(review, PutOff(choice, counted=False))
-        choice = choose(allowed.options(stored), allowed.rule)
+        choice = choose(options(stored), rule)
     return choice if isinstance(choice, Choice) else verdicts.over_quota(review, *choice)
 
 

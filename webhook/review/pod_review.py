@@ -4,7 +4,6 @@
 admits pods.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 
@@ -149,8 +148,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         pinned = review.pod, model, review.quota.pools, types, review.hints(model)
         return patches.patch_for(*pinned, nodes=create.policy.nodes, check=create.deadline.check)
 
-    options = functools.partial(candidates.options, review.quota, asked.charge_on)
-    allowed = Allowed(options, candidates.rule, asked.charge_on, patch, create.policy.hints.labels.model)
+    allowed = Allowed(candidates, asked.charge_on, patch, create.policy.hints.labels.model)
     return await pin(create, review, allowed)
 
 
