@@ -196,6 +196,8 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
 
 
 async def _check_claims(review: PodReview, ledgers: Ledgers) -> AdmissionResponse | Sequence[str]:
+    # A template that the watch has not delivered is not checked. This is safe, because its claims are charged when they
+    # are created.
     claims = review.pod.spec.resource_claims or ()
     templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
     asked = requests_of(review.namespace, templates, review.policy)
