@@ -116,11 +116,11 @@ class ClusterStore:
             case steps.WriteServing(version, leaf, authorities):
                 data = {**_pair("tls", leaf), "ca.crt": parsing.write_certificates(authorities)}
                 self._write_secret(self.refs.serving_secret, version, parsing.TLS_TYPE, data, {})
-            case steps.WriteBundles():
-                self._write_bundles(write)
-            case steps.WriteWebhooks():
+            case steps.RegisterWebhooks():
                 webhooks = registration.with_bundles(write.declared.webhooks, write.bundles)
-                self._patch(_path_of(write), _patch_of(write, webhooks), JSON_PATCH)
+                self._patch(_path_of(write.target), _patch_of(write.target, webhooks), JSON_PATCH)
+            case steps.SetBundles():
+                self._write_bundles(write)
 
     def _configurations(
         self, listed: dict[str, list[parsing.Json]], tool: str
@@ -211,21 +211,14 @@ class ClusterStore:
     def _write_secret(
         self, name: str, version: str, secret_type: str, data: Mapping[str, bytes | None], annotations: parsing.Json
     ) -> None:
-        """Create the Secret if ``version`` is empty; otherwise change it. A key with value None is removed."""
         encoded = {key: value and base64.b64encode(value).decode() for key, value in data.items()}
-        form = {"kind": "Secret", "type": secret_type}
-        self._write_object("secrets", form, name=name, version=version, data=encoded, annotations=annotations)
+        self._write_object({"kind": "Secret", "type": secret_type}, name, version, encoded, annotations)
 
     def _write_object(
-        self,
-        resource: str,
-        form: parsing.Json,
-        *,
-        name: str,
-        version: str,
-        data: parsing.Json,
-        annotations: parsing.Json,
+        self, form: dict[str, str], name: str, version: str, data: parsing.Json, annotations: parsing.Json
     ) -> None:
+        """Create the object if ``version`` is empty; otherwise change it. A key with value None is removed."""
+        resource = f"{form['kind'].lower()}s"
         if version:
             metadata = {"resourceVersion": version, "labels": _LABELS, "annotations": annotations}
             self._patch(self._path(resource, name), {"metadata": metadata, "data": data}, MERGE_PATCH)
@@ -234,16 +227,16 @@ class ClusterStore:
         manifest = {"apiVersion": "v1", **form, "metadata": metadata, "data": _present(data)}
         self.kube.post(self._path(resource), msgspec.json.encode(manifest), timeout=REQUEST_TIMEOUT_SECONDS)
 
-    def _write_bundles(self, write: steps.WriteBundles) -> None:
+    def _write_bundles(self, write: steps.SetBundles) -> None:
         bundles = [
             {
                 "op": "add",
-                "path": f"/webhooks/{index}/clientConfig/caBundle",
+                "path": f"/webhooks/{hook.index}/clientConfig/caBundle",
                 "value": base64.b64encode(parsing.write_certificates(bundle)).decode(),
             }
-            for index, bundle in zip(write.indices, write.bundles, strict=True)
+            for hook, bundle in zip(write.target.hooks, write.bundles, strict=True)
         ]
-        self._patch(_path_of(write), [_guard(write.version), *bundles], JSON_PATCH)
+        self._patch(_path_of(write.target), [_guard(write.target.version), *bundles], JSON_PATCH)
 
     def _patch(self, path: str, body: object, content_type: str, params: Mapping[str, str] | None = None) -> bytes:
         encoded = msgspec.json.encode(body)
@@ -297,21 +290,17 @@ class ClientStore(ClusterStore):
             )
         return found.leaf
 
-    def _write_bundles(self, write: steps.WriteBundles) -> None:
+    def _write_bundles(self, write: steps.SetBundles) -> None:
         [bundle] = write.bundles
         data = {parsing.CLIENT_CA_KEY: parsing.write_certificates(bundle).decode()}
-        self._write_object(
-            "configmaps", {"kind": "ConfigMap"}, name=write.name, version=write.version, data=data, annotations={}
-        )
+        self._write_object({"kind": "ConfigMap"}, write.target.name, write.target.version, data, {})
 
 
-def _path_of(target: state.Configuration | steps.WriteBundles | steps.WriteWebhooks) -> str:
+def _path_of(target: state.Configuration) -> str:
     return f"{ADMISSION}/{KINDS[target.kind]}/{segment(target.name)}"
 
 
-def _patch_of(
-    target: state.Configuration | steps.WriteWebhooks, webhooks: Sequence[registration.Webhook]
-) -> list[object]:
+def _patch_of(target: state.Configuration, webhooks: Sequence[registration.Webhook]) -> list[object]:
     return [_guard(target.version), {"op": "add", "path": "/webhooks", "value": webhooks}]
 
 

@@ -167,7 +167,7 @@ def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: S
     for configuration in (one for one in state.configurations if not one.read_only):
         bundles = tuple(_bundle(hook.bundle, wanted, unwanted) for hook in configuration.hooks)
         if any(hook.faulty for hook in configuration.hooks) or bundles != configuration.bundles():
-            return steps.SetBundles(str(configuration), bundles, reason)
+            return steps.SetBundles(configuration, bundles, reason)
     return None
 
 
@@ -202,7 +202,7 @@ def _registration(state: states.State, now: datetime) -> Decision | None:
         return None
     for configuration, declared in _unregistered(state):
         bundles = tuple(_bundle(hook.bundle, trusted, frozenset()) for hook in declared.hooks)
-        return steps.RegisterWebhooks(str(configuration), bundles, declared.difference)
+        return steps.RegisterWebhooks(configuration, bundles, declared.difference, declared)
     return None
 
 

@@ -181,7 +181,7 @@ class Rotation:
         try:
             self.store.write(steps.write_of(step, state, self.clock.now(), self.policy))
         except Forbidden as error:
-            if not isinstance(step, steps.SetBundles | steps.RegisterWebhooks):
+            if not isinstance(step, steps.SetBundles):
                 raise
             text = f"{step.configuration} may not be written: {explained(error)}"
             observations.forbidden[step.configuration] = Problem(text, self.policy.commands.allow)

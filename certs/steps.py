@@ -100,20 +100,25 @@ class MakeAuthority(Reasoned):
 
 @dataclass(frozen=True, slots=True)
 class SetBundles:
-    """A step: write the caBundles of one webhook configuration. ``bundles``: one per webhook, in the same order."""
+    """A step: write the caBundles of a configuration, if its resourceVersion is still that of ``target``.
 
-    configuration: str
+    ``bundles``: one caBundle for each webhook, in the same order.
+    """
+
+    target: observed.Configuration
     bundles: tuple[observed.Certificates, ...]
     reason: str
+
+    @property
+    def configuration(self) -> str:
+        return str(self.target)
 
 
 @dataclass(frozen=True, slots=True)
-class RegisterWebhooks:
-    """A step: register the webhooks that a configuration declares. ``bundles``: one caBundle for each webhook."""
+class RegisterWebhooks(SetBundles):
+    """A step: register the webhooks that a configuration declares, and write their caBundles."""
 
-    configuration: str
-    bundles: tuple[observed.Certificates, ...]
-    reason: str
+    declared: observed.Declared
 
 
 class NoteTrusted(Reasoned):
@@ -136,7 +141,7 @@ class Forget(Reasoned):
     """A step: delete the retired CAs from the CA Secret. No caBundle contains them any more."""
 
 
-Step = MakeAuthority | SetBundles | RegisterWebhooks | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
+Step = MakeAuthority | SetBundles | NoteTrusted | Promote | IssueLeaf | NoteServed | Forget
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,46 +191,14 @@ class WriteServing:
     authorities: observed.Certificates
 
 
-@dataclass(frozen=True, slots=True)
-class WriteBundles:
-    """A write: store caBundles in the webhooks of a configuration, if its resourceVersion is still ``version``.
-
-    ``indices``: for each caBundle, the position of its webhook in the configuration's list.
-    """
-
-    kind: str
-    name: str
-    version: str
-    indices: tuple[int, ...]
-    bundles: tuple[observed.Certificates, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteWebhooks:
-    """A write: register the declared webhooks of a configuration, if its resourceVersion is still ``version``."""
-
-    kind: str
-    name: str
-    version: str
-    declared: observed.Declared
-    bundles: tuple[observed.Certificates, ...]
-
-
-Write = WriteAuthorities | WriteServing | WriteBundles | WriteWebhooks
+Write = WriteAuthorities | WriteServing | SetBundles
 
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
     """Return the write that performs ``step``. If the step issues a certificate, make it here, with a new key."""
     match step:
         case SetBundles():
-            target = _target(step, state)
-            indices = tuple(hook.index for hook in target.hooks)
-            return WriteBundles(target.kind, target.name, target.version, indices, step.bundles)
-        case RegisterWebhooks():
-            target = _target(step, state)
-            if target.declared is None:
-                raise ValueError(f"{target} declares no webhooks")
-            return WriteWebhooks(target.kind, target.name, target.version, target.declared, step.bundles)
+            return step
         case IssueLeaf():
             return _leaf(state, now, policy)
         case MakeAuthority():
@@ -241,12 +214,9 @@ def after(state: observed.State, write: Write) -> observed.State:
             return replace(state, authorities=write.after)
         case WriteServing():
             return replace(state, serving=observed.Serving(write.version, write.leaf, write.authorities, ""))
-        case WriteBundles() | WriteWebhooks():
-            every = tuple(
-                _written(one, write) if (one.kind, one.name) == (write.kind, write.name) else one
-                for one in state.configurations
-            )
-            return replace(state, configurations=every)
+        case SetBundles():
+            every = (_written(one, write) if str(one) == write.configuration else one for one in state.configurations)
+            return replace(state, configurations=tuple(every))
 
 
 def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) -> observed.Authorities:
@@ -274,18 +244,13 @@ def _noted(
             return replace(there, retired=())
 
 
-def _written(configuration: observed.Configuration, write: WriteBundles | WriteWebhooks) -> observed.Configuration:
-    if isinstance(write, WriteWebhooks):
+def _written(configuration: observed.Configuration, write: SetBundles) -> observed.Configuration:
+    if isinstance(write, RegisterWebhooks):
         configuration = replace(
             configuration, hooks=write.declared.hooks, declared=replace(write.declared, difference="")
         )
     hooks = zip(configuration.hooks, write.bundles, strict=True)
     return replace(configuration, hooks=tuple(replace(hook, bundle=bundle, faulty=False) for hook, bundle in hooks))
-
-
-def _target(step: SetBundles | RegisterWebhooks, state: observed.State) -> observed.Configuration:
-    [target] = [one for one in state.configurations if str(one) == step.configuration]
-    return target
 
 
 def _leaf(state: observed.State, now: datetime, policy: RotationPolicy) -> WriteServing:

@@ -112,7 +112,7 @@ class World:
         target = target_of(self.state, write)
         if str(target) in self.forbidden:
             raise Forbidden(403, "forbidden by RBAC")
-        if target.version != (write.after.version if isinstance(write, steps.WriteAuthorities) else write.version):
+        if target.version != version_before(write):
             raise Conflict(409, "written by another")
         self.writes += 1
         self.state = versioned(steps.after(self.state, write), write, str(self.writes))
@@ -231,7 +231,18 @@ def target_of(state: State, write: steps.Write) -> Authorities | Serving | Confi
         case steps.WriteServing():
             return state.serving
         case _:
-            return next(one for one in state.configurations if (one.kind, one.name) == (write.kind, write.name))
+            return next(one for one in state.configurations if str(one) == write.configuration)
+
+
+def version_before(write: steps.Write) -> str:
+    """Return the version that the written object must have."""
+    match write:
+        case steps.WriteAuthorities():
+            return write.after.version
+        case steps.WriteServing():
+            return write.version
+        case _:
+            return write.target.version
 
 
 def versioned(state: State, write: steps.Write, version: str) -> State:

@@ -13,8 +13,8 @@ from certs.cluster import ClusterStore
 from certs.parsing import ObjectRefs
 from certs.plan import plan
 from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
-from certs.state import State
-from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write, WriteBundles
+from certs.state import Configuration, State
+from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, SetBundles, StepRefused, Write
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.rotation_world import NEW, POLICY, World, healthy
 from tools.ports import free_ports
@@ -219,7 +219,7 @@ def test_a_secret_that_must_not_be_written_ends_the_run() -> None:
 def test_a_write_that_the_api_server_rejects_is_distinguished(script: Script, store: ClusterStore) -> None:
     script.answers.append(status(403, "not allowed"))
     with pytest.raises(Forbidden, match="not allowed"):
-        store.write(WriteBundles("MutatingWebhookConfiguration", "x", "1", (), ()))
+        store.write(SetBundles(Configuration("MutatingWebhookConfiguration", "x", "1", ()), (), "a test"))
 
 
 def test_a_run_whose_steps_are_always_reverted_ends() -> None:
