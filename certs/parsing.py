@@ -11,7 +11,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from certs import state
 from vcuda.x509 import Signed, parse_address, service_names
@@ -71,18 +71,6 @@ def write_certificates(certificates: state.Certificates) -> bytes:
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in certificates)
 
 
-def read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
-    """Return the first certificate with its ECDSA key. Raises UnusablePair.
-
-    ``name``: the name of both files without extension, for messages. For example ``tls`` for tls.crt and tls.key.
-    """
-    pair = _read_pair(certificate, key, name)
-    # If any certificate after the first one is malformed, OpenSSL rejects the file, and so does the webhook.
-    if not _readable(certificate):
-        raise UnusablePair(f"{name}.crt contains an unreadable certificate")
-    return pair
-
-
 def read_authority(certificate: bytes, key: bytes, name: str) -> Signed:
     """Return the first certificate, which must be a CA's, with its key. Raises UnusablePair. Other text is ignored."""
     pair = _read_pair(certificate, key, name)
@@ -99,6 +87,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
+    # ``name``: the name of both files without extension, for messages. For example ``tls`` for tls.crt and tls.key.
     if not certificate or not key:
         missing = [file for file, text in ((f"{name}.crt", certificate), (f"{name}.key", key)) if not text]
         raise UnusablePair(f"the Secret does not contain {' and '.join(missing)}")
@@ -106,7 +95,7 @@ def _read_pair(certificate: bytes, key: bytes, name: str) -> Signed:
     if not found:
         raise UnusablePair(f"{name}.crt contains no certificate")
     private = _read_key(key, name)
-    if _public(found[0].public_key()) != _public(private.public_key()):
+    if found[0].public_key() != private.public_key():
         raise UnusablePair(f"{name}.key is not the key of {name}.crt")
     return Signed(found[0], private)
 
@@ -128,13 +117,6 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise UnusablePair(f"{name}.key is not an ECDSA key")
     return key
-
-
-def _public(key: object) -> bytes | None:
-    """Return the bytes of an ECDSA public key, to compare keys. Return None if ``key`` is another kind of key."""
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        return None
-    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
 def other_tool(item: Json) -> str:
@@ -192,12 +174,15 @@ def read_authorities(secret: Json) -> state.Authorities:
 
 def read_serving(secret: Json) -> state.Serving:
     data = _data(secret)
-    authorities = read_certificates(data.get("ca.crt", b""))[0]
+    certificate, authorities = data.get("tls.crt", b""), read_certificates(data.get("ca.crt", b""))[0]
     serving = state.Serving(_version(secret), authorities=tuple(filter(is_authority, authorities)))
     try:
-        leaf = read_pair(data.get("tls.crt", b""), data.get("tls.key", b""), "tls")
+        leaf = _read_pair(certificate, data.get("tls.key", b""), "tls")
     except UnusablePair as error:
         return replace(serving, fault=str(error))
+    # If any certificate after the first one is malformed, OpenSSL rejects the file, and so does the webhook.
+    if not _readable(certificate):
+        return replace(serving, fault="tls.crt contains an unreadable certificate")
     return replace(serving, leaf=leaf, fault="")
 
 
