@@ -234,14 +234,9 @@ def _store(
     return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints, registers_only)
 
 
-_TIMES = {
-    "ca_life": "authority_life",
-    **{name: name for name in ("leaf_life", "overlap", "retention", "issued_before")},
-}
-
-
 def times_of(where: Mapping[str, Any]) -> dict[str, Any]:
-    return {field: where[name] for name, field in _TIMES.items() if name in where}
+    names = ("ca_life", "leaf_life", "overlap", "retention", "issued_before")
+    return {name: where[name] for name in names if name in where}
 
 
 def registering_policy_of(where: Mapping[str, Any]) -> steps.RotationPolicy:

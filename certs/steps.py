@@ -40,7 +40,7 @@ class RotationPolicy:
     """The settings of a rotation. An authority is a CA. A leaf is a certificate that an authority signed.
 
     ``names``: the names for which the serving certificate is issued.
-    ``authority_life``, ``leaf_life``: how long a new CA or leaf is valid.
+    ``ca_life``, ``leaf_life``: how long a new CA or leaf is valid.
     ``overlap``: how long every caBundle must contain a new CA before an endpoint serves a leaf of this CA.
     ``retention``: how long a retired CA stays in the caBundles after an endpoint last served a leaf of this CA.
     ``issued_before``: certificates that were issued before this time are replaced, even if they are still valid.
@@ -52,7 +52,7 @@ class RotationPolicy:
     """
 
     names: Names
-    authority_life: timedelta = AUTHORITY_LIFE
+    ca_life: timedelta = AUTHORITY_LIFE
     leaf_life: timedelta = LEAF_LIFE
     overlap: timedelta = OVERLAP
     retention: timedelta = RETENTION
@@ -196,6 +196,7 @@ Write = WriteAuthorities | WriteServing | SetBundles
 
 def write_of(step: Step, state: observed.State, now: datetime, policy: RotationPolicy) -> Write:
     """Return the write that performs ``step``. If the step issues a certificate, make it here, with a new key."""
+    there = state.authorities
     match step:
         case SetBundles():
             return step
@@ -203,8 +204,16 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
             return _leaf(state, now, policy)
         case MakeAuthority():
             return WriteAuthorities(_with_next_ca(state, now, policy))
-        case _:
-            return WriteAuthorities(_noted(step, state.authorities, now))
+        case NoteTrusted():
+            after = replace(there, trusted=_seen_since(there.next_ca, now))
+        case Promote():
+            retired = (*there.retired, *_certificates(there.current))
+            after = replace(there, current=there.next_ca, next_ca=None, retired=retired)
+        case NoteServed():
+            after = replace(there, served=_seen_since(there.current, now))
+        case Forget():
+            after = replace(there, retired=())
+    return WriteAuthorities(after)
 
 
 def after(state: observed.State, write: Write) -> observed.State:
@@ -225,23 +234,8 @@ def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) 
     # retired, because endpoints serve leaves of the lost CAs for some time.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
     retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
-    next_ca = make_authority(now, policy.authority_life, client=bool(policy.client))
+    next_ca = make_authority(now, policy.ca_life, client=bool(policy.client))
     return replace(there, next_ca=next_ca, retired=tuple(retired), trusted=None, faults=())
-
-
-def _noted(
-    step: NoteTrusted | Promote | NoteServed | Forget, there: observed.Authorities, now: datetime
-) -> observed.Authorities:
-    match step:
-        case NoteTrusted():
-            return replace(there, trusted=_seen_since(there.next_ca, now))
-        case Promote():
-            retired = (*there.retired, *_certificates(there.current))
-            return replace(there, current=there.next_ca, next_ca=None, retired=retired)
-        case NoteServed():
-            return replace(there, served=_seen_since(there.current, now))
-        case Forget():
-            return replace(there, retired=())
 
 
 def _written(configuration: observed.Configuration, write: SetBundles) -> observed.Configuration:

@@ -266,7 +266,7 @@ def healthy(
 
     The caBundles also have the ``extra`` certificates.
     """
-    authority = make_authority(START, policy.authority_life)
+    authority = make_authority(START, policy.ca_life)
     leaf = make_leaf(authority, NAMES, START, policy.leaf_life)
     bundle = (*extra, authority.certificate)
     mutating = Configuration("MutatingWebhookConfiguration", "vcuda-quota", "m", (Hook(0, "mutate", bundle),))

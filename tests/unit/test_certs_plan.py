@@ -232,7 +232,7 @@ def test_a_leaf_that_is_due_is_renewed_although_the_next_authority_cannot_be_tru
 
 
 def test_a_leaf_that_expires_with_its_authority_is_not_renewed_repeatedly() -> None:
-    policy = replace(NEW, overlap=LONG, authority_life=4 * LONG)
+    policy = replace(NEW, overlap=LONG, ca_life=4 * LONG)
     world = rotated(Wait, policy)
     world.time = START + 729 * DAY
     world.put(serving=replace(world.state.serving, leaf=make_leaf(world.current, NAMES, START + 700 * DAY)))
@@ -283,7 +283,7 @@ def test_no_step_is_taken_if_another_tool_manages_the_certificates() -> None:
 
 
 def test_new_certificates_have_the_configured_lives() -> None:
-    policy = replace(POLICY, authority_life=20 * DAY, leaf_life=5 * DAY)
+    policy = replace(POLICY, ca_life=20 * DAY, leaf_life=5 * DAY)
     world = World()
     world.go_on(Done, policy, UNSEEN)
     assert (world.current.expires - START, world.leaf.expires - START) == (20 * DAY, 5 * DAY)
