@@ -1,7 +1,7 @@
 """Runs commands of the kubectl plugin with a test double of the cluster."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,10 @@ class Cluster(ApiDouble):
         metadata = {"name": "gpu-quota-usage", "namespace": namespace, "labels": USAGE_LABELS}
         path = f"/api/v1/namespaces/{namespace}/configmaps/gpu-quota-usage"
         self.store(path, {"metadata": metadata, "data": {"usage.json": text or json.dumps(use)}})
+
+    def list_objects(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Manifest]:
+        for page in self.list_pages(path, params):
+            yield from map(json.loads, map(bytes, page.items))
 
     def post_heard(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> Heard:
         """Answer a dry run."""

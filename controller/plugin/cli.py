@@ -13,7 +13,7 @@ import yaml
 
 from controller.plugin.decode import decode, to_plain
 from controller.plugin.explain import ExplainedObject, ask_about
-from controller.plugin.kubectl import Api, Kubectl, objects_in, segment
+from controller.plugin.kubectl import Kubectl, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_rows, total_rows, use_rows
 from controller.plugin.why import explain_why, parse_object
@@ -333,16 +333,16 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
             _warn(f"{verdict.object}: {warning}")
 
 
-def _published(api: Api, namespace: str) -> Iterator[NamespaceUse]:
+def _published(api: Kubectl, namespace: str) -> Iterator[NamespaceUse]:
     with contextlib.suppress(errors.NotFound):
         yield _read(json.loads(api.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{USAGE_NAME}")))
 
 
-def _all(api: Api) -> Iterator[NamespaceUse]:
+def _all(api: Kubectl) -> Iterator[NamespaceUse]:
     # A policy allows only the controller to write ConfigMaps with this name, so no tenant can forge a usage report.
     labels = ",".join(f"{key}={value}" for key, value in USAGE_LABELS.items())
     own = {"fieldSelector": f"metadata.name={USAGE_NAME}", "labelSelector": labels}
-    for config_map in objects_in(api, "/api/v1/configmaps", own):
+    for config_map in api.list_objects("/api/v1/configmaps", own):
         try:
             yield _read(config_map)
         except SpoiltReport as error:  # One invalid usage report must not hide the reports of other namespaces.

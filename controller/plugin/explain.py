@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from controller.plugin.kubectl import Answer, Api, segment
+from controller.plugin.kubectl import Kubectl, Reply, segment
 from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
@@ -49,7 +49,7 @@ class ExplainedObject:
     warnings: tuple[str, ...] = ()
 
 
-def ask_about(api: Api, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
+def ask_about(api: Kubectl, workloads: Sequence[Workload | Unread]) -> Iterator[ExplainedObject]:
     """Yield a decision for one pod of each workload, for the claims of that pod, and for each claim or claim template.
 
     Raises VcudaError if the cluster does not answer or rejects the credentials.
@@ -70,7 +70,7 @@ def ask_about(api: Api, workloads: Sequence[Workload | Unread]) -> Iterator[Expl
 
 
 def _explain_made(
-    api: Api, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
+    api: Kubectl, pod: Manifest, templates: Mapping[tuple[str, str], Manifest | None]
 ) -> Iterator[ExplainedObject]:
     namespace = pod["metadata"]["namespace"]
     for name, template, claim in made_claims(pod):
@@ -83,14 +83,14 @@ def _explain_made(
             yield _explain_claim(api, f"{CLAIM}/{name}", {**claim, "spec": spec})
 
 
-def _read_template(api: Api, namespace: str, name: str) -> Manifest:
+def _read_template(api: Kubectl, namespace: str, name: str) -> Manifest:
     path = f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
     template: Manifest = json.loads(api.get(path))
     spec: Manifest = template["spec"]["spec"]
     return spec
 
 
-def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
+def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
     namespace = pod["metadata"]["namespace"]
     path = f"/api/v1/namespaces/{segment(namespace)}/pods"
     # HAMi-DRA may create a claim for a pod with a GPU limit. Its resource names are configurable, so every resource
@@ -113,7 +113,7 @@ def _explain_pod(api: Api, name: str, pod: Manifest) -> ExplainedObject:
     return _admitted(name, namespace, chosen, answer.warnings, otherwise)
 
 
-def _probe(api: Api, path: str, pod: Manifest) -> str | None:
+def _probe(api: Kubectl, path: str, pod: Manifest) -> str | None:
     """Create the pod under an invalid name in a dry run. Return the refusal; None if only the name was refused.
 
     The API server calls the mutating webhooks before it validates the name. If a webhook creates a claim for the pod,
@@ -137,7 +137,7 @@ def _names_a_claim(refusal: str) -> bool:
     return "mutate.hami.io" in refusal or (PROBE in refusal and "resourceclaim" in refusal.lower())
 
 
-def _explain_claim(api: Api, name: str, claim: Manifest) -> ExplainedObject:
+def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
     namespace, is_template = claim["metadata"]["namespace"], claim["kind"] == TEMPLATE
     collection = "resourceclaimtemplates" if is_template else "resourceclaims"
     answer = _dry_run(api, f"{API_PATH}/namespaces/{segment(namespace)}/{collection}", claim)
@@ -172,7 +172,7 @@ def _limits(container: Manifest) -> Mapping[str, Any]:
     return limits if isinstance(limits, dict) else {}
 
 
-def _is_served(api: Api) -> bool:
+def _is_served(api: Kubectl) -> bool:
     """Return True if the API server serves ResourceClaims. Raises VcudaError if it does not answer."""
     try:
         api.get(API_PATH)
@@ -189,7 +189,7 @@ def _admitted(name: str, namespace: str, model: str, warnings: Sequence[str], ot
     return ExplainedObject(name, namespace, ADMITTED, model, reason, others)
 
 
-def _dry_run(api: Api, path: str, manifest: Manifest) -> Answer | errors.ApiError:
+def _dry_run(api: Kubectl, path: str, manifest: Manifest) -> Reply | errors.ApiError:
     """Create an object in a server-side dry run. Return the answer, or an ApiError if the server refuses the object."""
     try:
         return api.post_heard(path, json.dumps(manifest).encode(), {"dryRun": "All"})

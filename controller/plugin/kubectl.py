@@ -8,11 +8,11 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from vcuda import errors
@@ -32,51 +32,8 @@ SECONDS = 30
 DEFAULT_NAMESPACE = "default"
 
 
-class Answer(Protocol):
-    """The response to a request: the body as JSON, and the warnings of the API server and of its webhooks."""
-
-    @property
-    def body(self) -> bytes: ...
-
-    @property
-    def warnings(self) -> tuple[str, ...]: ...
-
-
-class PageOfObjects(Protocol):
-    """One page of a LIST."""
-
-    @property
-    def items(self) -> Sequence[Any]:
-        """The objects of the page, each as JSON text in bytes or as a dictionary."""
-
-
-class Api(Protocol):
-    """The methods of an API client that the plugin needs. If a method fails, it raises an error of `vcuda.errors`."""
-
-    def get(self, path: str, params: Params | None = None) -> bytes:
-        """Read one object."""
-
-    def post_heard(self, path: str, body: bytes, params: Params | None = None) -> Answer:
-        """Create the object in ``body`` (JSON). Return the created object and the warnings."""
-
-    def list_pages(self, path: str, params: Params | None = None) -> Iterator[PageOfObjects]:
-        """Yield the pages of a LIST."""
-
-
-def objects_in(api: Api, path: str, params: Params | None = None) -> Iterator[dict[str, Any]]:
-    for page in api.list_pages(path, params):
-        for item in page.items:
-            yield item if isinstance(item, dict) else json.loads(bytes(item))
-
-
-class DecodedPage(NamedTuple):
-    """One page of a LIST, with each object as a dictionary."""
-
-    items: Sequence[dict[str, Any]]
-
-
 class Reply(NamedTuple):
-    """The answer to a request: the body, and the warnings that kubectl printed."""
+    """The answer to a request: the body as JSON, and the warnings of the API server and of its webhooks."""
 
     body: bytes
     warnings: tuple[str, ...] = ()
@@ -127,8 +84,8 @@ class Kubectl:
         """Create the object in ``body``. Return this object and the warnings. Raises the same errors as `get`."""
         return self._send("create", path, params, "--filename=-", body=body)
 
-    def list_pages(self, path: str, params: Params | None = None) -> Iterator[DecodedPage]:
-        """Yield the pages of a LIST. Raises the same errors as `get`, and TooLarge if one object is too large."""
+    def list_objects(self, path: str, params: Params | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the objects of a LIST. Raises the same errors as `get`, and TooLarge if one object is too large."""
         objects, token = PAGE, ""
         while True:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
@@ -139,7 +96,7 @@ class Kubectl:
                     raise
                 objects = max(1, objects // 4)
                 continue
-            yield DecodedPage(listed.get("items") or [])
+            yield from listed.get("items") or []
             token = listed["metadata"].get("continue", "")
             if not token:
                 return

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller import refusals
-from controller.plugin.kubectl import Api, objects_in, segment
+from controller.plugin.kubectl import Kubectl, segment
 
 
-def read_refusals(api: Api, namespace: str | None) -> Sequence[refusals.RefusedWorkload]:
+def read_refusals(api: Kubectl, namespace: str | None) -> Sequence[refusals.RefusedWorkload]:
     """Return workloads with refused pods or claims in a namespace (None: in all), newest first. Raises VcudaError."""
     path = "/api/v1/events" if namespace is None else f"/api/v1/namespaces/{segment(namespace)}/events"
     now = datetime.datetime.now(datetime.UTC)
     # Refusals are stored by the uid of their Event, because one Event may be on two pages if the list changes.
     found: dict[str, refusals.RefusedWorkload] = {}
     for reason in (refusals.REASON, refusals.CLAIM_REASON):
-        for event in objects_in(api, path, {"fieldSelector": f"reason={reason}"}):
+        for event in api.list_objects(path, {"fieldSelector": f"reason={reason}"}):
             if (refusal := refusals.read_refusal(_read(event), _last(event, now))) is not None:
                 found[event["metadata"]["uid"]] = refusal
     return refusals.merge_by_workload(sorted(found.values(), key=lambda each: each.at, reverse=True))

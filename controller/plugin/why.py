@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about
-from controller.plugin.kubectl import Api, objects_in, segment
+from controller.plugin.kubectl import Kubectl, segment
 from controller.plugin.refused import read_refusals
 from controller.refusals import RefusedWorkload
 from vcuda import errors
@@ -104,7 +104,9 @@ def parse_object(text: str) -> tuple[ReadKind, str]:
     return found, name
 
 
-def explain_why(api: Api, kind: ReadKind, name: str, namespace: str, usage: Callable[[], NamespaceUse | None]) -> Why:
+def explain_why(
+    api: Kubectl, kind: ReadKind, name: str, namespace: str, usage: Callable[[], NamespaceUse | None]
+) -> Why:
     """Return why the pods of a workload are rejected. ``usage``: reads the published usage of the namespace.
 
     Raises NotFound if the workload does not exist, or another VcudaError if the cluster does not answer.
@@ -121,7 +123,7 @@ def explain_why(api: Api, kind: ReadKind, name: str, namespace: str, usage: Call
     )
 
 
-def _read(api: Api, kind: ReadKind, name: str, namespace: str) -> Json:
+def _read(api: Kubectl, kind: ReadKind, name: str, namespace: str) -> Json:
     path = f"{kind.api}/namespaces/{segment(namespace)}/{kind.plural}/{segment(name)}"
     try:
         found: Json = json.loads(api.get(path))
@@ -133,12 +135,12 @@ def _read(api: Api, kind: ReadKind, name: str, namespace: str) -> Json:
     return found
 
 
-def _children(api: Api, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
+def _children(api: Kubectl, kind: ReadKind, stored: Json, namespace: str) -> Iterator[tuple[str, str]]:
     """Yield the kind and the name of each object through which ``stored`` creates pods, such as its ReplicaSets."""
     if not kind.children:
         return
     child, uid = KINDS[kind.children], stored["metadata"]["uid"]
-    for each in objects_in(api, f"{child.api}/namespaces/{segment(namespace)}/{child.plural}"):
+    for each in api.list_objects(f"{child.api}/namespaces/{segment(namespace)}/{child.plural}"):
         if any(owner["uid"] == uid for owner in each["metadata"].get("ownerReferences") or ()):
             yield child.kind, each["metadata"]["name"]
 
@@ -149,7 +151,7 @@ def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
     return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))
 
 
-def _asked(api: Api, stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:
+def _asked(api: Kubectl, stored: Json, namespace: str) -> tuple[ExplainedObject, ...]:
     text = json.dumps({key: stored[key] for key in ("apiVersion", "kind", "metadata", "spec") if key in stored})
     return tuple(ask_about(api, workloads_in(stored["metadata"]["name"], text, namespace, check_shape)))
 

@@ -102,5 +102,5 @@ printf '{"metadata": {"continue": "%s"}, "items": [{"pad": "%0*d"}]}' "$token" "
     )
     program.chmod(0o755)
     monkeypatch.setattr(transport, "MOST_BYTES", 500)
-    pages = Kubectl((str(program),)).list_pages("/api/v1/events", {"fieldSelector": "reason=x"})
-    assert [len(page.items) for page in pages] == [1, 1]
+    objects = Kubectl((str(program),)).list_objects("/api/v1/events", {"fieldSelector": "reason=x"})
+    assert [*objects] == [{"pad": 10 * "0"}] * 2

@@ -1,10 +1,11 @@
 """Tests of `kubectl gpuquota why`: the last rejection, the present decision, and the pods that must end first."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from controller.plugin.kubectl import Kubectl
 from controller.plugin.why import KINDS, explain_why, parse_object
 from tests.builders import Manifest, container
 from tests.gpuquota import Cluster, run
@@ -106,7 +107,7 @@ def test_the_missing_amount_is_read_from_every_sentence_of_a_rejection(
     cluster.refusal = ApiError(
         403, exceeded("team-a", shortage("M40", Charge(900, 0), Charge(), Limit(1, None)), short)
     )
-    found = explain_why(cluster.kube, KINDS["deployment"], "train", "team-a", lambda: None)
+    found = explain_why(cast("Kubectl", cluster), KINDS["deployment"], "train", "team-a", lambda: None)
     assert [each.model for each in found.missing] == ["M40", short.model]
     assert (found.missing[1].needed, found.missing[1].of_memory) == (needed, of_memory)
     assert found.missing[1].sentence() == sentence
