@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import yaml
@@ -58,14 +58,21 @@ class Target:
         return namespace
 
     def connect(self) -> Kubectl:
-        """Return an API client that runs kubectl. If kubectl is not installed, exit with status 2."""
+        """Return an API client that runs kubectl. Raises BadInput if kubectl is not installed."""
+        return Kubectl.find(self.kubeconfig, self.context)
+
+
+class Commands(click.Group):
+    """The command group. A VcudaError ends the program with its message: with status 2 for BadInput, otherwise 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
         try:
-            return Kubectl.find(self.kubeconfig, self.context)
-        except errors.BadInput as error:
-            cli.fail(str(error))
+            return super().invoke(ctx)
+        except errors.VcudaError as error:
+            cli.fail(str(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else FAILED)
 
 
-@click.group(invoke_without_command=True, context_settings=cli.HELP)
+@click.group(cls=Commands, invoke_without_command=True, context_settings=cli.HELP)
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
 @click.option("-n", "--namespace", help="Namespace.  [default: the namespace of the context]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
@@ -134,13 +141,10 @@ def main(
                 cli.fail(f"namespace {home} has no GPU quota, or its usage has not been published yet", FAILED)
             return found
 
-        try:
-            for number, uses in enumerate(_looks(look) if watch else [look()]):
-                if number:
-                    click.echo()
-                _show_uses(uses, output)
-        except errors.VcudaError as error:
-            _fail(error)
+        for number, uses in enumerate(_looks(look) if watch else [look()]):
+            if number:
+                click.echo()
+            _show_uses(uses, output)
 
 
 def _looks(look: Callable[[], list[NamespaceUse]]) -> Iterator[list[NamespaceUse]]:
@@ -190,10 +194,7 @@ def refusals(target: Target, *, namespace: str | None, all_namespaces: bool, out
 
     Exit status: 0 success, even if nothing was rejected, 1 the cluster did not answer, 2 bad input.
     """
-    try:
-        found = read_refusals(target.connect(), None if all_namespaces else target.namespace(namespace))
-    except errors.VcudaError as error:
-        _fail(error)
+    found = read_refusals(target.connect(), None if all_namespaces else target.namespace(namespace))
     heading = ("NAMESPACE", "WORKLOAD", "TIMES", "LAST", "REASON")
     rows = ((each.namespace, f"{each.kind}/{each.name}", str(each.count), each.at, each.message) for each in found)
     _show(found, output or target.output, heading, *rows)
@@ -228,10 +229,7 @@ def nodes(
     Exit status: 0 success, 1 the cluster did not answer or a permission is missing, 2 bad input.
     """
     shown, reader = output or target.output, programs.load("controller.plugin.nodes", "kubectl gpuquota nodes")
-    try:
-        found = reader.read(target.kubeconfig, target.context, model_label, (*quota_configmap, quota_key))
-    except errors.VcudaError as error:
-        _fail(error)
+    found = reader.read(target.kubeconfig, target.context, model_label, (*quota_configmap, quota_key))
     heading = ("NODE", "MODELS", "CARDS", "MEMORY MiB", "SOURCE", "SCHEME", "FREE")
     _show(found.nodes, shown, heading, *map(reader.node_row, found.nodes))
     doubts = [f"{each.node}: {doubt}" for each in found.nodes for doubt in each.doubts]
@@ -278,14 +276,11 @@ def explain(target: Target, *, filenames: tuple[str, ...], namespace: str | None
         for filename in filenames:
             with click.open_file(filename, encoding="utf-8") as file:
                 workloads += workloads_in(filename, file.read(), home, check_shape)
-    except (OSError, UnicodeDecodeError, errors.BadInput) as error:
+    except (OSError, UnicodeDecodeError) as error:
         cli.fail(str(error))
     for malformed in (each for each in workloads if isinstance(each, Unread) and each.malformed):
         cli.fail(malformed.reason)
-    try:
-        verdicts = list(ask_about(api, workloads))
-    except errors.VcudaError as error:
-        _fail(error)
+    verdicts = list(ask_about(api, workloads))
     _show_verdicts(verdicts, output or target.output)
     if not verdicts:
         click.echo(NO_PODS, err=True)
@@ -312,12 +307,9 @@ def why(target: Target, *, named: str, namespace: str | None, output: str | None
 
     Exit status: 0 a pod would be admitted now, 1 it would not, or the cluster did not answer, 2 bad input.
     """
-    try:
-        kind, name = parse_object(named)
-        api, home = target.connect(), target.namespace(namespace)
-        found = explain_why(api, kind, name, home, lambda: next(_published(api, home), None))
-    except errors.VcudaError as error:
-        _fail(error)
+    kind, name = parse_object(named)
+    api, home = target.connect(), target.namespace(namespace)
+    found = explain_why(api, kind, name, home, lambda: next(_published(api, home), None))
     if (output or target.output) in ("json", "yaml"):
         _show(found, output or target.output)
     else:
@@ -359,10 +351,6 @@ def _read(config_map: dict[str, Any]) -> NamespaceUse:
     if use.namespace != namespace:
         raise SpoiltReport(f"{where} is the report of another namespace")
     return use
-
-
-def _fail(error: errors.VcudaError) -> NoReturn:
-    cli.fail(str(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else FAILED)
 
 
 def _warn(text: str) -> None:
