@@ -4,14 +4,14 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
-from controller.plugin.decode import decode, to_plain
+from controller.plugin.decode import decode
 from controller.plugin.explain import ExplainedObject, ask_about
 from controller.plugin.kubectl import Kubectl, segment
 from controller.plugin.refused import read_refusals
@@ -357,11 +357,12 @@ def _warn(text: str) -> None:
     click.echo(f"Warning: {cli.printable(text)}", err=True)
 
 
-def _show(values: object, output: str, *table: tuple[str, ...]) -> None:
+def _show(values: Any, output: str, *table: tuple[str, ...]) -> None:
     """Print ``values`` if the output format is JSON or YAML, otherwise print the table."""
+    plain = [*map(asdict, values)] if isinstance(values, list | tuple) else asdict(values)
     if output == "json":
-        click.echo(json.dumps(to_plain(values), indent=2))
+        click.echo(json.dumps(plain, indent=2))
     elif output == "yaml":
-        click.echo(yaml.safe_dump(to_plain(values), sort_keys=False), nl=False)
+        click.echo(yaml.safe_dump(plain, sort_keys=False), nl=False)
     else:
         click.echo("\n".join(cli.aligned([tuple(map(cli.printable, row)) for row in table])))

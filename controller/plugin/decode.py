@@ -1,4 +1,4 @@
-"""Converts JSON into the dataclasses of a published usage report, and dataclasses into dictionaries and lists.
+"""Converts JSON into the dataclasses of a published usage report.
 
 Other parts of the project use msgspec for this. The plugin is shipped without binary packages such as msgspec.
 """
@@ -56,13 +56,4 @@ def _expect(kind: Any, value: object, path: str) -> Any:
     # The types are compared because isinstance would accept a Python bool as an int, but JSON's true is not a number.
     if type(value) is not kind:
         raise ValueError(f"{path} must be a {kind.__name__}")
-    return value
-
-
-def to_plain(value: object) -> Any:
-    """Return the value with dictionaries in place of dataclasses, and lists in place of tuples."""
-    if dataclasses.is_dataclass(value):
-        return {each.name: to_plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, list | tuple):
-        return [to_plain(each) for each in value]
     return value

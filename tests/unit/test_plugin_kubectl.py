@@ -1,10 +1,11 @@
 """Tests of the inputs of `kubectl gpuquota`: the output of kubectl, and the JSON of a published report."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
-from controller.plugin.decode import decode, to_plain
+from controller.plugin.decode import decode
 from controller.plugin.kubectl import Kubectl, PlainRefusal, failure, segment, split_warnings
 from tests.gpuquota import run
 from tests.tables import cases
@@ -20,6 +21,7 @@ USE = NamespaceUse(
     ),
     unpinned=("lost",),
 )
+PLAIN = json.loads(json.dumps(asdict(USE)))
 
 
 @cases(
@@ -76,9 +78,8 @@ def test_without_kubectl_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_report_is_read_as_it_was_written() -> None:
-    plain = json.loads(json.dumps(to_plain(USE)))
-    assert decode(NamespaceUse, plain) == USE
-    assert decode(NamespaceUse, {**plain, "of a later version": 1}) == USE
+    assert decode(NamespaceUse, PLAIN) == USE
+    assert decode(NamespaceUse, {**PLAIN, "of a later version": 1}) == USE
 
 
 @cases(
@@ -92,7 +93,7 @@ def test_a_report_is_read_as_it_was_written() -> None:
     bool_as_number=({"more_unpinned": True}, "$.more_unpinned must be a int"),
 )
 def test_a_report_with_another_shape_is_rejected_with_the_path(changed: dict[str, object], message: str) -> None:
-    given = {name: value for name, value in {**to_plain(USE), **changed}.items() if value is not ...}
+    given = {name: value for name, value in {**PLAIN, **changed}.items() if value is not ...}
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the test compares the message
         decode(NamespaceUse, given)
     assert str(caught.value) == message
