@@ -16,8 +16,7 @@ from controller.plugin.explain import ExplainedObject, ask_about
 from controller.plugin.kubectl import Kubectl, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_rows, total_rows, use_rows
-from controller.plugin.why import explain_why, parse_object
-from controller.plugin.why_text import why_lines
+from controller.plugin.why import explain_why, parse_object, why_lines
 from vcuda import __version__, cli, errors, programs
 from vcuda.cli import FAILED
 from vcuda.ledger.report import NamespaceUse

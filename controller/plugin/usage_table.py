@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from vcuda.ledger.report import NamespaceUse
+from vcuda.ledger.report import NamespaceUse, PodUse
 from vcuda.quota.terms import CORES_PER_CARD, Mode
 
 BAR = 20
@@ -60,10 +60,14 @@ def holder_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """Yield a table row for each pod and claim with cards, and a row with the number of those that the report omits."""
     for each in use.models:
         for holder in each.pods:
-            kind, number = ("claim" if holder.claim else "pod"), f"{holder.cores / CORES_PER_CARD:g}"
-            yield (use.namespace, each.model, kind, holder.name, number, str(holder.memory or ""))
+            yield (use.namespace, each.model, *holder_cells(holder))
         if each.more_pods:
             yield (use.namespace, each.model, "", f"and {each.more_pods} more", "", "")
+
+
+def holder_cells(holder: PodUse) -> tuple[str, ...]:
+    kind = "claim" if holder.claim else "pod"
+    return (kind, holder.name, f"{holder.cores / CORES_PER_CARD:g}", str(holder.memory or ""))
 
 
 def bar(used: float, limit: float, reserved: float = 0) -> str:

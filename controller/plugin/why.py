@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about
 from controller.plugin.kubectl import Kubectl, segment
 from controller.plugin.refused import read_refusals
+from controller.plugin.usage_table import holder_cells
 from controller.refusals import RefusedWorkload
 from vcuda import errors
+from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
 from vcuda.quota.terms import CORES_PER_CARD, MODEL_ANNOTATION, cards, mebibytes
 from vcuda.workloads import check_shape, workloads_in
@@ -176,3 +178,21 @@ def _missing(shortage: re.Match[str], use: NamespaceUse | None) -> Missing:
     held_by = next((each.pods for each in models if each.model == shortage["model"]), ())
     needed = None if shortage["never"] else float(shortage["needed"])
     return Missing(shortage["model"], needed, shortage["memory"] is not None, held_by if needed is not None else ())
+
+
+def why_lines(why: Why) -> Iterator[str]:
+    """Yield the text for people: the recent rejections, the decision about a pod now, and the missing quota."""
+    yield f"{why.object} in namespace {why.namespace}"
+    yield ""
+    yield "Rejected in the last hour:" if why.rejected else "No rejection in the last hour."
+    for each in why.rejected:
+        yield f"  {each.at}  {each.kind}/{each.name}, {each.count} times: {each.message}"
+    yield ""
+    yield "Now:" if why.now else "Now: the workload creates no pods."
+    for verdict in why.now:
+        yield f"  {verdict.object} {verdict.decision}: {verdict.reason}"
+    for missing in why.missing:
+        yield from ("", missing.sentence())
+        rows = [(f"  {kind}", *cells) for kind, *cells in map(holder_cells, missing.held_by)]
+        if rows:
+            yield from aligned([("  HELD BY", "NAME", "CARDS", "MEMORY MiB"), *rows])
