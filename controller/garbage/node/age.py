@@ -1,7 +1,7 @@
 """Decides whether the directory of a deleted pod is old enough to be removed, even if the wall clock jumps."""
 
 import math
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,22 +19,6 @@ class Now(NamedTuple):
 
     wall: float
     steady: float
-
-
-class AgePolicy(Protocol):
-    """Decides whether a directory is old enough to be removed.
-
-    Each sweep (one pass over all directories) calls ``begin``, and then ``hold`` for each directory of a deleted pod.
-    """
-
-    def begin(self, now: Now) -> None:
-        """Begin a sweep (one pass over all directories) at the time ``now``."""
-
-    def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
-        """Return why to keep a directory; None if it is old enough. ``stamp``: Unix time of its last change or move."""
-
-    def put_off(self, name: str, keep: Keep) -> None:
-        """Record that a directory could not be removed, and why (``keep``). Each failure delays the next attempt."""
 
 
 class AgeRecord(msgspec.Struct, frozen=True):
@@ -59,8 +43,10 @@ class ObservedAge:
 
     A directory is old enough if at least ``times`` consecutive sweeps have found it, the first one ``seconds`` ago or
     earlier. The Unix time ``stamp`` must be ``seconds`` ago, too. ``stamp`` alone is not enough, because the wall clock
-    may have jumped forward. A ``stamp`` in the future is ignored. If a sweep does not call ``hold`` for a directory,
-    the record of the directory is deleted.
+    may have jumped forward. A ``stamp`` in the future is ignored.
+
+    Each sweep (one pass over all directories) calls ``begin``, and then ``hold`` for each directory of a deleted pod.
+    If a sweep does not call ``hold`` for a directory, the record of the directory is deleted.
     """
 
     def __init__(self, seconds: float, times: int, most: int = MAX_TRACKED) -> None:
@@ -76,6 +62,7 @@ class ObservedAge:
         self._before, self._seen = self._seen, {}
 
     def hold(self, name: str, inode: int, stamp: float) -> Keep | None:
+        """Return why to keep a directory; None if it is old enough. ``stamp``: Unix time of its last change or move."""
         if len(self._seen) >= self._most:
             return Keep(KeepReason.TOO_MANY)
         before = self._before.get(name)
@@ -93,7 +80,10 @@ class ObservedAge:
         return Keep(KeepReason.YOUNG) if short or 0 <= self._now.wall - stamp < self._seconds else None
 
     def put_off(self, name: str, keep: Keep) -> None:
-        """Delay the next attempt by a minute. Each further failure doubles the delay, up to an hour."""
+        """Record why a directory could not be removed, and delay the next attempt by a minute.
+
+        Each further failure doubles the delay, up to an hour.
+        """
         record = self._seen[name]
         delay = min(_LAST_RETRY, _FIRST_RETRY * 2 ** min(record.failures, _MOST_DOUBLINGS))
         self._seen[name] = msgspec.structs.replace(
@@ -121,3 +111,7 @@ class ModifiedAge:
 
     def put_off(self, name: str, keep: Keep) -> None:
         """Do nothing, because this process makes no later sweep that would retry the removal."""
+
+
+AgePolicy = ObservedAge | ModifiedAge
+"""Decides whether a directory is old enough to be removed."""

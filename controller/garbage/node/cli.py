@@ -16,6 +16,7 @@ from controller.garbage.node.sweep import NodeSweep
 from controller.httpd import serve_status
 from vcuda import errors, logs
 from vcuda.cli import (
+    FAILED,
     FiniteRange,
     fail,
     kubeconfig_option,
@@ -25,8 +26,6 @@ from vcuda.cli import (
     status_address_option,
 )
 from vcuda.kube import Kube, VersionCheck
-
-FAILED = 1
 
 # A pod counts as deleted only if two consecutive sweeps miss it, because one list of pods may be older than the pod.
 _TWICE = 2

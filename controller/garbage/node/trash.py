@@ -62,14 +62,11 @@ def open_trash(root: fs.OpenDirectory, *, dry_run: bool = False) -> Iterator[Tra
     with contextlib.suppress(FileExistsError):
         if not dry_run:
             os.mkdir(names.TRASH, 0o700, dir_fd=root.fd)
-    try:
-        fd = fs.open_directory(names.TRASH, root.fd, root.mount)
-    except FileNotFoundError:
-        if not dry_run:
-            raise
-        yield Trash(root, None, dry_run)
-        return
-    try:
-        yield Trash(root, fs.OpenDirectory(fd, root.mount), dry_run)
-    finally:
-        os.close(fd)
+    with contextlib.ExitStack() as stack:
+        directory = None
+        try:
+            directory = fs.OpenDirectory(stack.enter_context(fs.opened(root, names.TRASH)), root.mount)
+        except FileNotFoundError:
+            if not dry_run:
+                raise
+        yield Trash(root, directory, dry_run)
