@@ -7,9 +7,9 @@ with reason FailedCreate and the refusal as its message. The API server keeps th
 
 import datetime
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vcuda.quota.terms import MALFORMED, OVER_QUOTA
 
@@ -42,7 +42,7 @@ class SeenEvent(NamedTuple):
 
     ``namespace``: the namespace of the Event.
     ``kind``, ``name``, ``object_namespace``: the kind, name and namespace of that object.
-    ``times``: how often the Event has occurred.
+    ``times``, ``at``: how often the Event has occurred, and the time of the last occurrence (RFC 3339).
     """
 
     namespace: str
@@ -51,6 +51,18 @@ class SeenEvent(NamedTuple):
     object_namespace: str
     message: str
     times: int
+    at: str
+
+    @classmethod
+    def of(cls, event: Mapping[str, Any], now: datetime.datetime) -> "SeenEvent":
+        metadata, series = event["metadata"], event.get("series") or {}
+        # client-go writes the time of an Event to lastTimestamp in core/v1, but to eventTime and series in
+        # events.k8s.io.
+        written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
+        at = last_occurrence(metadata.get("creationTimestamp") or "", written, now)
+        about, times = event.get("involvedObject") or {}, max(series.get("count") or 0, event.get("count") or 1)
+        kind, name, namespace = (about.get(key) or "" for key in ("kind", "name", "namespace"))
+        return cls(metadata.get("namespace", ""), kind, name, namespace, event.get("message") or "", times, at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +77,14 @@ class RefusedWorkload:
     count: int = 1
 
 
-def read_refusal(event: SeenEvent, at: str) -> RefusedWorkload | None:
-    """Return the refusal that an Event reports; None if it reports none. ``at``: when the Event occurred last."""
+def read_refusal(event: SeenEvent) -> RefusedWorkload | None:
+    """Return the refusal that an Event reports; None if it reports none."""
     found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
     message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
     kind, name = event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
-    return RefusedWorkload(event.namespace, kind, name, message, at, event.times)
+    return RefusedWorkload(event.namespace, kind, name, message, event.at, event.times)
 
 
 def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:

@@ -1,8 +1,7 @@
 """The command ``kubectl gpuquota refusals``: finds workloads in Events that report rejected pods or claims."""
 
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from controller import refusals
 from controller.plugin.kubectl import Kubectl, segment
@@ -16,21 +15,6 @@ def read_refusals(api: Kubectl, namespace: str | None) -> Sequence[refusals.Refu
     found: dict[str, refusals.RefusedWorkload] = {}
     for reason in (refusals.REASON, refusals.CLAIM_REASON):
         for event in api.list_objects(path, {"fieldSelector": f"reason={reason}"}):
-            if (refusal := refusals.read_refusal(_read(event), _last(event, now))) is not None:
+            if (refusal := refusals.read_refusal(refusals.SeenEvent.of(event, now))) is not None:
                 found[event["metadata"]["uid"]] = refusal
     return refusals.merge_by_workload(sorted(found.values(), key=lambda each: each.at, reverse=True))
-
-
-def _read(event: Mapping[str, Any]) -> refusals.SeenEvent:
-    about, series = event.get("involvedObject") or {}, event.get("series") or {}
-    times = max(series.get("count") or 0, event.get("count") or 1)
-    kind, name, namespace = (about.get(key) or "" for key in ("kind", "name", "namespace"))
-    own, message = event["metadata"].get("namespace", ""), event.get("message") or ""
-    return refusals.SeenEvent(own, kind, name, namespace, message, times)
-
-
-def _last(event: Mapping[str, Any], now: datetime.datetime) -> str:
-    # client-go writes the time of an Event to lastTimestamp in core/v1, but to eventTime and series in events.k8s.io.
-    series = event.get("series") or {}
-    written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
-    return refusals.last_occurrence(event["metadata"].get("creationTimestamp") or "", written, now)

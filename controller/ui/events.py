@@ -3,13 +3,12 @@
 import datetime
 import threading
 from collections.abc import Callable, Sequence
-from typing import Generic
+from typing import Any, Generic
 
 import msgspec
 
-from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, SeenEvent, last_occurrence
+from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, SeenEvent
 from controller.ui.snapshot import RemovedAllocation, T
-from vcuda.k8s_types import K8sStruct, ObjectMeta
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
@@ -19,50 +18,9 @@ MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that one tenant cannot displace the Events of other tenants."""
 
 
-class EventObject(K8sStruct, frozen=True, gc=False):
-    """The object that an Event is about."""
-
-    kind: str = ""
-    namespace: str = ""
-    name: str = ""
-
-
-class Series(K8sStruct, frozen=True, gc=False):
-    """The ``series`` of an Event of events.k8s.io: the number of occurrences, and the time of the last occurrence."""
-
-    count: int = 0
-    last_observed_time: str | None = None
-
-
-class StoredEvent(K8sStruct, frozen=True, gc=False):
-    """The fields of an Event that the usage page needs. The writer of an Event decides which times are set."""
-
-    metadata: ObjectMeta = ObjectMeta()
-    involved_object: EventObject = EventObject()
-    message: str | None = None
-    count: int | None = None
-    last_timestamp: str | None = None
-    event_time: str | None = None
-    series: Series | None = None
-
-    def last(self, now: datetime.datetime) -> str:
-        """Return when the Event last occurred (RFC 3339); its creation time if the stated time is impossible."""
-        stored = self.metadata.creation_timestamp or ""
-        # client-go sets lastTimestamp in Events of core/v1, but eventTime and a series in Events of events.k8s.io.
-        written = (self.series and self.series.last_observed_time) or self.last_timestamp or self.event_time or ""
-        return last_occurrence(stored, written, now)
-
-    def seen(self) -> SeenEvent:
-        about, times = self.involved_object, max(self.series.count if self.series else 0, self.count or 1)
-        return SeenEvent(self.metadata.namespace, about.kind, about.name, about.namespace, self.message or "", times)
-
-
-_EVENT = msgspec.json.Decoder(StoredEvent)
-
-
-def read_removal(event: SeenEvent, at: str) -> RemovedAllocation:
+def read_removal(event: SeenEvent) -> RemovedAllocation:
     namespace, message = event.object_namespace and event.namespace, event.message[:MAX_MESSAGE_LENGTH]
-    return RemovedAllocation(namespace, event.name[:MAX_NAME_LENGTH], event.kind[:MAX_NAME_LENGTH], message, at)
+    return RemovedAllocation(namespace, event.name[:MAX_NAME_LENGTH], event.kind[:MAX_NAME_LENGTH], message, event.at)
 
 
 class Newest(Generic[T]):
@@ -100,8 +58,8 @@ class Newest(Generic[T]):
 class EventInformer(Generic[T]):
     """Watches the Events with one reason in all namespaces. ``read``: turns an Event into an entry of the page."""
 
-    def __init__(self, kube: Kube, reason: str, read: Callable[[SeenEvent, str], T | None]) -> None:
-        self._read: Callable[[SeenEvent, str], T | None] = read
+    def __init__(self, kube: Kube, reason: str, read: Callable[[SeenEvent], T | None]) -> None:
+        self._read: Callable[[SeenEvent], T | None] = read
         self._newest: Newest[T] = Newest()
         # `_decode` returns None, so the reflector (which watches the Events) stores nothing. `Newest` stores the
         # entries, in bounded memory.
@@ -114,7 +72,7 @@ class EventInformer(Generic[T]):
         return self._newest.all() if self.reflector.synced.is_set() else None
 
     def _decode(self, raw: bytes) -> None:
-        event = _EVENT.decode(raw)
-        item = self._read(event.seen(), event.last(datetime.datetime.now(datetime.UTC)))
+        event = msgspec.json.decode(raw, type=dict[str, Any])
+        item, metadata = self._read(SeenEvent.of(event, datetime.datetime.now(datetime.UTC))), event["metadata"]
         if item is not None:
-            self._newest.add(event.metadata.namespace, event.metadata.uid, item)
+            self._newest.add(metadata["namespace"], metadata["uid"], item)

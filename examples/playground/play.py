@@ -1,12 +1,14 @@
 """Sends the changes of the teams' workloads to the API server, and counts running and rejected pods."""
 
 import contextlib
+import datetime
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
-from controller.plugin.refused import read_refusals
+from controller.refusals import CLAIM_REASON, REASON, SeenEvent, merge_by_workload, read_refusal
 from examples.playground.teams import TEAMS, Change, Scale, changes, job_manifest
 from tools.component import Component
 from vcuda.errors import VcudaError
@@ -67,4 +69,9 @@ def count_running(kube: Kube) -> int:
 
 def count_rejected(kube: Kube) -> int:
     """Return the number of the teams' workloads that have a rejected pod."""
-    return sum(refused.namespace in NAMESPACES for refused in read_refusals(kube, None))
+    now = datetime.datetime.now(datetime.UTC)
+    reasons = [f"reason={reason}" for reason in (REASON, CLAIM_REASON)]
+    pages = (page for reason in reasons for page in kube.list_pages("/api/v1/events", {"fieldSelector": reason}))
+    events = (msgspec.json.decode(raw, type=dict[str, Any]) for page in pages for raw in page.items)
+    refused = filter(None, (read_refusal(SeenEvent.of(event, now)) for event in events))
+    return sum(each.namespace in NAMESPACES for each in merge_by_workload(refused))

@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
-from controller.refusals import MAX_MESSAGE_LENGTH, RefusedWorkload, merge_by_workload, read_refusal
-from controller.ui.events import Newest, StoredEvent, read_removal
+from controller.refusals import MAX_MESSAGE_LENGTH, RefusedWorkload, SeenEvent, merge_by_workload, read_refusal
+from controller.ui.events import Newest, read_removal
 from controller.ui.snapshot import RemovedAllocation, choose
 from examples.usage import NOW
 
@@ -16,12 +15,12 @@ NEW_YEAR = "2026-01-01T00:00:00Z"
 DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the request: '
 
 
-def event(message: str | None, **fields: Any) -> StoredEvent:
-    """Return an Event of a ReplicaSet as the API server stores it."""
+def event(message: str | None, **fields: Any) -> SeenEvent:
+    """Return an Event of a ReplicaSet, read from the JSON that the API server stores."""
     metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
     involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
     stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}
-    return msgspec.json.decode(msgspec.json.encode(stored), type=StoredEvent)
+    return SeenEvent.of(stored, NOW)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +40,7 @@ def event(message: str | None, **fields: Any) -> StoredEvent:
     ],
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
-    refusal = read_refusal(event(message).seen(), NEW_YEAR)
+    refusal = read_refusal(event(message))
     assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
@@ -57,7 +56,7 @@ def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, re
     ids=["none", "empty", "ResourceQuota", "another webhook", "webhook away"],
 )
 def test_rejections_by_others_are_not_shown(message: str | None) -> None:
-    assert read_refusal(event(message).seen(), NEW_YEAR) is None
+    assert read_refusal(event(message)) is None
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_rejections_by_others_are_not_shown(message: str | None) -> None:
 )
 def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str, times: int) -> None:
     found = event(DENIED + QUOTA, **fields)
-    assert (found.last(NOW), found.seen().times) == (at, times)
+    assert (found.at, found.times) == (at, times)
 
 
 @pytest.mark.parametrize("forged", ["9999-12-31T23:59:59Z", "2026-03-04T12:02:00Z", "1970-01-01T00:00:00Z", "soon"])
@@ -84,12 +83,12 @@ def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str
 def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
     """A time in the future, or before the Event was stored, is replaced by the API server's time of storing."""
     written = {"lastObservedTime": forged} if field == "series" else forged
-    assert event(DENIED + QUOTA, **{field: written}).last(NOW) == NEW_YEAR
+    assert event(DENIED + QUOTA, **{field: written}).at == NEW_YEAR
 
 
 def test_a_removal_names_its_object() -> None:
     removed = event("the stale allocation of hami was removed: old", involvedObject={"kind": "Node", "name": "gpu-1"})
-    assert read_removal(removed.seen(), NEW_YEAR) == RemovedAllocation(
+    assert read_removal(removed) == RemovedAllocation(
         "", "gpu-1", "Node", "the stale allocation of hami was removed: old", NEW_YEAR
     )
 
