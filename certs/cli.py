@@ -87,7 +87,6 @@ def issue(*, directory: Path, days: int, ca_key: bool, force: bool, output: str,
 def _chosen_names(
     dns: tuple[str, ...], ip: tuple[x509.Address, ...], service: str | None, namespace: str | None
 ) -> x509.Names:
-    """Return the names that the options request for the certificate. If they request none, return localhost's names."""
     if (service is None) != (namespace is None):
         raise click.UsageError("--service and --namespace must be given together.")
     named = x509.service_names(service, namespace) if service and namespace else x509.Names()

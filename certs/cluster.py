@@ -91,7 +91,6 @@ class ClusterStore:
         )
 
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
-        """Dial every address in ``addresses``, or every endpoint of the Service if ``addresses`` is empty."""
         refs = self.refs
         found = dict.fromkeys(self.addresses, True) or objects.service_addresses(
             self.kube, refs.namespace, refs.service, self.port_name, REQUEST_TIMEOUT_SECONDS
@@ -149,8 +148,6 @@ class ClusterStore:
         return tuple(ours), tuple(left), tuple(mixed)
 
     def _with_declared(self, configuration: state.Configuration, item: parsing.Json) -> state.Configuration:
-        # Return the configuration with its field `declared`: the webhooks that its annotation declares, and how the
-        # registered webhooks differ from them.
         show = f"kubectl get {configuration} -o yaml"
         try:
             declared = registration.declared(item, configuration.kind, self.refs)
@@ -261,7 +258,6 @@ class ClientStore(ClusterStore):
     config_map: str = "vcuda-client-ca"
 
     def read(self, now: Callable[[], datetime]) -> state.State:
-        """Read the client certificate's Secrets and the ConfigMap, and return their state. Raises VcudaError."""
         # The CA Secret is read last, for the same reason as in `ClusterStore.read`.
         serving = self._read("secrets", self.refs.serving_secret)
         published = self._read("configmaps", self.config_map)

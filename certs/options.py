@@ -106,7 +106,6 @@ def _span(text: str) -> timedelta:
 
 
 def value_option(flag: str, metavar: str, parse: Callable[[str], Any], help_text: str, **more: Any) -> Command:
-    """Return an option whose value ``parse`` reads. The message of a ValueError becomes the usage error."""
     return cli.option(flag, metavar=metavar, type=parsed(parse), help=help_text, **more)
 
 

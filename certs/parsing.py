@@ -120,7 +120,6 @@ def _read_key(text: bytes, name: str) -> ec.EllipticCurvePrivateKey:
 
 
 def other_tool(item: Json) -> str:
-    """Return the name of the other tool that manages this Secret or webhook configuration; empty if none does."""
     annotations = _part(item, "metadata", "annotations")
     return next((tool for prefix, tool in _OTHERS.items() if any(key.startswith(prefix) for key in annotations)), "")
 
@@ -214,12 +213,10 @@ def read_client_cas(config_map: Json | None, name: str, namespace: str) -> state
 
 
 def format_seen_since(seen: state.SeenSince | None) -> str | None:
-    """Return ``seen`` (a time and a CA's fingerprint) as the value of an annotation; None if ``seen`` is None."""
     return f"{seen.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ} {seen.fingerprint}" if seen else None
 
 
 def _seen_since(text: object) -> state.SeenSince | None:
-    # Return the fingerprint and the time that an annotation records; None if the annotation is malformed.
     since, _, fingerprint = str(text or "").partition(" ")
     try:
         return state.SeenSince(fingerprint, datetime.strptime(since, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC))

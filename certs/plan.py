@@ -109,7 +109,6 @@ def noted_since(state: states.State, now: datetime, *, served: bool) -> datetime
 
 
 def shown(moment: datetime) -> str:
-    """Return the moment as a text for users, in UTC."""
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -174,8 +173,6 @@ def _bundles(state: states.State, now: datetime, policy: RotationPolicy, seen: S
 def _bundle(
     present: states.Certificates, wanted: states.Certificates, unwanted: frozenset[x509.Certificate]
 ) -> states.Certificates:
-    # Return the certificates of a caBundle after the removal of `unwanted` certificates and the addition of `wanted`
-    # certificates. Further certificates in the caBundle stay.
     kept = tuple(one for one in present if one not in unwanted)
     return (*kept, *(one for one in wanted if one not in kept))
 
@@ -372,7 +369,6 @@ def _elsewhere(state: states.State) -> str:
 
 
 def _end(state: states.State, now: datetime, policy: RotationPolicy) -> steps.End:
-    # The rotation has no further step. Report the problems that a person must solve, such as no ready endpoint.
     if problems := (*idle(state, now, policy), *state.read_only()):
         return steps.StepRefused(problems)
     return steps.Wait(_UNANSWERED) if _unregistered(state) else steps.Done(_next_due(state))

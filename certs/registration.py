@@ -58,7 +58,6 @@ def with_bundles(webhooks: Sequence[Webhook], bundles: Sequence[state.Certificat
 
 
 def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
-    """Return how the registered webhooks ``there`` differ from the declared webhooks ``wanted``; empty if equal."""
     if not there and wanted:
         return "no webhook is registered yet"
     wanted_by_name, by_name = _by_name(wanted), _by_name(there)

@@ -101,7 +101,6 @@ def table(report: Report) -> str:
 
 
 def document(report: Report) -> str:
-    """Return the report as JSON for scripts, with times as RFC 3339 in UTC."""
     problems = [{"problem": problem.text, "command": problem.command} for problem in report.problems]
     return json.dumps({**msgspec.to_builtins(report), "problems": problems}, indent=2)
 
@@ -133,7 +132,6 @@ def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, no
 
 
 def _short(certificate: x509.Certificate) -> str:
-    # In a report, the subject and the first digits of the fingerprint identify a certificate.
     try:
         common = ", ".join(str(part.value) for part in certificate.subject) or "(no subject)"
     except ValueError:

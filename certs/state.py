@@ -161,14 +161,12 @@ class State:
     problems: tuple[Problem, ...] = ()
 
     def hooks(self) -> Iterator[Hook]:
-        """Return all webhooks that call our Service, of all webhook configurations."""
         return (hook for configuration in self.configurations for hook in configuration.hooks)
 
     def declares(self) -> bool:
         return any(configuration.declared for configuration in self.configurations)
 
     def read_only(self) -> tuple[Problem, ...]:
-        """Return one problem for each configuration that vcuda-certs must not write."""
         return tuple(one.read_only for one in self.configurations if one.read_only)
 
     def ready(self) -> tuple[DialledEndpoint, ...]:
@@ -245,7 +243,6 @@ def is_for(leaf: x509.Certificate, server: str) -> bool:
 
 
 def names_of(subject: Names | x509.Certificate) -> frozenset[str]:
-    """Return the DNS names and IP addresses of the certificate, as text."""
     if isinstance(subject, Names):
         return frozenset([*subject.dns, *map(str, subject.addresses)])
     try:

@@ -61,7 +61,6 @@ class CertificateWatch(Collector):
         return [family]
 
     def run(self, stop: threading.Event) -> None:
-        """Check the certificates immediately, and then every five minutes, until ``stop`` is set."""
         while True:
             self._look_safely()
             if stop.wait(INTERVAL_SECONDS):
@@ -128,7 +127,6 @@ def is_late(one: ServedCertificate, now: datetime.datetime) -> bool:
 
 
 def message_for(late: ServedCertificate, now: datetime.datetime, namespace: str) -> str:
-    """Return the message of the Event about an overdue renewal."""
     ended = late.end is not None and late.end <= now
     what, when = f"the webhook's certificate at {late.address}", f"{late.end:%Y-%m-%d %H:%M} UTC"
     state = f"{what} was not renewed and expires at {when}"

@@ -101,7 +101,6 @@ class ClaimHolds:
         self._follow_users(changed, gone=new is None)
 
     def users_of(self, claim: StoredClaim) -> frozenset[str]:
-        """Return the uids of all pods that have used the current allocation of a claim."""
         with self._lock:
             return frozenset({*self._users.get(claim.uid, ()), *claim.users})
 

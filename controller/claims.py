@@ -52,7 +52,6 @@ class ClaimInformer:
         return self.reflector.listed_version
 
     def charges(self, namespace: str, extended: Collection[str] = ()) -> Iterator[tuple[StoredClaim, ClaimCharge]]:
-        """Yield a namespace's claims with their charges, except the claims named in ``extended``."""
         # The scheduler made the claims in `extended` for pods with extended resources. Only these pods are charged.
         return self._charged(self.claims(namespace), extended)
 

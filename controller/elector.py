@@ -30,7 +30,6 @@ class LeaseTiming(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lease_seconds: int) -> "LeaseTiming":
-        """Return the timing for a lease duration. The renew deadline is two thirds of ``lease_seconds``."""
         return cls(lease_seconds, lease_seconds * 2 / 3, min(2.0, lease_seconds / 5))
 
 
@@ -76,7 +75,6 @@ class _Silence:
             self._next = lasted + min(max(lasted, FIRST_WARNING_SECONDS), LONGEST_SILENCE_SECONDS)
 
     def ended(self, log: structlog.typing.FilteringBoundLogger) -> None:
-        """Record that the API server answered. If a warning was logged before, log that the failures have ended."""
         if self._since is not None and self._next > FIRST_WARNING_SECONDS:
             log.info("the Lease can be read and written again", seconds=round(self._clock() - self._since))
         self._since, self._next = None, FIRST_WARNING_SECONDS

@@ -143,7 +143,6 @@ class Server(wsgi.Server):
             conn.refuse()
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """Log a fault of the application as an error, and a fault of a client at level debug."""
         if level >= logging.ERROR:
             structlog.get_logger().error("a request could not be served", reason=msg, exc_info=traceback)
         else:
@@ -215,7 +214,6 @@ class _TimedSocket:
         self._due = 0.0
 
     def begin(self) -> None:
-        """Start the time limit for reading a new request."""
         self._due = time.monotonic() + self._seconds
 
     def peer_names(self) -> tuple[str, ...]:
@@ -287,7 +285,6 @@ def serve_status(address: tuple[str, int], registry: CollectorRegistry, *, healt
 def reply(
     start_response: StartResponse, status: HTTPStatus, body: str | bytes, content_type: str = ""
 ) -> Iterable[bytes]:
-    """Send a response. A body of type str gets a line break at its end."""
     data = f"{body}\n".encode() if isinstance(body, str) else body
     headers = [("Content-Type", content_type or "text/plain; charset=utf-8"), ("Content-Length", str(len(data)))]
     start_response(f"{status.value} {status.phrase}", headers)

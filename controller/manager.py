@@ -173,7 +173,6 @@ class Leader:
 
     @property
     def ready(self) -> bool:
-        """True if every watch has received its first list, and the scheduler extender, if enabled, serves requests."""
         return self.synced and (self.extender is None or self.extender.serving)
 
     def start(self) -> None:

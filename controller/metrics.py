@@ -87,7 +87,6 @@ class ModelNodesCollector(Collector):
         self._counts = counts
 
     def collect(self) -> Iterable[Metric]:
-        """Return two metrics, including zeros: nodes by source of their model, and nodes by doubt about the model."""
         by_source, by_doubt = self._counts()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
@@ -170,7 +169,6 @@ def _namespace_figures(use: NamespaceUse) -> Mapping[str, float]:
 
 
 def _model_figures(model: ModelUse) -> Mapping[str, float | None]:
-    """Return the value of each metric about a GPU model, by the metric's name; None if the model has no such limit."""
     cards = {
         "vcuda_quota_limit_cores": model.limit,
         "vcuda_quota_used_cores": model.used,

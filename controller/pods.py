@@ -234,7 +234,6 @@ class PodInformer:
         return {*bound, *gone}
 
     def extended_claims(self, namespace: str, nodes: Nodes) -> Collection[str]:
-        """Return the names of the claims that the scheduler made for charged pods of a namespace."""
         return charged_by_pods(self.pods(namespace), nodes)
 
     def namespaces(self) -> Iterable[str]:

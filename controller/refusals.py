@@ -78,7 +78,6 @@ class RefusedWorkload:
 
 
 def read_refusal(event: SeenEvent) -> RefusedWorkload | None:
-    """Return the refusal that an Event reports; None if it reports none."""
     found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
     if not found:
         return None

@@ -149,11 +149,9 @@ class StaleAllocationGc:
         self._queue.add(EVERYTHING)
 
     def is_stuck(self) -> bool:
-        """Return whether the loop runs, but has handled no queue key for `STUCK_PERIODS` periods."""
         return self.reconciler.is_stuck(PERIOD_SECONDS * STUCK_PERIODS)
 
     def look_at_all(self) -> None:
-        """Queue all pods with allocations and all nodes with locks, according to the watches."""
         self._served = {key: seen for key, seen in self._served.items() if self._watched(key) == seen}
         pods = list(self._pods.all_pods())
         stored = {pod.uid for pod in pods}

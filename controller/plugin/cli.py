@@ -357,7 +357,6 @@ def _warn(text: str) -> None:
 
 
 def _show(values: Any, output: str, *table: tuple[str, ...]) -> None:
-    """Print ``values`` if the output format is JSON or YAML, otherwise print the table."""
     plain = [*map(asdict, values)] if isinstance(values, list | tuple) else asdict(values)
     if output == "json":
         click.echo(json.dumps(plain, indent=2))

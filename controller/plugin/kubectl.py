@@ -72,7 +72,6 @@ class Kubectl:
         return cls((program, *(f"{flag}={value}" for flag, value in flags if value)))
 
     def namespace(self) -> str:
-        """Return the namespace of the kubeconfig's current context; ``default`` if the context has no namespace."""
         done = self._run("config", "view", "--minify", "--output=jsonpath={.contexts[0].context.namespace}")
         return (done.output.decode(errors="replace") if done.status == 0 else "") or DEFAULT_NAMESPACE
 
@@ -129,7 +128,6 @@ _WARNING = re.compile(r"^Warning: (.*)\n?", re.MULTILINE)
 
 
 def split_warnings(stderr: str) -> tuple[tuple[str, ...], str]:
-    """Split the text that kubectl wrote on standard error. Return a pair: the warnings, and the remaining text."""
     return tuple(_WARNING.findall(stderr)), _WARNING.sub("", stderr).strip()
 
 

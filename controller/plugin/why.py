@@ -159,7 +159,6 @@ def _asked(api: Kubectl, stored: Json, namespace: str) -> tuple[ExplainedObject,
 
 
 def _stored_pod(stored: Json, name: str, namespace: str) -> ExplainedObject:
-    """Return the decision ``admitted`` for a pod that exists. Its reason is a text about the state of the pod."""
     model = (stored["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     status = stored.get("status") or {}
     waits = [
@@ -181,7 +180,6 @@ def _missing(shortage: re.Match[str], use: NamespaceUse | None) -> Missing:
 
 
 def why_lines(why: Why) -> Iterator[str]:
-    """Yield the text for people: the recent rejections, the decision about a pod now, and the missing quota."""
     yield f"{why.object} in namespace {why.namespace}"
     yield ""
     yield "Rejected in the last hour:" if why.rejected else "No rejection in the last hour."

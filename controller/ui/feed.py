@@ -62,11 +62,9 @@ class Feed:
         self._log = structlog.get_logger()
 
     def start(self) -> None:
-        """Start the thread that reads the usage page's data while browsers show the page."""
         threading.Thread(target=self._run, name="page feed", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread that reads the usage page's data, and end the stream of changes to each browser."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

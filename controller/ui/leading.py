@@ -58,7 +58,6 @@ class UsagePage:
             self._feed.start()
 
     def close(self) -> None:
-        """Show the standby page from now on, and end the streams of changes to browsers."""
         with self._lock:
             shown, self._feed = self._feed, None
         if shown:

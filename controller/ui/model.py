@@ -71,7 +71,6 @@ class NamespaceRow(msgspec.Struct, frozen=True):
 
     @property
     def fullest(self) -> ModelRow | None:
-        """The usage of the GPU model whose limit is used up the most; None if the namespace has no model."""
         return max(self.amounts.values(), key=lambda amount: (amount.fullness, amount.used), default=None)
 
 
@@ -180,13 +179,11 @@ class TableQuery(msgspec.Struct, frozen=True):
         return TableQuery(self.search, sort, turned)
 
     def query(self) -> str:
-        """Return the query string of the page's URL for this search and order; empty for the default."""
         fields = {"q": self.search, "sort": self.sort, "order": "desc" if self.descending else ""}
         defaults = {"q": "", "sort": NAME, "order": ""}
         return urlencode({key: value for key, value in fields.items() if value != defaults[key]})
 
     def aria(self, sort: str) -> str:
-        """Return the value of the attribute ``aria-sort`` for the header of column ``sort``."""
         if sort != self.sort:
             return "none"
         return "descending" if self.descending else "ascending"
@@ -204,7 +201,6 @@ def sorts_of(models: Iterable[str]) -> list[str]:
 
 
 def matches(search: str, name: str) -> bool:
-    """Return True if the name contains every word of the search text. Letter case is ignored."""
     return all(word in name.casefold() for word in search.casefold().split())
 
 

@@ -61,7 +61,6 @@ class Views:
         return self._row.render(row=row, columns=columns)
 
     def now(self) -> str:
-        """Return the current time in UTC, to the second (RFC 3339)."""
         return f"{self._clock().astimezone(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     def time(self, text: str) -> Markup:

@@ -241,7 +241,6 @@ class Agent:
             self._wakeup.wait(soon if self._blocked else self._interval)
 
     def sweep(self) -> None:
-        """Make one sweep, and report its result. If the sweep fails, log the error."""
         deadline = time.monotonic() + self._interval.period
         self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
@@ -250,7 +249,6 @@ class Agent:
             self._ended = time.monotonic()
 
     def unhealthy(self) -> str | None:
-        """Return a message if no sweep has ended for too long; otherwise return None."""
         # A sweep that could not reach the API server counts as ended, too: a restart of the agent would not help.
         silent = time.monotonic() - self._ended
         too_long = silent > MAX_MISSED_PERIODS * self._interval.period

@@ -60,7 +60,6 @@ class NodeSettings(msgspec.Struct, frozen=True):
         return self.root or Path(names.VM_DIRECTORIES[self.scheme].root)
 
     def kubelet(self) -> KubeletPods | None:
-        """Return the object that lists the pods in kubelet's directory; None without ``--kubelet-pods``."""
         return KubeletPods(self.kubelet_pods, self.pod_uid) if self.kubelet_pods else None
 
     def sweep(self, source: PodSource, grace: age.AgePolicy, retention: age.AgePolicy) -> NodeSweep:

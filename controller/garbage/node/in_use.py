@@ -85,7 +85,6 @@ class InUse:
     unseen: list[str] = field(default_factory=list)
 
     def holds(self, file: Identity) -> bool:
-        """Return whether a process has the file with this device and inode open or mapped."""
         return file in self.files or file.inode in self.mapped
 
 

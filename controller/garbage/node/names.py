@@ -44,12 +44,10 @@ class Form(msgspec.Struct, frozen=True):
     own_socket: str = ""
 
     def uid(self, name: str) -> str | None:
-        """Return the pod uid in a directory's name; None if the name is not that of a pod's directory."""
         match = self.name.fullmatch(name)
         return match["uid"] if match else None
 
     def read_trashed(self, name: str) -> "Trashed | None":
-        """Return the parts of the name of a directory in the trash; None if the name does not match ``trashed``."""
         match = self.trashed.fullmatch(name)
         return Trashed(match["name"], match["uid"], int(match["time"]), bool(match["moving"])) if match else None
 
@@ -67,7 +65,6 @@ class Trashed(NamedTuple):
 
 
 def trash_name(name: str, time: int) -> str:
-    """Return the name that a directory gets in the trash when it is moved there at ``time`` (Unix seconds)."""
     return f"{name}.{time}"
 
 
@@ -183,7 +180,6 @@ def keep_in_root(form: Form, name: str, kind: FileKind, presence: PodPresence) -
 
 
 def keep_for_pod(uid: str, presence: PodPresence) -> Keep | None:
-    """Return why the directory of the pod with this uid must be kept; None if the pod does not exist."""
     if uid in presence.pods:
         return Keep(KeepReason.POD)
     if presence.kubelet is not None and uid in presence.kubelet:
@@ -215,7 +211,6 @@ class MustStay(errors.VcudaError):
 
 
 def keep_after(error: errors.VcudaError | OSError) -> Keep:
-    """Return why a directory must be kept after this error, which a check or a step of the removal has raised."""
     if isinstance(error, MustStay):
         return error.keep
     if isinstance(error, OSError):

@@ -24,7 +24,6 @@ _GENERAL = frozenset({KeepReason.POD, KeepReason.KUBELET, KeepReason.PODS_UNKNOW
 
 
 def never() -> bool:
-    """Return False. A sweep with this function as ``give_up`` or ``stopping`` is never interrupted."""
     return False
 
 
@@ -135,7 +134,6 @@ class SweepRun:
         self.over_trash()
 
     def over_root(self) -> None:
-        """Report all entries of --root, and move the directories of deleted pods to the trash."""
         self.sweep.grace.begin(self.sweep.clock())
         gone: list[fs.DirectoryEntry] = []
         for entry in _but_trash(self.root):
@@ -196,7 +194,6 @@ class SweepRun:
             return self.trash.take(name, fd, int(self.sweep.clock().wall))
 
     def over_trash(self) -> None:
-        """Report all entries of the trash, and delete the directories that have been there long enough."""
         trash = self.trash.directory
         if trash is None:
             return
