@@ -30,13 +30,22 @@ class Advertiser:
     def __init__(self, kube: Kube, namespace: str, service: str, address: tuple[str, int], port_name: str) -> None:
         ip, port = address
         self._kube = kube
-        self._service = service
         self._collection = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
         self._path = f"{self._collection}/{service}"
         self._labels = {objects.SERVICE_NAME: service, **_OURS}
         self._address_type = f"IPv{ipaddress.ip_address(ip).version}"
         self._endpoints = (objects.Endpoint((ip,), objects.Conditions(ready=True)),)
         self._ports = (objects.Port(port_name, port),)
+        self._manifest = msgspec.json.encode(
+            {
+                "apiVersion": "discovery.k8s.io/v1",
+                "kind": "EndpointSlice",
+                "metadata": {"name": service, "labels": self._labels},
+                "addressType": self._address_type,
+                "endpoints": self._endpoints,
+                "ports": self._ports,
+            }
+        )
         self._log = structlog.get_logger().bind(service=f"{namespace}/{service}", ip=ip, port=port)
 
     def run(self, stopping: threading.Event) -> None:
@@ -54,9 +63,14 @@ class Advertiser:
             found = _SLICE.decode(self._kube.get(self._path))
             if self._is_correct(found):
                 return
-            self._correct(found)
+            if found.address_type == self._address_type:
+                self._kube.patch(self._path, self._manifest, MERGE_PATCH)
+            else:
+                # The API server rejects a change of `addressType` (ValidateEndpointSliceUpdate).
+                self._kube.delete(self._path)
+                self._kube.post(self._collection, self._manifest)
         except NotFound:
-            self._create()
+            self._kube.post(self._collection, self._manifest)
         self._log.info("the Service routes to this replica")
 
     def _is_correct(self, found: objects.EndpointSlice) -> bool:
@@ -65,23 +79,3 @@ class Advertiser:
         labels = (found.metadata.labels or {}).items()
         written = (found.address_type, found.endpoints, found.ports)
         return written == (self._address_type, self._endpoints, self._ports) and labels >= self._labels.items()
-
-    def _correct(self, found: objects.EndpointSlice) -> None:
-        # The API server rejects a change of `addressType` (ValidateEndpointSliceUpdate), so create a new EndpointSlice.
-        if found.address_type != self._address_type:
-            self._kube.delete(self._path)
-            self._create()
-            return
-        patch = {"metadata": {"labels": self._labels}, "endpoints": self._endpoints, "ports": self._ports}
-        self._kube.patch(self._path, msgspec.json.encode(patch), MERGE_PATCH)
-
-    def _create(self) -> None:
-        made = {
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {"name": self._service, "labels": self._labels},
-            "addressType": self._address_type,
-            "endpoints": self._endpoints,
-            "ports": self._ports,
-        }
-        self._kube.post(self._collection, msgspec.json.encode(made))
