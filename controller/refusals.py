@@ -66,8 +66,11 @@ class SeenEvent(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedWorkload:
-    """A workload with ``count`` refused pods. ``message``, ``at``: reason and time (RFC 3339) of the newest refusal."""
+class ReportedObject:
+    """A workload whose pods were refused, or an object from which a stale GPU allocation was removed.
+
+    ``message``, ``at``: the message of the newest Event, and its time (RFC 3339). ``count``: how often this happened.
+    """
 
     namespace: str
     kind: str
@@ -77,19 +80,19 @@ class RefusedWorkload:
     count: int = 1
 
 
-def read_refusal(event: SeenEvent) -> RefusedWorkload | None:
+def read_refusal(event: SeenEvent) -> ReportedObject | None:
     found = _OURS.search(event.message[:MAX_SEARCHED_LENGTH])
     if not found:
         return None
     message = (found["reason"] or found["known"])[:MAX_MESSAGE_LENGTH]
     kind, name = event.kind[:MAX_NAME_LENGTH], event.name[:MAX_NAME_LENGTH]
-    return RefusedWorkload(event.namespace, kind, name, message, event.at, event.times)
+    return ReportedObject(event.namespace, kind, name, message, event.at, event.times)
 
 
-def merge_by_workload(refusals: Iterable[RefusedWorkload]) -> Sequence[RefusedWorkload]:
+def merge_by_workload(refusals: Iterable[ReportedObject]) -> Sequence[ReportedObject]:
     """Return one refusal for each workload: the newest reason and the sum of the counts. ``refusals``: newest first."""
     # A workload has one Event for each different message, and the numbers in the messages of refusals change.
-    latest: dict[tuple[str, str, str], RefusedWorkload] = {}
+    latest: dict[tuple[str, str, str], ReportedObject] = {}
     for each in refusals:
         key = (each.namespace, each.kind, each.name)
         seen = latest.setdefault(key, each)

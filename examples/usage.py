@@ -5,9 +5,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from controller.refusals import RefusedWorkload
+from controller.refusals import ReportedObject
 from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, Finding, ModelCards, RemovedAllocation, Source
+from controller.ui.snapshot import Certificate, Finding, ModelCards, Source
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
@@ -44,8 +44,8 @@ class Sample:
     uses: dict[str, NamespaceUse] = field(default_factory=dict)
     pods: dict[str, Sequence[HolderRow]] = field(default_factory=dict)
     cluster: Sequence[ModelCards] = ()
-    refusals: Sequence[RefusedWorkload] | None = ()
-    removals: Sequence[RemovedAllocation] | None = None
+    refusals: Sequence[ReportedObject] | None = ()
+    removals: Sequence[ReportedObject] | None = None
     certificates: Sequence[Certificate] | None = None
     findings: Sequence[Finding] | None = None
 
@@ -108,15 +108,15 @@ def company() -> Sample:
     odd = f"malformed GPU request: {cores}: 150 is more than one card but not whole cards; write 100 or 200"
     full = f"exceeded GPU quota: T4 in namespace asr-batch, {t4}"
     sample.refusals = (
-        RefusedWorkload("asr-batch", "Job", "transcode-0304", full, ago(seconds=50), 3),
-        RefusedWorkload("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4", over, ago(minutes=11), 9),
-        RefusedWorkload("fraud", "ReplicaSet", "scorer-58c4d9", odd, ago(minutes=34)),
+        ReportedObject("asr-batch", "Job", "transcode-0304", full, ago(seconds=50), 3),
+        ReportedObject("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4", over, ago(minutes=11), 9),
+        ReportedObject("fraud", "ReplicaSet", "scorer-58c4d9", odd, ago(minutes=34)),
     )
     gone = "the stale allocation of gpu-manager was removed: node gpu-t4-02 does not exist (tencent.com/predicate-node)"
     lock = "the stale allocation of hami was removed: its lock is 9 minutes old (hami.io/mutex.lock)"
     sample.removals = (
-        RemovedAllocation("ci", "unit-tests-8f2", "Pod", gone, ago(minutes=7)),
-        RemovedAllocation("", "gpu-m40-1", "Node", lock, ago(minutes=48)),
+        ReportedObject("ci", "Pod", "unit-tests-8f2", gone, ago(minutes=7)),
+        ReportedObject("", "Node", "gpu-m40-1", lock, ago(minutes=48)),
     )
     sample.certificates = (
         Certificate("serving certificate of the webhook", "2026-05-29T00:00:00Z"),

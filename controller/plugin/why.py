@@ -10,7 +10,7 @@ from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_
 from controller.plugin.kubectl import Kubectl, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_cells
-from controller.refusals import RefusedWorkload
+from controller.refusals import ReportedObject
 from vcuda import errors
 from vcuda.cli import aligned
 from vcuda.ledger.report import NamespaceUse, PodUse
@@ -84,7 +84,7 @@ class Why:
 
     object: str
     namespace: str
-    rejected: tuple[RefusedWorkload, ...]
+    rejected: tuple[ReportedObject, ...]
     now: tuple[ExplainedObject, ...]
     missing: tuple[Missing, ...]
 
@@ -147,7 +147,7 @@ def _children(api: Kubectl, kind: ReadKind, stored: Json, namespace: str) -> Ite
             yield child.kind, each["metadata"]["name"]
 
 
-def _is_of(refusal: RefusedWorkload, family: set[tuple[str, str]]) -> bool:
+def _is_of(refusal: ReportedObject, family: set[tuple[str, str]]) -> bool:
     # An Event about a rejected claim refers to the claim's pod. The name of this pod begins with the workload's name.
     own = (refusal.kind, refusal.name) in family
     return own or (refusal.kind == "Pod" and any(refusal.name.startswith(f"{name}-") for _, name in family))

@@ -3,12 +3,11 @@
 import datetime
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic
+from typing import Any
 
 import msgspec
 
-from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, SeenEvent
-from controller.ui.snapshot import RemovedAllocation, T
+from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, ReportedObject, SeenEvent
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
@@ -18,21 +17,22 @@ MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that one tenant cannot displace the Events of other tenants."""
 
 
-def read_removal(event: SeenEvent) -> RemovedAllocation:
-    namespace, message = event.object_namespace and event.namespace, event.message[:MAX_MESSAGE_LENGTH]
-    return RemovedAllocation(namespace, event.name[:MAX_NAME_LENGTH], event.kind[:MAX_NAME_LENGTH], message, event.at)
+def read_removal(event: SeenEvent) -> ReportedObject:
+    namespace, kind = event.object_namespace and event.namespace, event.kind[:MAX_NAME_LENGTH]
+    message = event.message[:MAX_MESSAGE_LENGTH]
+    return ReportedObject(namespace, kind, event.name[:MAX_NAME_LENGTH], message, event.at, event.times)
 
 
-class Newest(Generic[T]):
+class Newest:
     """The newest entries of a list on the page: at most ``most`` in all, and at most ``most_of_one`` per namespace."""
 
     def __init__(self, most: int = MAX_EVENTS, most_of_one: int = MAX_EVENTS_A_NAMESPACE) -> None:
         self._most = most
         self._most_of_one = most_of_one
         self._lock = threading.Lock()
-        self._by_namespace: dict[str, dict[str, T]] = {}
+        self._by_namespace: dict[str, dict[str, ReportedObject]] = {}
 
-    def add(self, namespace: str, uid: str, item: T) -> None:
+    def add(self, namespace: str, uid: str, item: ReportedObject) -> None:
         """Add the entry of an Event, or replace its earlier entry. If there are too many entries, drop an old entry."""
         with self._lock:
             self._by_namespace.setdefault(namespace, {})[uid] = item
@@ -43,7 +43,7 @@ class Newest(Generic[T]):
             if sum(map(len, self._by_namespace.values())) > self._most:
                 self._forget_oldest_of(max(self._by_namespace, key=lambda name: len(self._by_namespace[name])))
 
-    def all(self) -> Sequence[T]:
+    def all(self) -> Sequence[ReportedObject]:
         with self._lock:
             items = [item for of_one in self._by_namespace.values() for item in of_one.values()]
         return sorted(items, key=lambda item: item.at, reverse=True)
@@ -55,19 +55,19 @@ class Newest(Generic[T]):
             del self._by_namespace[namespace]
 
 
-class EventInformer(Generic[T]):
+class EventInformer:
     """Watches the Events with one reason in all namespaces. ``read``: turns an Event into an entry of the page."""
 
-    def __init__(self, kube: Kube, reason: str, read: Callable[[SeenEvent], T | None]) -> None:
-        self._read: Callable[[SeenEvent], T | None] = read
-        self._newest: Newest[T] = Newest()
+    def __init__(self, kube: Kube, reason: str, read: Callable[[SeenEvent], ReportedObject | None]) -> None:
+        self._read = read
+        self._newest = Newest()
         # `_decode` returns None, so the reflector (which watches the Events) stores nothing. `Newest` stores the
         # entries, in bounded memory.
         self.reflector: Reflector[None] = Reflector(
             kube, "/api/v1/events", self._decode, params={"fieldSelector": f"reason={reason}"}
         )
 
-    def newest(self) -> Sequence[T] | None:
+    def newest(self) -> Sequence[ReportedObject] | None:
         """Return the entries in memory, the newest first; None until the Events have been listed once."""
         return self._newest.all() if self.reflector.synced.is_set() else None
 

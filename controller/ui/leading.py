@@ -180,7 +180,7 @@ class LeaderSource:
         shown = self._leader.certificates.shown() if self._leader.certificates else None
         return None if shown is None else [certificate_row(one) for one in shown]
 
-    def _refused(self) -> Sequence[refusals.RefusedWorkload] | None:
+    def _refused(self) -> Sequence[refusals.ReportedObject] | None:
         known = [newest for each in self._refusals if (newest := each.newest()) is not None]
         if len(known) < len(self._refusals):
             return None

@@ -5,11 +5,10 @@ These functions are called by one thread at a time, at most once a second, and o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 
-from controller.refusals import RefusedWorkload
+from controller.refusals import ReportedObject
 from controller.ui.model import HolderRow, NamespaceRow, rounded, row_of
 from controller.ui.page import Views
 from vcuda.ledger.report import NamespaceUse
@@ -34,19 +33,6 @@ class ModelCards(msgspec.Struct, frozen=True):
     def free(self) -> float | None:
         """The number of cards that are not used, at least 0; None if the number of cards is unknown."""
         return None if self.cards is None else max(self.cards - self.used, 0.0)
-
-
-class RemovedAllocation(msgspec.Struct, frozen=True):
-    """A stale GPU allocation that was removed from an object. ``what``: the object's kind. ``at``: the time."""
-
-    namespace: str
-    name: str
-    what: str
-    why: str
-    at: str
-
-
-T = TypeVar("T", RefusedWorkload, RemovedAllocation)
 
 
 class Certificate(msgspec.Struct, frozen=True):
@@ -80,8 +66,8 @@ class Source(msgspec.Struct, frozen=True):
     uses: Callable[[], Mapping[str, NamespaceUse]]
     pods: Callable[[str], Sequence[HolderRow]]
     cluster: Callable[[], Sequence[ModelCards]]
-    refusals: Callable[[], Sequence[RefusedWorkload] | None] = lambda: None
-    removals: Callable[[], Sequence[RemovedAllocation] | None] = lambda: None
+    refusals: Callable[[], Sequence[ReportedObject] | None] = lambda: None
+    removals: Callable[[], Sequence[ReportedObject] | None] = lambda: None
     certificates: Callable[[], Sequence[Certificate] | None] = lambda: None
     findings: Callable[[], Sequence[Finding] | None] = lambda: None
 
@@ -113,8 +99,8 @@ class Picture(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     lines: Mapping[str, Line]
     cluster: Sequence[ModelCards]
-    refusals: Sequence[RefusedWorkload] | None
-    removals: Sequence[RemovedAllocation] | None
+    refusals: Sequence[ReportedObject] | None
+    removals: Sequence[ReportedObject] | None
     certificates: Sequence[Certificate] | None
     findings: Sequence[Finding] | None
 
@@ -201,7 +187,7 @@ def render_part(part: str, picture: Picture, views: Views, root: str) -> str:
     return views.render(f"_{part}.html", picture=picture, full=full(picture), most=MAX_LISTED, listed=given, root=root)
 
 
-def choose(entries: Sequence[T], most: int = MAX_LISTED) -> Sequence[T]:
+def choose(entries: Sequence[ReportedObject], most: int = MAX_LISTED) -> Sequence[ReportedObject]:
     """Return at most ``most`` entries, newest first. The newest entry of each namespace has precedence."""
     # If only the age of the entries mattered, one tenant could fill the whole list by writing many Events.
     earlier: dict[str, int] = {}

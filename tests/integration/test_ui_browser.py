@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from controller.refusals import RefusedWorkload
+from controller.refusals import ReportedObject
 from controller.ui.model import HolderRow
 from examples.usage import Sample, ago, company, model_use, namespace_use
 from tests.browser import BORDER, CONTRASTS, DISCERNIBLE, NARROW, READABLE, WIDE, Tab, browsing, tab
@@ -169,7 +169,7 @@ def test_a_row_that_a_search_hides_stays_hidden_as_it_changes(opened: Tab, leade
 def test_a_rejection_shows_with_its_reason(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
     reason = "exceeded GPU quota: T4 in namespace ci, requested: 8 cards, used: 0.6 (0 pending), limited: 4"
-    refused = RefusedWorkload("ci", "Job", "huge", reason, ago(seconds=1))
+    refused = ReportedObject("ci", "Job", "huge", reason, ago(seconds=1))
     leader.sample.refusals = (refused, *(leader.sample.refusals or ()))
     first = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").first
     expect(first).to_contain_text("Job huge")
@@ -357,7 +357,7 @@ def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sam
         page = opened.open(leader.url)
         assert names(page) == [hostile]
         sample.report(namespace_use(hostile, model_use(hostile, 8, 2)))
-        sample.refusals = (RefusedWorkload(hostile, hostile, hostile, hostile, ago(seconds=1)),)
+        sample.refusals = (ReportedObject(hostile, hostile, hostile, hostile, ago(seconds=1)),)
         expect(page.locator("#rows > tr > td").last).to_contain_text("2 of 8")
         expect(page.get_by_role("region", name="Recent refusals").get_by_role("listitem")).to_contain_text(hostile)
         assert page.locator("main img").count() == 0

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from controller.refusals import MAX_MESSAGE_LENGTH, RefusedWorkload, SeenEvent, merge_by_workload, read_refusal
+from controller.refusals import MAX_MESSAGE_LENGTH, ReportedObject, SeenEvent, merge_by_workload, read_refusal
 from controller.ui.events import Newest, read_removal
-from controller.ui.snapshot import RemovedAllocation, choose
+from controller.ui.snapshot import choose
 from examples.usage import NOW
 
 QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
@@ -41,7 +41,7 @@ def event(message: str | None, **fields: Any) -> SeenEvent:
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
     refusal = read_refusal(event(message))
-    assert refusal == RefusedWorkload("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
+    assert refusal == ReportedObject("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_an_impossible_time_is_ignored(field: str, forged: str) -> None:
 
 def test_a_removal_names_its_object() -> None:
     removed = event("the stale allocation of hami was removed: old", involvedObject={"kind": "Node", "name": "gpu-1"})
-    assert read_removal(removed) == RemovedAllocation(
-        "", "gpu-1", "Node", "the stale allocation of hami was removed: old", NEW_YEAR
+    assert read_removal(removed) == ReportedObject(
+        "", "Node", "gpu-1", "the stale allocation of hami was removed: old", NEW_YEAR
     )
 
 
-def refusal(name: str, at: int, message: str = "no", count: int = 1) -> RefusedWorkload:
-    return RefusedWorkload("team-a", "ReplicaSet", name, message, f"2026-01-01T00:00:{at:02}Z", count)
+def refusal(name: str, at: int, message: str = "no", count: int = 1) -> ReportedObject:
+    return ReportedObject("team-a", "ReplicaSet", name, message, f"2026-01-01T00:00:{at:02}Z", count)
 
 
 def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() -> None:
@@ -104,7 +104,7 @@ def test_one_workload_is_shown_once_with_its_newest_reason_and_the_sum_of_all() 
 
 def remembered(*told: tuple[str, int], most: int = 9, most_of_one: int = 9) -> list[str]:
     """Add a rejection for each namespace and second. Return the remembered ones as NAMESPACE/SECOND, newest first."""
-    newest: Newest[RefusedWorkload] = Newest(most, most_of_one)
+    newest: Newest = Newest(most, most_of_one)
     for namespace, at in told:
         newest.add(namespace, f"{namespace}/{at}", refusal(f"{namespace}/{at}", at))
     return [each.name for each in newest.all()]
@@ -122,7 +122,7 @@ def test_events_of_one_namespace_never_displace_those_of_another() -> None:
 
 
 def test_a_repeated_event_replaces_itself() -> None:
-    newest: Newest[RefusedWorkload] = Newest(2)
+    newest: Newest = Newest(2)
     for uid, told in (("same", refusal("a", 1)), ("same", refusal("a", 3)), ("other", refusal("b", 2))):
         newest.add("team-a", uid, told)
     assert newest.all() == [refusal("a", 3), refusal("b", 2)]

@@ -10,7 +10,7 @@ from unittest.mock import Mock, call
 import msgspec
 import pytest
 
-from controller.refusals import RefusedWorkload
+from controller.refusals import ReportedObject
 from controller.ui.feed import MAX_KEPT_CHANGES, Feed, Listener, TooManyListeners
 from controller.ui.model import HolderRow
 from controller.ui.snapshot import ModelCards, Picture
@@ -18,7 +18,7 @@ from examples.usage import Sample, ago, model_use, namespace_use
 from tests.replicas import Clock
 from tests.usage_page import VIEWS
 
-REFUSAL = RefusedWorkload("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))
+REFUSAL = ReportedObject("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))
 
 
 @pytest.fixture

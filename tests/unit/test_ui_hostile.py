@@ -8,11 +8,11 @@ from http import HTTPStatus
 import pytest
 from flask.testing import FlaskClient
 
-from controller.refusals import RefusedWorkload
+from controller.refusals import ReportedObject
 from controller.ui.app import HEADERS
 from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, Finding, ModelCards, RemovedAllocation
+from controller.ui.snapshot import Certificate, Finding, ModelCards
 from examples.usage import Sample, ago, company, model_use, namespace_use
 from tests.usage_page import VIEWS, Markup, client_of, html_of, page_of, standby
 from vcuda.ledger.report import GrantUse
@@ -26,8 +26,8 @@ def hostile() -> Sample:
     sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
     sample.report(use)
     sample.pods[HOSTILE] = (HolderRow(HOSTILE, HOSTILE, 100, 1, HOSTILE, HOSTILE),)
-    sample.refusals = (RefusedWorkload(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
-    sample.removals = (RemovedAllocation(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    sample.refusals = (ReportedObject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
+    sample.removals = (ReportedObject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     sample.certificates = (Certificate(HOSTILE, HOSTILE, HOSTILE),)
     sample.findings = (Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     return sample
@@ -110,7 +110,7 @@ def test_hostile_names_in_a_change_are_escaped(monkeypatch: pytest.MonkeyPatch) 
     stream = iter(feed.listen(feed.picture().version, ""))
     next(stream)
     sample.report(namespace_use(HOSTILE, model_use(HOSTILE, 8, 4)))
-    sample.refusals = (*(sample.refusals or ()), RefusedWorkload("b", HOSTILE, "c", HOSTILE, ago(seconds=1)))
+    sample.refusals = (*(sample.refusals or ()), ReportedObject("b", HOSTILE, "c", HOSTILE, ago(seconds=1)))
     feed.picture()
     change = json.loads(next(stream).decode().splitlines()[2].removeprefix("data: "))
     for html in (*change["rows"].values(), *change["parts"].values()):
