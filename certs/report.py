@@ -72,19 +72,13 @@ def report_on(
         unregistered = (
             f"{decision.configuration}: {decision.reason}" if isinstance(decision, steps.RegisterWebhooks) else ""
         )
-        problems = _undone(failing, (_late(state, now, policy), unregistered), rotate)
+        texts = [*sorted({call.fault for call in failing}), *filter(None, (_late(state, now, policy), unregistered))]
+        undone = "the last rotation did not run or did not finish"
+        problems = tuple(observed.Problem(f"{undone}: {text}", rotate) for text in texts)
     others = (*state.read_only(), *(idle(state, now, policy) if state.tool else ()))
     rows = tuple(_rows(state, refs, now))
     every = tuple(dict.fromkeys((*problems, *others)))
     return Report(rows, calls, tuple(_notes(state, policy)), _next_step(decision), every)
-
-
-def _undone(calls: Iterable[WebhookCall], faults: Iterable[str], command: str) -> tuple[observed.Problem, ...]:
-    # Return a problem for each fault that the last rotation should have repaired.
-    texts = [*sorted({call.fault for call in calls}), *filter(None, faults)]
-    return tuple(
-        observed.Problem(f"the last rotation did not run or did not finish: {text}", command) for text in texts
-    )
 
 
 def table(report: Report) -> str:

@@ -59,7 +59,10 @@ class SeenEvent(NamedTuple):
         # client-go writes the time of an Event to lastTimestamp in core/v1, but to eventTime and series in
         # events.k8s.io.
         written = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime") or ""
-        at = last_occurrence(metadata.get("creationTimestamp") or "", written, now)
+        # A tenant can choose the time in an Event. A time before the Event's creation or after now is ignored.
+        created = metadata.get("creationTimestamp") or ""
+        first, last = moment(created), moment(written)
+        at = written if first and last and first <= last <= now + ALLOWED_SKEW else created
         about, times = event.get("involvedObject") or {}, max(series.get("count") or 0, event.get("count") or 1)
         kind, name, namespace = (about.get(key) or "" for key in ("kind", "name", "namespace"))
         return cls(metadata.get("namespace", ""), kind, name, namespace, event.get("message") or "", times, at)
@@ -99,16 +102,6 @@ def merge_by_workload(refusals: Iterable[ReportedObject]) -> Sequence[ReportedOb
         if seen is not each:
             latest[key] = replace(seen, count=seen.count + each.count)
     return tuple(latest.values())
-
-
-def last_occurrence(created: str, written: str, now: datetime.datetime) -> str:
-    """Return the time when an Event occurred last (RFC 3339).
-
-    ``created``: the creation time of the Event, which the API server has set.
-    ``written``: the time in the Event, which a tenant can choose. A time before the creation or after now is ignored.
-    """
-    first, last = moment(created), moment(written)
-    return written if first and last and first <= last <= now + ALLOWED_SKEW else created
 
 
 def moment(text: str) -> datetime.datetime | None:

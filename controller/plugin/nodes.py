@@ -117,8 +117,11 @@ def read(kubeconfig: Path | None, context: str | None, model_label: str, place: 
     registers = {each.name: each.registers for each in seen if each.registers}
     nodes = Nodes.of({each.name: each.labels for each in seen}, keys, registers, known.models)
     used = _used(kube, keys, config, nodes, slices)
-    found = (_row(each, known, used.get(each.name, 0)) for each in seen if _has_gpus(each))
-    rows = sorted(found, key=lambda row: row.node)
+    rows = [
+        _row(each, known, used.get(each.name, 0))
+        for each in sorted(seen, key=lambda each: each.name)
+        if each.found.label or each.found.seen or each.found.doubts or any(each.facts.offered.values())
+    ]
     return ClusterNodes(tuple(rows), (*faults, *model_warnings(config.quota.models, nodes.models)))
 
 
@@ -149,10 +152,6 @@ def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published
     facts = read_facts(node, known, registers)
     found = find_model(node.labels, keys.model, registers, facts, published=published, known=known)
     return _Seen(node.metadata.name, node.labels, registers, facts, published, found)
-
-
-def _has_gpus(seen: _Seen) -> bool:
-    return bool(seen.found.label or seen.found.seen or seen.found.doubts or any(seen.facts.offered.values()))
 
 
 def _row(seen: _Seen, known: GpuResources, used: int) -> GpuNode:
