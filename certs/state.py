@@ -66,7 +66,6 @@ class Hook:
     """One webhook in the list of a webhook configuration. The webhook calls our Service.
 
     ``index``: the webhook's position in the configuration's list.
-    ``bundle``: the certificates in the webhook's caBundle.
     ``faulty``: True if a part of the caBundle is not a certificate.
     ``server``: the DNS name or IP address that the served certificate must have; empty if unknown.
     """
@@ -83,7 +82,6 @@ class Declared:
     """The webhooks that a configuration declares in its annotation.
 
     ``webhooks``: the declared webhooks as JSON objects, with the caBundles of the registered webhooks.
-    ``hooks``: the webhooks in ``webhooks``, parsed.
     ``difference``: how the registered webhooks differ from the declared ones; empty if they are equal.
     """
 
@@ -97,7 +95,6 @@ class Configuration:
     """A webhook configuration; in a rotation of client certificates, the ConfigMap with the CAs of these certificates.
 
     ``kind``: MutatingWebhookConfiguration, ValidatingWebhookConfiguration or ConfigMap.
-    ``version``: the resourceVersion.
     ``hooks``: the registered webhooks that call our Service.
     ``read_only``: why vcuda-certs must not write this configuration; None if it may write. No step of the
     plan makes calls by a read-only configuration fail.
@@ -122,7 +119,6 @@ class Configuration:
 class DialledEndpoint:
     """An endpoint of the webhook, with the certificate that the endpoint served when it was dialled.
 
-    ``address``: HOST:PORT.
     ``leaf``: the served certificate; None if dialling failed. ``fault`` is the reason for None.
     """
 

@@ -41,7 +41,6 @@ class DirectoryOutcome(msgspec.Struct, frozen=True):
 
     ``path``: the path relative to --root, from os.fsdecode. Print it only with `shown`, because it may contain control
     characters and bytes that are not UTF-8.
-    ``verdict``: what the sweep did.
     ``keep``: why the directory was kept; None if it was not kept.
     ``freed``: the number of freed bytes.
     """
