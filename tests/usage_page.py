@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 from flask.testing import FlaskClient
 
-from controller.ui.app import Standing, create_app
+from controller.ui.app import create_app
 from controller.ui.feed import Feed
 from controller.ui.page import Views
 from examples.usage import NOW, Sample
@@ -46,11 +46,11 @@ class Markup(HTMLParser):
 def client_of(sample: Sample, views: Views = VIEWS, names: tuple[str, ...] = ()) -> FlaskClient:
     """Return an HTTP client of the leader's usage page. ``names``: further host names that requests may use."""
     feed = Feed(sample.source(), views)
-    return create_app(lambda: Standing(feed, ""), views, names).test_client()
+    return create_app(lambda: feed, views, names).test_client()
 
 
 def standby(reason: str = "This replica of the controller is a standby. The leader is other.") -> FlaskClient:
-    return create_app(lambda: Standing(None, reason), VIEWS).test_client()
+    return create_app(lambda: reason, VIEWS).test_client()
 
 
 def html_of(client: FlaskClient, path: str) -> str:

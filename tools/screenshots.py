@@ -8,7 +8,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
 
-from controller.ui.app import Standing, create_app
+from controller.ui.app import create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
 from controller.ui.page import Links, Views
@@ -24,7 +24,7 @@ def main() -> None:
     views = Views(lambda: NOW, Links("https://docs.example.com", "https://grafana.example.com"))
     feed = Feed(company().source(), views)
     feed.start()
-    server = serve(("127.0.0.1", 0), create_app(lambda: Standing(feed, ""), views))
+    server = serve(("127.0.0.1", 0), create_app(lambda: feed, views))
     url = f"http://127.0.0.1:{server.port}/"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])

@@ -49,11 +49,8 @@ MOST_CARDS_FIRST = model.TableQuery(sort="cards", descending=True)
 """The default order of the table of pods and claims: the largest number of cards first."""
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """The usage data in ``feed`` if this replica is the leader and ready; otherwise the ``reason`` why it has none."""
-
-    feed: Feed | None
-    reason: str
+Standing = Feed | str
+"""The usage data if this replica is the leader and ready; otherwise the reason why it has no data."""
 
 
 def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection[str] = ()) -> flask.Flask:
@@ -65,7 +62,7 @@ def create_app(standing: Callable[[], Standing], views: Views, hosts: Collection
     def led(view: Callable[..., flask.Response]) -> Callable[..., flask.Response]:
         def answer(**values: str) -> flask.Response:
             now = standing()
-            return view(now.feed, views, **values) if now.feed else _standby(views, now.reason)
+            return _standby(views, now) if isinstance(now, str) else view(now, views, **values)
 
         return answer
 

@@ -69,12 +69,10 @@ class UsagePage:
             shown, ready = self._feed, self._ready
         if shown is None:
             leader = f"The leader is {holder}." if (holder := self._holder()) else "There is no leader at the moment."
-            return app.Standing(None, f"This replica of the controller is a standby. {leader}")
+            return f"This replica of the controller is a standby. {leader}"
         if not ready():
-            return app.Standing(
-                None, "This replica of the controller has just become the leader, and is still reading the cluster."
-            )
-        return app.Standing(shown, "")
+            return "This replica of the controller has just become the leader, and is still reading the cluster."
+        return shown
 
 
 def serve(address: tuple[str, int], application: flask.Flask) -> httpd.Server:

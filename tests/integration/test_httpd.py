@@ -15,7 +15,7 @@ import structlog.testing
 from prometheus_client import CollectorRegistry
 
 from controller.httpd import MAX_CONNECTIONS, MAX_HEAD_BYTES, Server, serve_status
-from controller.ui.app import Standing, create_app
+from controller.ui.app import create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import UsagePage
 from controller.ui.page import Views
@@ -274,7 +274,7 @@ def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
             feed = Feed(sample.source(), views)
             feed.start()
             teardown.callback(feed.close)
-            return running(create_app(lambda: Standing(feed, ""), views)), feed
+            return running(create_app(lambda: feed, views)), feed
 
         yield show
 
@@ -297,15 +297,14 @@ def await_line(stream: IO[bytes], wanted: bytes) -> list[bytes]:
 def test_a_replica_is_a_standby_until_it_leads_and_has_listed_everything() -> None:
     ready = [False]
     page = UsagePage(lambda: "pod-7")
-    assert page.standing().reason == "This replica of the controller is a standby. The leader is pod-7."
+    standby = "This replica of the controller is a standby. The leader is pod-7."
+    assert page.standing() == standby
     page.show(Sample().source(), lambda: ready[0])
-    assert page.standing().feed is None
-    assert "still reading the cluster" in page.standing().reason
+    assert "still reading the cluster" in str(page.standing())
     ready[0] = True
-    feed = page.standing().feed
-    assert feed is not None
+    assert isinstance(page.standing(), Feed)
     page.close()
-    assert page.standing().feed is None
+    assert page.standing() == standby
 
 
 def test_a_listener_gets_changes_and_frees_its_place_when_it_disconnects(showing: Show) -> None:

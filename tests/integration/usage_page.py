@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import flask
 from werkzeug import Response
 
-from controller.ui.app import Standing, create_app
+from controller.ui.app import create_app
 from controller.ui.feed import Feed
 from controller.ui.leading import serve
 from controller.ui.page import Views
@@ -42,7 +42,7 @@ class Served:
 def serving(sample: Sample, teardown: ExitStack) -> Served:
     served = Served(sample)
     served.lead()
-    standing = lambda: Standing(served.feed, "This replica is a standby.")  # noqa: E731  # a line
+    standing = lambda: served.feed or "This replica is a standby."  # noqa: E731  # a line
     app = create_app(standing, served.views)
     app.before_request(lambda: redirection(served))
     server = serve(("127.0.0.1", 0), app)

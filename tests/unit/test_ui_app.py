@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import pytest
 
-from controller.ui.app import MAX_ROWS, Standing, create_app
+from controller.ui.app import MAX_ROWS, create_app
 from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
 from controller.ui.page import Links, Views
@@ -217,7 +217,7 @@ def test_a_standby_serves_the_styles_of_the_leaders_page() -> None:
 def test_a_head_request_for_updates_uses_no_listeners_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.ui.feed.MAX_LISTENERS", 0)
     feed = Feed(company().source(), VIEWS)
-    client = create_app(lambda: Standing(feed, ""), VIEWS).test_client()
+    client = create_app(lambda: feed, VIEWS).test_client()
     assert client.head("/updates").status_code == HTTPStatus.OK
     refused = client.get("/updates")
     assert (refused.status_code, refused.headers["Retry-After"]) == (HTTPStatus.SERVICE_UNAVAILABLE, "30")

@@ -95,7 +95,7 @@ def test_more_cards_in_use_than_exist_leave_none_free_and_no_negative_number() -
 
 
 def test_there_may_be_no_leader() -> None:
-    assert "There is no leader" in UsagePage(lambda: "").standing().reason
+    assert "There is no leader" in str(UsagePage(lambda: "").standing())
 
 
 @pytest.mark.parametrize(
