@@ -172,7 +172,7 @@ def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) ->
     Exit status: 0 done, or a later run must continue; 1 a person must solve a problem, the API server did not answer,
     or Kubernetes is too old; 2 bad input.
     """
-    store = functools.partial(options.registering_store_of, where, retried=not dry_run)
+    store = functools.partial(options.store_of, where, registers_only=True, retried=not dry_run)
     runs.rotate(store, options.registering_policy_of(where), timeout, dry_run=dry_run, output=output)
 
 

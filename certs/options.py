@@ -205,29 +205,20 @@ def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:
     return Kube.connect(kubeconfig, version_check=check, grace=AuthorizerGrace() if retried else None)
 
 
-def store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
+def store_of(where: Mapping[str, Any], *, registers_only: bool = False, retried: bool = False) -> cluster.ClusterStore:
     """Return the store that reads and writes the objects that the options name. ``retried``: see `connect`.
+
+    ``registers_only``: True for `vcuda-certs register`, whose options name no CA Secret.
 
     Raises click.UsageError if options are wrong, or BadInput if the kubeconfig is wrong.
     """
-    if where["ca_secret"] == where["serving_secret"]:
+    if not registers_only and where["ca_secret"] == where["serving_secret"]:
         # The webhook mounts the serving Secret. If this Secret contained the CA too, the webhook could read its key.
         raise click.UsageError(
             "--ca-secret and --serving-secret must be different, because the webhook mounts only --serving-secret."
         )
-    return _store(where, where["ca_secret"], retried=retried)
-
-
-def registering_store_of(where: Mapping[str, Any], *, retried: bool = False) -> cluster.ClusterStore:
-    """Return a store without a CA Secret, for `vcuda-certs register`. Raises BadInput for a bad kubeconfig."""
-    return _store(where, "", registers_only=True, retried=retried)
-
-
-def _store(
-    where: Mapping[str, Any], ca_secret: str, *, registers_only: bool = False, retried: bool
-) -> cluster.ClusterStore:
     endpoints = where["endpoint"]
-    secrets = (ca_secret, where["serving_secret"])
+    secrets = (where.get("ca_secret", ""), where["serving_secret"])
     refs = parsing.ObjectRefs(where["namespace"], where["service"], *secrets, frozenset(endpoints))
     kube = connect(where["kubeconfig"], retried=retried)
     return cluster.ClusterStore(kube, refs, where["selector"], where["port_name"], endpoints, registers_only)

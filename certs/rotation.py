@@ -52,13 +52,13 @@ class SystemClock:
     sleep = staticmethod(time.sleep)
 
 
+@dataclass(slots=True)
 class DryRunStore:
     """The store and the clock of a dry run. A write changes a copy of the state. A wait advances only the clock."""
 
-    def __init__(self, state: State, now: datetime) -> None:
-        self._state = state
-        self._now = now
-        self._elapsed = 0.0
+    _state: State
+    _now: datetime
+    _elapsed: float = 0.0
 
     def read(self, now: Callable[[], datetime]) -> State:
         del now
