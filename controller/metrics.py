@@ -1,6 +1,7 @@
 """The metrics of the controller."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -62,11 +63,11 @@ class EvictionMetrics:
         )
 
 
+@dataclass(eq=False)
 class ViolationsCollector(Collector):
     """Collects how many pods and claims their quota would not admit. ``counts``: by kind, namespace and finding."""
 
-    def __init__(self, counts: Callable[[], Mapping[tuple[str, str, str], int]]) -> None:
-        self._counts = counts
+    counts: Callable[[], Mapping[tuple[str, str, str], int]]
 
     # The numbers are computed at each scrape, so that the numbers of deleted namespaces disappear.
     def collect(self) -> Iterable[Metric]:
@@ -75,19 +76,19 @@ class ViolationsCollector(Collector):
         claims = GaugeMetricFamily(
             "vcuda_audit_claims", "ResourceClaims that their quota would not admit.", labels=labels
         )
-        for (kind, *values), count in self._counts().items():
+        for (kind, *values), count in self.counts().items():
             (pods if kind == "Pod" else claims).add_metric(values, count)
         return [pods, claims]
 
 
+@dataclass(eq=False)
 class ModelNodesCollector(Collector):
     """Collects the number of nodes by the source of their GPU model, and of nodes whose model is in doubt."""
 
-    def __init__(self, counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]) -> None:
-        self._counts = counts
+    counts: Callable[[], tuple[Mapping[str, int], Mapping[Doubt, int]]]
 
     def collect(self) -> Iterable[Metric]:
-        by_source, by_doubt = self._counts()
+        by_source, by_doubt = self.counts()
         nodes = GaugeMetricFamily(
             "vcuda_model_nodes", "Nodes with a GPU model, by the source of the model.", labels=["source"]
         )
@@ -101,6 +102,7 @@ class ModelNodesCollector(Collector):
         return [nodes, doubts]
 
 
+@dataclass(eq=False)
 class UsageCollector(Collector):
     """Collects the limits and the usage by namespace and GPU model from the usage reports.
 
@@ -109,21 +111,17 @@ class UsageCollector(Collector):
     is quota that a webhook replica may use without a write. The result may include namespaces without a reservation.
     """
 
-    def __init__(
-        self,
-        reports: Callable[[], Mapping[str, NamespaceUse]],
-        reservation_ages: Callable[[], Mapping[str, float]],
-    ) -> None:
-        self._reports = reports
-        self._reservation_ages = reservation_ages
+    reports: Callable[[], Mapping[str, NamespaceUse]]
+    reservation_ages: Callable[[], Mapping[str, float]]
 
     def collect(self) -> Iterable[Metric]:
         by_model = {name: GaugeMetricFamily(name, text, labels=["namespace", "model"]) for name, text in _BY_MODEL}
         by_namespace = {name: GaugeMetricFamily(name, text, labels=["namespace"]) for name, text in _BY_NAMESPACE}
-        ages = self._reservation_ages()
-        for namespace, use in self._reports().items():
-            for name, value in _namespace_figures(use).items():
-                by_namespace[name].add_metric([namespace], value)
+        ages = self.reservation_ages()
+        for namespace, use in self.reports().items():
+            by_namespace["vcuda_quota_unpinned_pods"].add_metric([namespace], len(use.unpinned))
+            by_namespace["vcuda_quota_taking_effect"].add_metric([namespace], use.taking_effect)
+            by_namespace["vcuda_quota_ledger_lost"].add_metric([namespace], use.ledger_lost)
             # A reservation may have ended since `ages` was read, so its age counts only if the report has one, too.
             if namespace in ages and any(model.reserved for model in use.models):
                 by_namespace["vcuda_quota_reservation_age_seconds"].add_metric([namespace], ages[namespace])
@@ -158,14 +156,6 @@ _BY_NAMESPACE = (
     ),
     ("vcuda_quota_ledger_lost", "1 while no GPU pod is admitted in a namespace because its ledger was lost."),
 )
-
-
-def _namespace_figures(use: NamespaceUse) -> Mapping[str, float]:
-    return {
-        "vcuda_quota_unpinned_pods": len(use.unpinned),
-        "vcuda_quota_taking_effect": float(use.taking_effect),
-        "vcuda_quota_ledger_lost": float(use.ledger_lost),
-    }
 
 
 def _model_figures(model: ModelUse) -> Mapping[str, float | None]:
