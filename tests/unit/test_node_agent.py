@@ -22,11 +22,11 @@ from controller.garbage.node.agent import (
     SweepInterval,
     SweepReporter,
     Wakeup,
-    shown,
 )
 from controller.garbage.node.fs import OutOfTime
 from controller.garbage.node.names import Keep, KeepReason, MustStay
 from controller.garbage.node.pods import validate_listing
+from vcuda.cli import printable
 
 UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
 RESULTS = ("complete", "blocked", "unfinished", "failed")
@@ -232,4 +232,4 @@ def test_a_list_of_pods_is_used_only_if_it_contains_the_agents_own_pod(
     [("a-name_0", "a-name_0"), ("\x1b[2J", r"\x1b[2J"), ("a\nb", r"a\nb"), ("\udcff", r"\udcff"), ("日本", "日本")],
 )
 def test_names_are_shown_as_plain_text(text: str, expected: str) -> None:
-    assert shown(text) == expected
+    assert printable(text) == expected

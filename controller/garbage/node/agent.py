@@ -12,7 +12,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter as PromCounter, Gauge
 
 from controller.garbage.node import fs, names
-from vcuda.cli import aligned
+from vcuda.cli import aligned, printable
 
 # Minimum seconds between two sweeps of the pods' directories, so that the end of a thousand pods causes few sweeps.
 MIN_INTERVAL_SECONDS = 5.0
@@ -39,8 +39,8 @@ class Action(names.Explained):
 class DirectoryOutcome(msgspec.Struct, frozen=True):
     """The action of a sweep (a pass over all directories) on one directory, and its reason.
 
-    ``path``: the path relative to --root, from os.fsdecode. Print it only with `shown`, because it may contain control
-    characters and bytes that are not UTF-8.
+    ``path``: the path relative to --root, from os.fsdecode. Print it only with `printable`, because it may contain
+    control characters and bytes that are not UTF-8.
     ``keep``: why the directory was kept; None if it was not kept.
     ``freed``: the number of freed bytes.
     """
@@ -59,14 +59,9 @@ Report = Callable[[DirectoryOutcome], None]
 """The callback of a sweep for each entry of --root (the directory with the pods' directories), and of its trash."""
 
 
-def shown(text: str) -> str:
-    """Return a file name with its unprintable characters escaped, for terminals and JSON."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def as_table(outcomes: Sequence[DirectoryOutcome]) -> str:
     """Return a table with one line for each directory: its name, the action of the sweep on it, and the reason."""
-    rows = [(shown(outcome.path), outcome.verdict.value, shown(outcome.why)) for outcome in outcomes]
+    rows = [(printable(outcome.path), outcome.verdict.value, printable(outcome.why)) for outcome in outcomes]
     return "\n".join(aligned([("DIRECTORY", "VERDICT", "WHY"), *sorted(rows)]))
 
 
@@ -74,10 +69,10 @@ def as_json(outcomes: Sequence[DirectoryOutcome]) -> bytes:
     """Return a JSON array with one object per directory. The field ``reason`` is null unless the directory was kept."""
     rows = [
         {
-            "directory": shown(outcome.path),
+            "directory": printable(outcome.path),
             "verdict": outcome.verdict.value,
             "reason": outcome.keep.reason.value if outcome.keep else None,
-            "why": shown(outcome.why),
+            "why": printable(outcome.why),
             "freedBytes": outcome.freed,
         }
         for outcome in sorted(outcomes, key=lambda each: each.path)
@@ -166,7 +161,7 @@ class SweepReporter:
 
     def __call__(self, outcome: DirectoryOutcome) -> None:
         self._metrics.add(outcome)
-        directory, why = shown(outcome.path), shown(outcome.why)
+        directory, why = printable(outcome.path), printable(outcome.why)
         if outcome.verdict is not Action.KEPT:
             self._log.info(outcome.verdict.value, directory=directory, why=why, freed=outcome.freed)
         elif outcome.keep is not None and not outcome.keep.reason.is_expected:
