@@ -31,29 +31,21 @@ class RotationStore(Protocol):
         """Make one write. Raises Conflict if the object has changed since the last `read`, or another VcudaError."""
 
 
-class Clock(Protocol):
-    """The wall clock and the monotonic clock of a rotation."""
-
-    def now(self) -> datetime:
-        """Return the time of the wall clock, in UTC."""
-
-    def monotonic(self) -> float: ...
-
-    def sleep(self, seconds: float) -> None: ...
-
-
-class SystemClock:
-    """The machine's clocks."""
+class Clock:
+    """The wall clock (in UTC) and the monotonic clock of the machine. A subclass may simulate them."""
 
     def now(self) -> datetime:
         return datetime.now(UTC)
 
-    monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(time.sleep)
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 @dataclass(slots=True)
-class DryRunStore:
+class DryRunStore(Clock):
     """The store and the clock of a dry run. A write changes a copy of the state. A wait advances only the clock."""
 
     _state: State

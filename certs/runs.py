@@ -43,7 +43,7 @@ def rotate(
 ) -> NoReturn:
     """Run a rotation, print its steps, and exit the process. ``timeout``: the total time that the run may wait."""
     log = StepLog(click.echo if output == "table" else lambda _: None)
-    clock = rotation.SystemClock()
+    clock = rotation.Clock()
 
     def run() -> int:
         if not dry_run:
@@ -59,7 +59,7 @@ def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, ou
     """Print a report on the certificates, and exit. ``job``: the name of the CronJob that runs the rotation."""
 
     def run() -> int:
-        there, clock = store(), rotation.SystemClock()
+        there, clock = store(), rotation.Clock()
         again = f"kubectl -n {there.refs.namespace} create job --from=cronjob/{job} {job}-now"
         found = report.report_on(there.read(clock.now), there.refs, clock.now(), policy, again)
         click.echo({"table": report.table, "json": report.document}[output](found))

@@ -9,6 +9,7 @@ from cryptography import x509
 
 from certs import steps
 from certs.plan import plan
+from certs.rotation import Clock
 from certs.state import Authorities, Certificates, Configuration, DialledEndpoint, Hook, Problem, Serving, State, trusts
 from vcuda.errors import Conflict, Forbidden
 from vcuda.x509 import Signed, make_authority, make_leaf, service_names
@@ -58,7 +59,7 @@ class Pod:
 
 
 @dataclass
-class World:
+class World(Clock):
     """The stored objects, the pods, and the clock.
 
     ``lives_after``: the number of writes before the run is killed, or None for no limit.

@@ -67,7 +67,7 @@ def test_an_unreachable_api_server_is_retried_and_then_reported(tmp_path: Path) 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("certs.rotation.SystemClock.sleep", lambda *_: None)
+    monkeypatch.setattr("certs.rotation.Clock.sleep", lambda *_: None)
 
 
 @pytest.mark.parametrize("command", ["rotate", "status"])
