@@ -100,14 +100,11 @@ def document(report: Report) -> str:
 
 
 def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
-    secret = f"secret/{refs.authority_secret}"
-    there = state.authorities
-    signing = ((there.current, "signs the leaves"), (there.next_ca, "will sign the next leaves"))
-    for pair, note in signing:
-        yield from _row([pair.certificate] if pair else [], secret, now, note)
+    secret, there, leaf = f"secret/{refs.authority_secret}", state.authorities, state.serving.leaf
+    yield from _row([there.current and there.current.certificate], secret, now, "signs the leaves")
+    yield from _row([there.next_ca and there.next_ca.certificate], secret, now, "will sign the next leaves")
     yield from _row(there.retired, secret, now, "retired")
-    leaf = state.serving.leaf
-    yield from _row([leaf.certificate] if leaf else [], f"secret/{refs.serving_secret}", now, state.serving.fault)
+    yield from _row([leaf and leaf.certificate], f"secret/{refs.serving_secret}", now, state.serving.fault)
     for configuration in state.configurations:
         names: dict[observed.Certificates, list[str]] = {}
         for hook in configuration.hooks:
@@ -115,12 +112,13 @@ def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Ite
         for bundle, of_these in names.items():
             yield from _row(bundle, str(configuration), now, f"caBundle of {', '.join(of_these)}")
     for endpoint in state.endpoints:
-        found = [endpoint.leaf] if endpoint.leaf else []
-        yield from _row(found, endpoint.address, now, "served" if endpoint.ready else "served, not ready")
+        yield from _row([endpoint.leaf], endpoint.address, now, "served" if endpoint.ready else "served, not ready")
 
 
-def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[CertificateRow]:
-    for one in certificates:
+def _row(
+    certificates: Iterable[x509.Certificate | None], place: str, now: datetime, note: str
+) -> Iterator[CertificateRow]:
+    for one in filter(None, certificates):
         end = one.not_valid_after_utc
         yield CertificateRow(_short(one), place, end, (end - now).days, note)
 
