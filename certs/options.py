@@ -185,15 +185,8 @@ def all_of(options: Sequence[Command]) -> Command:
 
 
 rotation_options = all_of((*_ROTATION, *_RUN))
-"""Adds the options of a rotation to a command: validity of certificates, waiting times and dry run."""
-
-
 cluster_options = all_of((*_SERVICE, *_ISSUED))
-"""Adds options to a command: the names of the objects in the cluster, and the names in the certificate."""
-
-
 registration_options = all_of((*_SERVICE, *_RUN))
-"""Adds the options of `vcuda-certs register` to a command."""
 
 
 def connect(kubeconfig: Path | None, *, retried: bool) -> Kube:

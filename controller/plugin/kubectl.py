@@ -18,7 +18,6 @@ from urllib.parse import quote, urlencode
 from vcuda import errors
 
 Params = Mapping[str, str | int]
-"""The query parameters of a request, by their names in the Kubernetes API."""
 
 MOST_BYTES = 16 * 2**20
 """The maximum size of a response in bytes. An object in etcd has at most 1.5 MiB, which may be 9 MiB as JSON."""
@@ -45,7 +44,6 @@ class KubectlRun(NamedTuple):
     status: int
     output: bytes
     stderr: str
-    """The text that kubectl wrote on standard error."""
 
 
 def segment(name: str) -> str:

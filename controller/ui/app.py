@@ -41,7 +41,6 @@ MAX_ROWS = 500
 """The most table rows on one page. Users find the other rows by the search field."""
 
 MIN_ZIPPED_BYTES = 1024
-"""Response bodies with fewer bytes than this are not compressed."""
 
 ZIPPED = ("text/html", "text/css", "text/javascript", "image/svg+xml", "text/csv", "application/json")
 
@@ -243,7 +242,6 @@ def _finish(response: flask.Response) -> flask.Response:
 
 
 TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
-"""The content type of each kind of static file, by the suffix of the file's name."""
 
 
 class Asset(msgspec.Struct, frozen=True):

@@ -20,9 +20,7 @@ class Links(msgspec.Struct, frozen=True):
     """The URLs to which the usage page links. If a URL is empty, the page has no such link."""
 
     docs: str = ""
-    """The URL of the documentation for users."""
     grafana: str = ""
-    """The URL of the Grafana dashboard."""
 
     def grafana_of(self, namespace: str) -> str:
         """Return the URL of the Grafana dashboard, with the dashboard's variable ``namespace`` set to one namespace."""

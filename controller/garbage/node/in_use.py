@@ -46,8 +46,7 @@ _STALE = (errno.ENOENT, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO
 """The errors of opening a directory in /proc if the thread has ended, or if a file server does not answer."""
 _HOST_THREAD = "kthreadd"  # On the host, process 2 is kthreadd. A pod sees kthreadd only if it has hostPID.
 
-Device = tuple[int, int]
-"""The major and the minor number of a device."""
+Device = tuple[int, int]  # the major and the minor number
 
 
 class _Mounted(NamedTuple):
