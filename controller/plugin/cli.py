@@ -61,7 +61,7 @@ class Target:
         return Kubectl.find(self.kubeconfig, self.context)
 
 
-class Commands(click.Group):
+class PluginGroup(click.Group):
     """The command group. A VcudaError ends the program with its message: with status 2 for BadInput, otherwise 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -71,7 +71,7 @@ class Commands(click.Group):
             cli.fail(str(error), cli.BAD_INPUT if isinstance(error, errors.BadInput) else FAILED)
 
 
-@click.group(cls=Commands, invoke_without_command=True, context_settings=cli.HELP)
+@click.group(cls=PluginGroup, invoke_without_command=True, context_settings=cli.HELP)
 @click.version_option(__version__, prog_name="kubectl gpuquota", message="%(prog)s %(version)s")
 @click.option("-n", "--namespace", help="Namespace.  [default: the namespace of the context]")
 @click.option("-A", "--all-namespaces", is_flag=True, help="Every limited namespace.")
