@@ -68,8 +68,7 @@ def served_everywhere(state: states.State, now: datetime) -> bool:
 
 def others(state: states.State, now: datetime) -> list[states.DialledEndpoint]:
     """Return the endpoints without a certificate of the current CA. Leave out unready endpoints that did not answer."""
-    current = state.authorities.current
-    bundle = (current.certificate,) if current else ()
+    bundle = states.certificates_of(state.authorities.current)
     asked = [endpoint for endpoint in state.endpoints if endpoint.ready or endpoint.leaf is not None]
     return [endpoint for endpoint in asked if not states.trusts(bundle, endpoint.leaf, now)]
 

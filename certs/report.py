@@ -100,11 +100,13 @@ def document(report: Report) -> str:
 
 
 def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Iterator[CertificateRow]:
-    secret, there, leaf = f"secret/{refs.authority_secret}", state.authorities, state.serving.leaf
-    yield from _row([there.current and there.current.certificate], secret, now, "signs the leaves")
-    yield from _row([there.next_ca and there.next_ca.certificate], secret, now, "will sign the next leaves")
+    secret, there = f"secret/{refs.authority_secret}", state.authorities
+    yield from _row(observed.certificates_of(there.current), secret, now, "signs the leaves")
+    yield from _row(observed.certificates_of(there.next_ca), secret, now, "will sign the next leaves")
     yield from _row(there.retired, secret, now, "retired")
-    yield from _row([leaf and leaf.certificate], f"secret/{refs.serving_secret}", now, state.serving.fault)
+    yield from _row(
+        observed.certificates_of(state.serving.leaf), f"secret/{refs.serving_secret}", now, state.serving.fault
+    )
     for configuration in state.configurations:
         names: dict[observed.Certificates, list[str]] = {}
         for hook in configuration.hooks:
@@ -112,13 +114,12 @@ def _rows(state: observed.State, refs: parsing.ObjectRefs, now: datetime) -> Ite
         for bundle, of_these in names.items():
             yield from _row(bundle, str(configuration), now, f"caBundle of {', '.join(of_these)}")
     for endpoint in state.endpoints:
-        yield from _row([endpoint.leaf], endpoint.address, now, "served" if endpoint.ready else "served, not ready")
+        found = (endpoint.leaf,) if endpoint.leaf else ()
+        yield from _row(found, endpoint.address, now, "served" if endpoint.ready else "served, not ready")
 
 
-def _row(
-    certificates: Iterable[x509.Certificate | None], place: str, now: datetime, note: str
-) -> Iterator[CertificateRow]:
-    for one in filter(None, certificates):
+def _row(certificates: Iterable[x509.Certificate], place: str, now: datetime, note: str) -> Iterator[CertificateRow]:
+    for one in certificates:
         end = one.not_valid_after_utc
         yield CertificateRow(_short(one), place, end, (end - now).days, note)
 

@@ -169,10 +169,14 @@ class State:
         return tuple(endpoint for endpoint in self.endpoints if endpoint.ready)
 
 
+def certificates_of(pair: Signed | None) -> Certificates:
+    return (pair.certificate,) if pair else ()
+
+
 def known(state: State) -> Certificates:
     """Return the certificate of every CA in the CA Secret, oldest first."""
-    signing = (state.authorities.current, state.authorities.next_ca)
-    return (*state.authorities.retired, *(one.certificate for one in signing if one))
+    there = state.authorities
+    return (*there.retired, *certificates_of(there.current), *certificates_of(there.next_ca))
 
 
 def unknown_cas(state: State) -> Certificates:

@@ -206,7 +206,7 @@ def write_of(step: Step, state: observed.State, now: datetime, policy: RotationP
         case NoteTrusted():
             after = replace(there, trusted=_seen_since(there.next_ca, now))
         case Promote():
-            retired = (*there.retired, *_certificates(there.current))
+            retired = (*there.retired, *observed.certificates_of(there.current))
             after = replace(there, current=there.next_ca, next_ca=None, retired=retired)
         case NoteServed():
             after = replace(there, served=_seen_since(there.current, now))
@@ -232,7 +232,7 @@ def _with_next_ca(state: observed.State, now: datetime, policy: RotationPolicy) 
     # If the CA Secret was lost, the caBundles and the serving Secret may still contain the lost CAs. These CAs count as
     # retired, because endpoints serve leaves of the lost CAs for some time.
     lost = () if there.current else (*filter(is_ours, state.serving.authorities), *observed.unknown_cas(state))
-    retired = dict.fromkeys((*there.retired, *_certificates(there.next_ca), *lost))
+    retired = dict.fromkeys((*there.retired, *observed.certificates_of(there.next_ca), *lost))
     next_ca = make_authority(now, policy.ca_life, client=bool(policy.client))
     return replace(there, next_ca=next_ca, retired=tuple(retired), trusted=None, faults=())
 
@@ -260,7 +260,3 @@ def _leaf(state: observed.State, now: datetime, policy: RotationPolicy) -> Write
 
 def _seen_since(authority: Signed | None, now: datetime) -> observed.SeenSince | None:
     return observed.SeenSince(observed.fingerprint(authority.certificate), now) if authority else None
-
-
-def _certificates(authority: Signed | None) -> observed.Certificates:
-    return (authority.certificate,) if authority else ()
