@@ -70,9 +70,9 @@ class SeenEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReportedObject:
-    """A workload whose pods were refused, or an object from which a stale GPU allocation was removed.
+    """A workload with refused pods, an object that lost a stale GPU allocation, or a pod or claim beyond its quota.
 
-    ``message``, ``at``: the message of the newest Event, and its time (RFC 3339). ``count``: how often this happened.
+    ``message``, ``at``: the newest message, and its time (RFC 3339). ``count``: how often this happened.
     """
 
     namespace: str

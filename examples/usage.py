@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from controller.refusals import ReportedObject
 from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, Finding, ModelCards, Source
+from controller.ui.snapshot import Certificate, ModelCards, Source
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
 
 NOW = datetime.datetime(2026, 3, 4, 12, tzinfo=datetime.UTC)
@@ -47,7 +47,7 @@ class Sample:
     refusals: Sequence[ReportedObject] | None = ()
     removals: Sequence[ReportedObject] | None = None
     certificates: Sequence[Certificate] | None = None
-    findings: Sequence[Finding] | None = None
+    findings: Sequence[ReportedObject] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
         """Replace the usage of these namespaces. Like the controller, create a new mapping ``uses``."""

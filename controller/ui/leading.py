@@ -167,10 +167,10 @@ class LeaderSource:
         fragments = fragmented(extender.free_cards()) if extender else {}
         return [msgspec.structs.replace(model, fragmented=fragments.get(model.model)) for model in models]
 
-    def _found(self) -> Sequence[snapshot.Finding]:
+    def _found(self) -> Sequence[refusals.ReportedObject]:
         found = [(each.violation, each.at) for each in self._leader.violations.ongoing()]
         return [
-            snapshot.Finding(each.holder.namespace, kind_of(each.holder), each.holder.name, each.message, at)
+            refusals.ReportedObject(each.holder.namespace, kind_of(each.holder), each.holder.name, each.message, at)
             for each, at in found
         ]
 

@@ -43,22 +43,14 @@ class Certificate(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """A stored pod or claim that the quota would not admit now. ``at``: when this was first found (RFC 3339)."""
-
-    namespace: str
-    kind: str
-    name: str
-    message: str
-    at: str
-
-
 class Source(msgspec.Struct, frozen=True):
     """The functions that return the data of each part of the usage page.
 
     ``uses``: returns the usage report of every limited namespace, by the namespace's name.
     ``pods``: returns the pods and claims of a namespace that are charged for GPUs.
     ``refusals``: returns the refused workloads, newest first; None if they are not known yet.
+    ``findings``: returns the stored pods and claims that the quota would not admit now, each with the time when this
+    was first found.
     ``removals``, ``certificates``, ``findings``: return the entries of a list; None if the page must not show the list.
     """
 
@@ -68,7 +60,7 @@ class Source(msgspec.Struct, frozen=True):
     refusals: Callable[[], Sequence[ReportedObject] | None] = lambda: None
     removals: Callable[[], Sequence[ReportedObject] | None] = lambda: None
     certificates: Callable[[], Sequence[Certificate] | None] = lambda: None
-    findings: Callable[[], Sequence[Finding] | None] = lambda: None
+    findings: Callable[[], Sequence[ReportedObject] | None] = lambda: None
 
 
 PARTS = ("summary", "cluster", "free", "refusals", "removals", "certificates", "findings")
@@ -101,7 +93,7 @@ class Picture(msgspec.Struct, frozen=True):
     refusals: Sequence[ReportedObject] | None
     removals: Sequence[ReportedObject] | None
     certificates: Sequence[Certificate] | None
-    findings: Sequence[Finding] | None
+    findings: Sequence[ReportedObject] | None
 
     @property
     def by_model(self) -> Mapping[str, ModelCards]:

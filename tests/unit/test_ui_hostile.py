@@ -12,7 +12,7 @@ from controller.refusals import ReportedObject
 from controller.ui.app import HEADERS
 from controller.ui.feed import Feed
 from controller.ui.model import HolderRow
-from controller.ui.snapshot import Certificate, Finding, ModelCards
+from controller.ui.snapshot import Certificate, ModelCards
 from examples.usage import Sample, ago, company, model_use, namespace_use
 from tests.usage_page import VIEWS, Markup, client_of, html_of, page_of, standby
 from vcuda.ledger.report import GrantUse
@@ -29,7 +29,7 @@ def hostile() -> Sample:
     sample.refusals = (ReportedObject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 2),)
     sample.removals = (ReportedObject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     sample.certificates = (Certificate(HOSTILE, HOSTILE, HOSTILE),)
-    sample.findings = (Finding(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
+    sample.findings = (ReportedObject(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),)
     return sample
 
 
