@@ -19,7 +19,6 @@ from controller.garbage.node.agent import (
     DirectoryOutcome,
     Report,
     Run,
-    SweepInterval,
     SweepReporter,
     Wakeup,
 )
@@ -68,10 +67,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def agent_of(
-    registry: CollectorRegistry, sweeps: Run, wakeup: Wakeup | None = None, interval: SweepInterval | None = None
-) -> Agent:
-    return Agent(sweeps, SweepReporter(registry), wakeup or Wakeup(), interval or SweepInterval())
+def agent_of(registry: CollectorRegistry, sweeps: Run, wakeup: Wakeup | None = None) -> Agent:
+    return Agent(sweeps, SweepReporter(registry), wakeup or Wakeup())
 
 
 def kept(path: str, reason: KeepReason, detail: str = "") -> DirectoryOutcome:
@@ -188,22 +185,22 @@ def test_a_sweep_is_signalled_when_the_agent_stops_and_when_its_period_is_over(
     assert seen == [(False, False), (True, False), (True, True)]
 
 
-def waited(wakeup: Wakeup, interval: SweepInterval) -> float:
+def waited(wakeup: Wakeup, period: float, spacing: float) -> float:
     began = time.monotonic()
-    wakeup.wait(interval)
+    wakeup.wait(period, spacing)
     return time.monotonic() - began
 
 
 def test_the_agent_sweeps_every_period() -> None:
-    assert waited(Wakeup(), SweepInterval(0.2, 5)) >= 0.2
+    assert waited(Wakeup(), 0.2, 5) >= 0.2
 
 
 def test_many_ended_pods_trigger_one_sweep_after_the_spacing() -> None:
     wakeup = Wakeup()
     for _ in range(1000):
         wakeup.wake()
-    assert waited(wakeup, SweepInterval(60, 0.2)) >= 0.2
-    assert waited(wakeup, SweepInterval(0.3, 0.1)) >= 0.3, "no wake-up may be left over"
+    assert waited(wakeup, 60, 0.2) >= 0.2
+    assert waited(wakeup, 0.3, 0.1) >= 0.3, "no wake-up may be left over"
 
 
 def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
@@ -213,7 +210,7 @@ def test_stopping_ends_any_wait(registry: CollectorRegistry) -> None:
         wakeup.wake()
         wakeup.stop()
 
-    agent_of(registry, stopped, wakeup, SweepInterval(3600, 3600)).loop()
+    agent_of(registry, stopped, wakeup).loop()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -182,14 +181,6 @@ Run = Callable[[Report, Callable[[], bool], Callable[[], bool]], names.Keep | No
 """The type of the method `NodeSweep.run`, which makes one sweep (a pass over all directories)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SweepInterval:
-    """The seconds between two sweeps: ``period``, or only ``spacing`` if a pod is deleted in the meantime."""
-
-    period: float = 60.0
-    spacing: float = MIN_INTERVAL_SECONDS
-
-
 class Wakeup:
     """Waits for the next sweep. Any thread or signal handler can end the wait."""
 
@@ -205,37 +196,42 @@ class Wakeup:
         self.stopping = True
         self._queue.put(None)
 
-    def wait(self, interval: SweepInterval) -> None:
-        """Wait for ``interval.period``. After `wake`, wait only ``interval.spacing``; after `stop`, not at all."""
+    def wait(self, period: float, spacing: float = MIN_INTERVAL_SECONDS) -> None:
+        """Wait for ``period`` seconds. After `wake`, wait only ``spacing`` seconds; after `stop`, not at all."""
         began = time.monotonic()
-        seconds = interval.period
+        seconds = period
         with contextlib.suppress(queue.Empty):
             while not self.stopping:
                 self._queue.get(timeout=max(0.0, seconds))
-                seconds = began + min(interval.spacing, interval.period) - time.monotonic()
+                seconds = began + min(spacing, period) - time.monotonic()
 
 
 class Agent:
-    """Sweeps the pods' directories until it is stopped. The next sweep continues one that used up its full period."""
+    """Sweeps the pods' directories until it is stopped. The next sweep continues one that used up its full period.
 
-    def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, interval: SweepInterval) -> None:
+    ``period``: the seconds between two sweeps if no pod is deleted in the meantime.
+    """
+
+    def __init__(self, run: Run, reporter: SweepReporter, wakeup: Wakeup, period: float = 60.0) -> None:
         self._run = run
         self._reporter = reporter
         self._wakeup = wakeup
-        self._interval = interval
+        self._period = period
         self._ended = time.monotonic()
         self._log = structlog.get_logger()
         self._blocked: names.Keep | None = None
 
     def loop(self) -> None:
         """Sweep and wait in turn until ``wakeup`` ends the loop. If a sweep could remove nothing, wait only briefly."""
-        soon = SweepInterval(min(self._interval.period, self._interval.spacing), 0)
         while not self._wakeup.stopping:
             self.sweep()
-            self._wakeup.wait(soon if self._blocked else self._interval)
+            if self._blocked:
+                self._wakeup.wait(min(self._period, MIN_INTERVAL_SECONDS), 0)
+            else:
+                self._wakeup.wait(self._period)
 
     def sweep(self) -> None:
-        deadline = time.monotonic() + self._interval.period
+        deadline = time.monotonic() + self._period
         self._reporter.begin()
         result = self._result(lambda: time.monotonic() > deadline)
         self._reporter.end(result, time.time())
@@ -245,7 +241,7 @@ class Agent:
     def unhealthy(self) -> str | None:
         # A sweep that could not reach the API server counts as ended, too: a restart of the agent would not help.
         silent = time.monotonic() - self._ended
-        too_long = silent > MAX_MISSED_PERIODS * self._interval.period
+        too_long = silent > MAX_MISSED_PERIODS * self._period
         return f"no sweep has ended for {silent:.0f} s" if too_long else None
 
     def _result(self, give_up: Callable[[], bool]) -> str:

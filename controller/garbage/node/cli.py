@@ -214,7 +214,7 @@ def _stay(settings: NodeSettings) -> int:
     sweep = settings.sweep(watched, grace, retention)
     registry = CollectorRegistry()
     log = structlog.get_logger()
-    sweeping = agent.Agent(sweep.run, agent.SweepReporter(registry), wakeup, agent.SweepInterval(settings.period))
+    sweeping = agent.Agent(sweep.run, agent.SweepReporter(registry), wakeup, settings.period)
     with listening_for("--status-address", settings.status_address):
         server = serve_status(
             settings.status_address,
