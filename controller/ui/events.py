@@ -3,7 +3,7 @@
 import datetime
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypedDict
 
 import msgspec
 
@@ -15,6 +15,38 @@ MAX_EVENTS = 500
 
 MAX_EVENTS_A_NAMESPACE = 20
 """The most Events of one namespace that are kept, so that one tenant cannot displace the Events of other tenants."""
+
+
+class _EventMetadata(TypedDict, total=False):
+    namespace: str
+    uid: str
+    creationTimestamp: str | None
+
+
+class _Involved(TypedDict, total=False):
+    kind: str
+    namespace: str
+    name: str
+
+
+class _Series(TypedDict, total=False):
+    count: int
+    lastObservedTime: str | None
+
+
+class StoredEvent(TypedDict, total=False):
+    """The fields of an Event that `SeenEvent.of` reads. Others are skipped, because an Event may have very many."""
+
+    metadata: _EventMetadata
+    involvedObject: _Involved
+    message: str | None
+    count: int | None
+    lastTimestamp: str | None
+    eventTime: str | None
+    series: _Series | None
+
+
+_EVENT = msgspec.json.Decoder(StoredEvent)
 
 
 def read_removal(event: SeenEvent) -> ReportedObject:
@@ -72,7 +104,7 @@ class EventInformer:
         return self._newest.all() if self.reflector.synced.is_set() else None
 
     def _decode(self, raw: bytes) -> None:
-        event = msgspec.json.decode(raw, type=dict[str, Any])
+        event = _EVENT.decode(raw)
         item, metadata = self._read(SeenEvent.of(event, datetime.datetime.now(datetime.UTC))), event["metadata"]
         if item is not None:
             self._newest.add(metadata["namespace"], metadata["uid"], item)

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from controller.refusals import MAX_MESSAGE_LENGTH, ReportedObject, SeenEvent, merge_by_workload, read_refusal
-from controller.ui.events import Newest, read_removal
+from controller.ui.events import Newest, StoredEvent, read_removal
 from controller.ui.snapshot import choose
 from examples.usage import NOW
 
@@ -20,7 +21,7 @@ def event(message: str | None, **fields: Any) -> SeenEvent:
     metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
     involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
     stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}
-    return SeenEvent.of(stored, NOW)
+    return SeenEvent.of(msgspec.json.decode(msgspec.json.encode(stored), type=StoredEvent), NOW)
 
 
 @pytest.mark.parametrize(
