@@ -15,6 +15,7 @@ from celpy.adapter import json_to_cel
 from hypothesis import given, strategies as st
 
 from tests.builders import container, pod
+from tests.guarded import MODEL_CHOICES
 from tests.match_conditions import ASKING, ORDINARY
 from tests.rendered import BASE, Json, rendered, webhooks
 from tests.strategies import storable_pods
@@ -24,11 +25,9 @@ from vcuda.requests.pod_request import asks_for_vcuda
 from vcuda.requests.refusals import could_reach_gpus
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.runtime_devices import GIVING_VARIABLES
-from vcuda.requests.schemes import SCHEMES
 
 HOOKS = ("mutate.quota.vcuda.io", "validate.quota.vcuda.io")
 CLAIM_HOOKS = ("mutate-claims.quota.vcuda.io", "validate-claims.quota.vcuda.io")
-TYPE_ANNOTATIONS = {name for scheme in SCHEMES for name in scheme.model_choices}
 
 
 def conditions(name: str) -> list[Json]:
@@ -141,7 +140,7 @@ def without_nulls(manifest: Json) -> Json:
 # The webhook is called for pods with these annotations
 
 
-@pytest.mark.parametrize("key", sorted(TYPE_ANNOTATIONS))
+@pytest.mark.parametrize("key", sorted(MODEL_CHOICES))
 def test_the_webhook_is_called_for_every_annotation_that_sets_an_allocation(condition: Condition, key: str) -> None:
     assert condition.asks(pod(container(), annotations={"note": "x", key: "M40"}))
 

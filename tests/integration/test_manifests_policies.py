@@ -14,10 +14,11 @@ from celpy import celtypes
 from celpy.adapter import json_to_cel
 
 from tests.builders import MODEL
+from tests.guarded import GUARDED_ANNOTATIONS
 from tests.rendered import BASE, Json, rendered
 from vcuda.discovery.sources import DISCOVERED
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
-from vcuda.requests.schemes import SCHEMES, guarded_annotations
+from vcuda.requests.schemes import SCHEMES
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 CERTS, EXTENDER_CERTS, SCHEDULER_CERTS, WEBHOOK, CONTROLLER = (
@@ -107,7 +108,7 @@ def pod(annotations: Json | None = None, labels: Json | None = None) -> Json:
 
 
 ANNOTATIONS = sorted(
-    guarded_annotations()
+    GUARDED_ANNOTATIONS
     | {*KAI, "GPU-Fraction", "Gpu-Memory", f"nvidia.com{COMPUTE_POLICY}", f"acme.com{COMPUTE_POLICY}"}
 )
 LABELS = sorted({name for scheme in SCHEMES for name in scheme.allocation_labels})

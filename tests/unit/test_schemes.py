@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.guarded import GUARDED_ANNOTATIONS
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.resources import BUILT_IN, GpuResources
-from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, guarded_annotations, is_named
+from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, is_named
 
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
 
@@ -95,7 +96,7 @@ def test_the_policy_guards_exactly_the_annotations_and_labels_of_the_schemes() -
     guarded = re.findall('"(.*?)"', listed)
     for found in (variables["foundAdded"], variables["foundRemoved"]):
         [prefixes, endings] = [re.findall(rf'key\.{method}\("(.*?)"\)', found) for method in ("startsWith", "endsWith")]
-        assert _missing_and_left_over([*guarded, *prefixes], guarded_annotations()) == (set(), set())
+        assert _missing_and_left_over([*guarded, *prefixes], GUARDED_ANNOTATIONS) == (set(), set())
         assert endings == [COMPUTE_POLICY]
         [pattern] = re.findall(r'key\.matches\("(.*?)"\)', found)
         assert all(re.match(pattern, key) and re.match(pattern, key.title()) for key in KAI)

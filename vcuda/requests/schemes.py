@@ -168,11 +168,6 @@ class Scheme(msgspec.Struct, frozen=True):
         """The resource that the vendor's device plugin serves. A container must request it to get a card."""
         return self.count or self.cores
 
-    @property
-    def model_choices(self) -> tuple[str, ...]:
-        """The annotations by which a pod chooses types of card, or how a card is shared."""
-        return tuple(name for name in (self.wanted_models, self.unwanted_models, self.card_mode) if name)
-
 
 def _gpu_manager(name: str, display_name: str, vendor_domain: str, domain: str, memory_unit: int = 1) -> Scheme:
     """Return the scheme of gpu-manager or of a fork. ``domain``: the domain of the resources and annotations."""
@@ -277,24 +272,6 @@ VGPU_MANAGER = Scheme(
 # The order of the schemes matters. If a pod has an annotation that two schemes use, and requests neither scheme, the
 # annotation is attributed to the scheme that is listed first.
 SCHEMES: tuple[Scheme, ...] = (GPU_MANAGER, NVIDIA_VCUDA, HAMI, VGPU_MANAGER)
-
-
-def guarded_annotations() -> frozenset[str]:
-    """Return the annotations of a stored pod that only schedulers and device plugins may change.
-
-    A name that ends in ``-`` stands for every key that begins with this name. manifests/base/policies.yaml lists the
-    same names.
-    """
-    return frozenset(
-        name
-        for scheme in SCHEMES
-        for name in (
-            *scheme.allocation_annotations,
-            *scheme.creation_annotations,
-            *scheme.model_choices,
-            *filter(None, [scheme.core_limit]),
-        )
-    )
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
