@@ -6,7 +6,7 @@ All values here are already checked. ``vcuda.quota.document`` reads a quota from
 import enum
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -346,34 +346,27 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
 
     def sentence(self, namespace: str) -> str:
         """Return the message of a pod's refusal, which people see in kubectl and in the Events of their ReplicaSet."""
+        usage, limit, in_cores = self.usage, self.limit, self.in_cores
         where = f"{self.model} in namespace {namespace}"
-        usage, limit = self.usage, self.limit
-        used = usage.in_use
-        if self.in_cores and limit.cores is not None:
-            parts = used.cores, usage.pending.cores, usage.terminating.cores, usage.reserved.cores
-            return self._sentence(where, cards, self.asked.cores, parts, limit.cores)
-        used_memory, total = used.memory_under(limit), usage.used.memory_under(limit)
-        pending, terminating = usage.pending.memory_under(limit), usage.terminating.memory_under(limit)
-        # The requested and the reserved memory are differences of rounded sums, so that the message's numbers add up.
-        asked = (usage.used + self.asked).memory_under(limit) - total
-        parts = used_memory, pending, terminating, total - used_memory
-        return self._sentence(f"memory of {where}", mebibytes, asked, parts, limit.memory or 0)
+        what, render, most = where, cards, limit.cores
+        if not in_cores:
+            what, render, most = f"memory of {where}", mebibytes, limit.memory
 
-    def _sentence(
-        self, what: str, render: Callable[[int], str], asked: int, parts: tuple[int, int, int, int], limit: int
-    ) -> str:
-        used, pending, terminating, reserved = parts
+        def amount(charge: Charge) -> int:
+            return charge.cores if in_cores else charge.memory_under(limit)
 
         def bare(amount: int) -> str:
             return render(amount).partition(" ")[0]
 
-        missing = "can never fit" if self.can_never_fit else f"{bare(used + reserved + asked - limit)} more needed"
-        taken = f"used: {bare(used)} ({bare(pending)} pending)"
-        if terminating:
-            taken = f"used: {bare(used)} ({bare(pending)} pending, {bare(terminating)} terminating)"
-        if reserved:
-            taken = f"{taken}, {bare(reserved)} reserved"
-        return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(limit)}, {missing}"
+        # The requested and the reserved memory are differences of rounded sums, so that the message's numbers add up.
+        used, total = amount(usage.in_use), amount(usage.used)
+        asked = amount(usage.used + self.asked) - total
+        missing = "can never fit" if self.can_never_fit else f"{bare(total + asked - (most or 0))} more needed"
+        terminating = f", {bare(amount(usage.terminating))} terminating" if amount(usage.terminating) else ""
+        taken = f"used: {bare(used)} ({bare(amount(usage.pending))} pending{terminating})"
+        if total != used:
+            taken = f"{taken}, {bare(total - used)} reserved"
+        return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(most or 0)}, {missing}"
 
 
 def exceeded(namespace: str, *shortages: Shortage) -> str:
