@@ -14,7 +14,6 @@ from vcuda.allocations.stored_pods import (
     MOST_KEYS_REMEMBERED,
     MOST_REQUESTS_REMEMBERED,
     Allocation,
-    Keys,
     RequestCache,
     StoredPod,
     charges_of,
@@ -121,7 +120,7 @@ def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Schem
     judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase.key, scheme.allocated}
     values = {key: value if key in judged else "" for key, value in annotations.items()}
     assert found == Allocation(values, labels, (scheme,))
-    assert found.keys_of(scheme) == Keys(tuple(annotations), tuple(labels))
+    assert found.keys_of(scheme) == (tuple(annotations), tuple(labels))
     assert found.get(scheme.predicate_node) == NODE
 
 
@@ -208,7 +207,7 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
     assert size_of(found) < 1000
     schemes = (GPU_MANAGER, NVIDIA_VCUDA, HAMI)
     assert found.allocation.schemes == whole.allocation.schemes == schemes
-    removed = [key for scheme in schemes for key in whole.allocation.keys_of(scheme).annotations]
+    removed = [key for scheme in schemes for key in whole.allocation.keys_of(scheme)[0]]
     assert sorted(removed) == sorted([*keys, "hami.io/vgpu-node"])
 
 

@@ -130,7 +130,7 @@ def find_stale(
     for case in _cases(pod, exists, now, timeout, seen):
         if stale := next((each for each in _stale_by(case) if each.since <= now), None):
             keys = case.allocation.keys_of(case.scheme)
-            found.append(Removal(case.scheme.name, stale.rule, stale.why, keys.annotations, keys.labels))
+            found.append(Removal(case.scheme.name, stale.rule, stale.why, *keys))
     return tuple(found)
 
 

@@ -39,13 +39,6 @@ _TEXTS = frozenset(
 _LISTS = frozenset(scheme.allocated for scheme in SCHEMES)
 
 
-class Keys(msgspec.Struct, frozen=True, gc=False):
-    """The keys of the annotations and labels in which one vendor's components record an allocation."""
-
-    annotations: tuple[str, ...]
-    labels: tuple[str, ...]
-
-
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The annotations and labels in which the components of all vendors record the cards of a pod.
 
@@ -67,9 +60,11 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
             return None
         return self.annotations.get(key) or self.labels.get(key) or None
 
-    def keys_of(self, scheme: Scheme) -> Keys:
-        """Return the keys of one vendor. The keys are complete only if the pod was read with ``whole_keys``."""
-        return dict(_claims(self.annotations, self.labels, self.schemes)).get(scheme.name, Keys((), ()))
+    def keys_of(self, scheme: Scheme) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return one vendor's annotations and labels. Complete only if the pod was read with ``whole_keys``."""
+        annotations = (key for key in self.annotations if _owner(key, self.schemes) == scheme.name)
+        labels = (key for key in self.labels if _owner(key, self.schemes, label=True) == scheme.name)
+        return tuple(annotations), tuple(labels)
 
 
 def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = False) -> Allocation | None:
@@ -115,22 +110,15 @@ def _name_of(key: str, *, label: bool = False) -> str:
 def _schemes_of(annotations: tuple[str, ...], labels: tuple[str, ...], asked: tuple[str, ...]) -> tuple[Scheme, ...]:
     # Check every vendor, because a user may have copied annotations from a pod of another vendor.
     by_name = {scheme.name: scheme for scheme in SCHEMES}
-    order = {name: by_name[name] for name in (*asked, *by_name)}.values()
-    found = {name for name, _ in _claims(annotations, labels, order)}
-    return tuple(scheme for scheme in order if scheme.name in found)
+    order = tuple({name: by_name[name] for name in (*asked, *by_name)}.values())
+    owners = {_owner(key, order) for key in annotations} | {_owner(key, order, label=True) for key in labels}
+    return tuple(scheme for scheme in order if scheme.name in owners)
 
 
-def _claims(annotations: Iterable[str], labels: Iterable[str], schemes: Iterable[Scheme]) -> Iterator[tuple[str, Keys]]:
-    left, left_labels = tuple(annotations), tuple(labels)
-    for scheme in schemes:
-        keys = Keys(
-            tuple(key for key in left if is_named(key, scheme.allocation_annotations)),
-            tuple(key for key in left_labels if is_named(key, scheme.allocation_labels)),
-        )
-        if keys.annotations or keys.labels:
-            yield scheme.name, keys
-        left = tuple(key for key in left if key not in keys.annotations)
-        left_labels = tuple(key for key in left_labels if key not in keys.labels)
+def _owner(key: str, schemes: tuple[Scheme, ...], *, label: bool = False) -> str | None:
+    """Return the name of the first scheme with an annotation or label of this name; None if no scheme has it."""
+    names = ((each.name, each.allocation_labels if label else each.allocation_annotations) for each in schemes)
+    return next((scheme for scheme, own in names if is_named(key, own)), None)
 
 
 class StoredPod(msgspec.Struct, frozen=True):
