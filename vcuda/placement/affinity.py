@@ -65,20 +65,12 @@ class Values(msgspec.Struct, gc=False):
                 self.absent = False
             case "DoesNotExist" if not values:
                 self.present = False
-            case "Gt" | "Lt":
-                self._compare(operator, values)
+            case "Gt" | "Lt" if len(values) == 1 and (bound := _integer(next(iter(values)))) is not None:
+                self.absent, self.numeric = False, True
+                self.above = max(self.above, bound) if operator == "Gt" else self.above
+                self.below = min(self.below, bound) if operator == "Lt" else self.below
             case _:
                 self.present = self.absent = False
-
-    def _compare(self, operator: str, values: Collection[str]) -> None:
-        bound = _integer(next(iter(values))) if len(values) == 1 else None
-        self.absent, self.numeric = False, True
-        if bound is None:
-            self.present = False
-        elif operator == "Gt":
-            self.above = max(self.above, bound)
-        else:
-            self.below = min(self.below, bound)
 
     def allow(self, value: str | None) -> bool:
         """Return whether a node with this label value is allowed. ``value``: None for a node without the label."""
@@ -113,9 +105,7 @@ class Values(msgspec.Struct, gc=False):
 
     def limit(self) -> Set[str] | None:
         """Return the set of allowed label values; None if no requirement lists values (operator ``In``)."""
-        if self.listed is None or (self.present and not self.excluded and not self.numeric):
-            return self.listed
-        return set(filter(self.allow, self.listed))
+        return None if self.listed is None else set(filter(self.allow, self.listed))
 
 
 class Term(msgspec.Struct, frozen=True, gc=False):
@@ -289,19 +279,11 @@ def matches_nothing(term: NodeSelectorTerm) -> bool:
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
     """Return the label values that a pod's nodeSelector and required node affinity allow; None if they allow all."""
-    selected = (spec.node_selector or {}).get(key)
-    required = required_terms(spec)
-    if required is None:
-        return None if selected is None else frozenset({selected})
+    selection = NodeSelection.of(spec)
     allowed: set[str] = set()
-    for term in required:
-        if matches_nothing(term):
-            continue
-        values = _selected(selected)
-        for line in term.match_expressions or ():
-            if line.key == key:
-                values.require(line.operator, line.values or ())
-        limit = values.limit()
+    for term in selection.terms:
+        values = selection.values_of(term, key)
+        limit = values.limit() if values else None
         if limit is None:
             return None
         allowed |= limit
