@@ -347,10 +347,8 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
     def sentence(self, namespace: str) -> str:
         """Return the message of a pod's refusal, which people see in kubectl and in the Events of their ReplicaSet."""
         usage, limit, in_cores = self.usage, self.limit, self.in_cores
-        where = f"{self.model} in namespace {namespace}"
-        what, render, most = where, cards, limit.cores
-        if not in_cores:
-            what, render, most = f"memory of {where}", mebibytes, limit.memory
+        what = f"{'' if in_cores else 'memory of '}{self.model} in namespace {namespace}"
+        render, most = (cards, limit.cores) if in_cores else (mebibytes, limit.memory)
 
         def amount(charge: Charge) -> int:
             return charge.cores if in_cores else charge.memory_under(limit)
