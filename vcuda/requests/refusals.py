@@ -126,9 +126,9 @@ def find_refusals(
 def _limits_of(request: PodRequest, known: GpuResources, *, claims: bool) -> Iterator[ShareLimits]:
     # Vendors may limit even whole cards. So variables that turn off all limits are checked for every GPU request.
     if request.asks or claims:
-        yield known.switches
+        yield known.variables[Allowance.DISABLE_CONTROL]
     if request.has_share or claims:
-        yield known.core_policies
+        yield known.variables[Allowance.CORE_POLICY]
     yield from dict.fromkeys([*request.limits, *(known.limits_without_scheme if claims else ())])
 
 

@@ -244,18 +244,10 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         return tuple(dict.fromkeys(each.limits for each in self.schemes if not each.limits.needs_scheme))
 
     @functools.cached_property
-    def switches(self) -> ShareLimits:
-        """The environment variables of all vendors that turn off all limits of a share of a card."""
-        return self._variables_with(Allowance.DISABLE_CONTROL)
-
-    @functools.cached_property
-    def core_policies(self) -> ShareLimits:
-        """The environment variables of all vendors that turn off the core limit of a share of a card."""
-        return self._variables_with(Allowance.CORE_POLICY)
-
-    def _variables_with(self, allowance: Allowance) -> ShareLimits:
-        variables = (variable for scheme in self.schemes for variable in scheme.limits.variables)
-        return ShareLimits(tuple(each for each in variables if each.allowance is allowance))
+    def variables(self) -> Mapping[Allowance, ShareLimits]:
+        """The environment variables of all vendors that lift limits of shares, by the item of `allow` for them."""
+        every = [variable for scheme in self.schemes for variable in scheme.limits.variables]
+        return {allowance: ShareLimits(tuple(v for v in every if v.allowance is allowance)) for allowance in Allowance}
 
     # `scheme_of` and `vendors` are cached, because they are used for every pod of the cluster.
     @functools.cached_property
