@@ -135,12 +135,8 @@ def find_model(
     return Found(label, own, wanted, seen, ranked, {doubt: f"{text}; {decided}" for doubt, text in found.items()})
 
 
-def _models_of(source_cards: SourceCards, named: CardModels) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for product, count in source_cards.cards.items():
-        if model := model_of(product, named):
-            found[model] = found.get(model, 0) + count
-    return found
+def _models_of(source_cards: SourceCards, named: CardModels) -> Mapping[str, int]:
+    return sources.sums((model_of(product, named), count) for product, count in source_cards.cards.items())
 
 
 def _unreadable(facts: NodeFacts, published: Iterable[DriverCards], product: str) -> Iterator[tuple[Doubt, str]]:

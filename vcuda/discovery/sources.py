@@ -184,7 +184,7 @@ def whole_product(product: str) -> str:
 def _by_register(scheme: str, register: Register) -> SourceCards:
     products = Counter(card.type for card in register.cards)
     memory = min((card.memory for card in register.cards if card.memory), default=0)
-    return SourceCards(scheme, _sums((normalise(each), count) for each, count in products.items()), memory)
+    return SourceCards(scheme, sums((normalise(each), count) for each, count in products.items()), memory)
 
 
 def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
@@ -206,11 +206,12 @@ def _cards_of(published: DriverCards) -> SourceCards:
         if name == MEMORY and int(capacity.value)
     ]
     return SourceCards(
-        SLICES, _sums((normalise(offer.product), count) for offer, count in chosen), min(memories, default=0)
+        SLICES, sums((normalise(offer.product), count) for offer, count in chosen), min(memories, default=0)
     )
 
 
-def _sums(cards: Iterable[tuple[str, int]]) -> Mapping[str, int]:
+def sums(cards: Iterable[tuple[str, int]]) -> Mapping[str, int]:
+    """Add up the numbers of cards by name. Empty names are left out."""
     found: dict[str, int] = {}
     for product, count in cards:
         if product:
