@@ -22,16 +22,12 @@ NVIDIA/nvidia-container-toolkit has handlers of these names and nvidia-experimen
 Project-HAMi/HAMi ``charts/hami`` makes a class of any name with the handler nvidia."""
 
 
-def no_handler(_name: str) -> None:
-    """Return None for every RuntimeClass, because without a watch of RuntimeClasses no handler is known."""
-
-
 class RuntimeClasses(msgspec.Struct, frozen=True, dict=True):
     """Finds out whether a RuntimeClass makes the container runtime give GPUs to a pod."""
 
     patterns: tuple[str, ...] = GPU_RUNTIME_CLASSES
     """Patterns of names of RuntimeClasses or handlers. ``*`` stands for any text, ``?`` for one character."""
-    handler_of: Callable[[str], str | None] = no_handler
+    handler_of: Callable[[str], str | None] = lambda _name: None
     """A function that returns the handler of the RuntimeClass with this name; None if the handler is unknown."""
 
     def gives_gpus(self, name: str) -> bool:

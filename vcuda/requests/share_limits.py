@@ -29,10 +29,6 @@ VCUDA_LIBRARY = "/usr/local/nvidia"
 """The directory in which gpu-manager mounts the driver's libraries, with gpu-manager's own libcuda.so."""
 
 
-def never(_value: str) -> bool:
-    return False
-
-
 class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     """A rule for environment variables that set or lift a limit of a share of a card."""
 
@@ -40,7 +36,7 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     """The pattern of the variables' names. ``*`` stands for any text, such as the number of a card."""
     allowance: Allowance
     """The item of ``allow`` in a quota that permits pods to set the variables."""
-    is_harmless: Callable[[str], bool] = never
+    is_harmless: Callable[[str], bool] = lambda _value: False
     """A function that returns True for a value with which the variable lifts no limit."""
     harmless: str = ""
     """A description of the values with which the variable lifts no limit; empty if there are no such values."""
