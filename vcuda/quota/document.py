@@ -151,11 +151,7 @@ class _NamespaceEntry(StrictModel):
         return self
 
 
-_DOCUMENT: pydantic.TypeAdapter[dict[str, _NamespaceEntry]] = pydantic.TypeAdapter(
-    dict[Annotated[str, pydantic.AfterValidator(read_namespace_name)], _NamespaceEntry],
-    config=pydantic.ConfigDict(strict=True),
-)
-
+_DOCUMENT = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_namespace_name)], _NamespaceEntry])
 
 _KEY = "[key]"
 """The text that pydantic appends to the path of a fault if the key of a mapping is invalid."""

@@ -123,10 +123,7 @@ class _ModelEntry(StrictModel):
     memory: Annotated[int, pydantic.PlainValidator(read_memory)] = 0
 
 
-_ENTRIES: pydantic.TypeAdapter[dict[str, _ModelEntry]] = pydantic.TypeAdapter(
-    dict[Annotated[str, pydantic.AfterValidator(read_label_value)], _ModelEntry],
-    config=pydantic.ConfigDict(strict=True),
-)
+_ENTRIES = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_label_value)], _ModelEntry])
 
 
 def parse_models(text: str, limited: Iterable[str] = ()) -> CardModels:

@@ -138,9 +138,7 @@ class _UnitEntry(values.StrictModel):
         return Charge(self.cards, self.memory, 0 if self.memory else self.cards)
 
 
-_UNITS: pydantic.TypeAdapter[dict[str, _UnitEntry]] = pydantic.TypeAdapter(
-    dict[Annotated[str, pydantic.AfterValidator(read_unit_name)], _UnitEntry], config=pydantic.ConfigDict(strict=True)
-)
+_UNITS = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_unit_name)], _UnitEntry])
 
 
 def parse_units(text: str, taken: GpuResources) -> Mapping[str, Charge]:

@@ -107,10 +107,7 @@ class _SchemeEntry(StrictModel):
         return {key: name for key, name in self.resources.model_dump().items() if name is not None}
 
 
-_ENTRIES: pydantic.TypeAdapter[dict[str, _SchemeEntry]] = pydantic.TypeAdapter(
-    dict[Annotated[str, pydantic.AfterValidator(read_scheme_name)], _SchemeEntry],
-    config=pydantic.ConfigDict(strict=True),
-)
+_ENTRIES = pydantic.TypeAdapter(dict[Annotated[str, pydantic.AfterValidator(read_scheme_name)], _SchemeEntry])
 
 
 def parse_schemes(text: str) -> tuple[Scheme, ...]:
