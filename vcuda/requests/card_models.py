@@ -11,6 +11,7 @@ letter case, and treat a space as ``-``. In an entry of ``gpu_models``, ``*`` st
 character. A product that no entry matches is a model of the same name.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
@@ -42,41 +43,24 @@ MAX_ROWS = 256
 
 def common_product(one: str, other: str) -> str | None:
     """Return a product name that both patterns match; None if no name matches both patterns."""
-    tried: set[tuple[int, int]] = set()
 
+    @functools.cache
     def rest(at: int, by: int) -> str | None:
-        if (at, by) == (len(one), len(other)):
-            return ""
-        if (at, by) in tried:
-            return None
-        tried.add((at, by))
-        for used, used_by, character in _steps(one[at : at + 1], other[by : by + 1]):
-            if (found := rest(at + used, by + used_by)) is not None:
-                return character + found
-        return None
+        left, right = one[at : at + 1], other[by : by + 1]
+        if "*" in (left, right):
+            # A `*` ends here, or it also stands for the next character of the other pattern.
+            ended = rest(at + 1, by) if left == "*" else rest(at, by + 1)
+            if ended is not None:
+                return ended
+            character, at, by = (right, at, by + 1) if left == "*" else (left, at + 1, by)
+        elif left and right and (left == right or "?" in left + right):
+            character, at, by = left if right == "?" else right, at + 1, by + 1
+        else:
+            return None if left or right else ""
+        found = rest(at, by) if character else None
+        return None if found is None else {"*": "", "?": "x"}.get(character, character) + found
 
     return rest(0, 0)
-
-
-def _steps(left: str, right: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the steps that `common_product` may take. ``left``, ``right``: the next character of each pattern, or "".
-
-    A step is the number of characters consumed from each pattern (two numbers), and the text added to the product name.
-    """
-    if left == "*":
-        yield 1, 0, ""
-        if right:
-            yield 0, 1, _SHOWN.get(right, right)
-    elif right == "*":
-        yield 0, 1, ""
-        if left:
-            yield 1, 0, _SHOWN.get(left, left)
-    elif left and right and (left == right or "?" in left + right):
-        character = left if right == "?" else right
-        yield 1, 1, _SHOWN.get(character, character)
-
-
-_SHOWN = {"*": "", "?": "x"}
 
 
 def read_product(value: object) -> str:
