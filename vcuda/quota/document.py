@@ -82,12 +82,6 @@ def _read_prefer(value: object) -> str:
     return MOST_FREE
 
 
-def _read_one_model(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise WrongValueError(f"must be true or false; got {shown(value)}")
-    return value
-
-
 _REPEATED = object()
 """A marker that replaces a repeated name in a list. The marker is invalid, so pydantic reports the name's position."""
 
@@ -133,7 +127,7 @@ class _NamespaceEntry(StrictModel):
     allow: Annotated[tuple[_Allowed, ...], pydantic.BeforeValidator(_read_allowances)] = ()
     order: Annotated[tuple[_Name, ...], _names("M40")] = ()
     prefer: Annotated[str, pydantic.PlainValidator(_read_prefer)] = ""
-    one_model: Annotated[bool, pydantic.PlainValidator(_read_one_model)] = False
+    one_model: bool = False
     time_zone: Annotated[ZoneInfo | None, pydantic.PlainValidator(read_zone)] = None
     grants: Annotated[tuple[GrantEntry, ...], pydantic.BeforeValidator(read_grants)] = ()
 

@@ -152,6 +152,8 @@ def sentence(details: ErrorDetails, entry: type[pydantic.BaseModel], must_be: st
         case "extra_forbidden":
             supported = f"supported keys: {quoted(entry.model_fields)}{also and f'. {also}'}"
             return f"unknown key; {suggestion(details['loc'][-1], entry.model_fields) or supported}"
+        case "bool_type":
+            must_be = "must be true or false"
     return f"{must_be}; got {shown(details['input'])}"
 
 
