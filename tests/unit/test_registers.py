@@ -128,9 +128,9 @@ def test_a_malformed_register_is_reported_once_and_ignored_until_it_is_corrected
 
     told = [("malformed register of cards ignored", "gpu-1", HAMI)]
     assert [heard("[{", "1"), heard("[{", "2"), heard("[[", "3")] == [told, [], told]
-    assert watch.current().types.of_model("hami", "A100") == ()
+    assert watch.current().types.on("hami", "A100").own == ()
     assert heard(as_hami(OURS), "4") == []
-    assert watch.current().types.of_model("hami", "A100") == (OURS[0].type,)
+    assert watch.current().types.on("hami", "A100").own == (OURS[0].type,)
     assert watch.current().registers["gpu-1"]["hami"].type_of("GPU-0fc3") == OURS[1].type
     before = watch.current()
     assert (heard(as_hami(OURS), "5"), watch.current() is before) == ([], True), "a heartbeat must change nothing"

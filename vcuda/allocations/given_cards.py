@@ -42,6 +42,6 @@ def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
         register = registers.get(scheme.name)
         for uuid in _SEPARATORS.split(pod.allocation.get(scheme.allocated) or ""):
             kind = register.type_of(uuid) if register else None
-            if kind and kind not in nodes.types.of_model(scheme.name, charged):
+            if kind and kind not in nodes.types.on(scheme.name, charged).own:
                 return OtherCard(charged, pod.node, uuid, kind, nodes.types.models_of(scheme.name, kind))
     return None

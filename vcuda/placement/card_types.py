@@ -10,13 +10,13 @@ has the same effect.
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.registers import Registers
+from vcuda.placement.registers import Register, Registers
 from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
@@ -39,55 +39,56 @@ _MIG = "mig"
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
+class ModelCards(NamedTuple):
+    """The cards that one vendor's registers list on the nodes of a GPU model."""
+
+    own: tuple[str, ...] = ()
+    """The card types that belong to the model."""
+    beside: tuple[str, ...] = ()
+    """The card types of other models."""
+    sliced: bool = False
+    """True if at least one card is in MIG mode."""
+    whole: bool = False
+    """True if at least one card is not in MIG mode."""
+
+    @classmethod
+    def of(cls, model: str, registers: Collection[Register], named: CardModels) -> "ModelCards":
+        kinds = {kind for register in registers for kind in register.types}
+        own = sorted(k for k in kinds if is_named(k, model) or named.model_of(k) == model) or sorted(kinds)
+        sliced, whole = any(each.sliced for each in registers), any(each.whole for each in registers)
+        return cls(tuple(own), tuple(sorted(kinds.difference(own))), sliced, whole)
+
+
 class CardTypes(msgspec.Struct, frozen=True):
-    """The card types on all nodes. The key of each type is a pair: the name of the vendor's scheme, and the GPU model.
+    """The card types on all nodes, by the name of the vendor's scheme and the GPU model.
 
     The types are read from registers, the node annotations in which a vendor lists the cards of a node. A type belongs
     to a model if it matches the model's name (`is_named`), or if ``gpu_models`` lists the type. But the operator may
     give a model any name. So if no type on a model's nodes belongs to the model in this way, all types there do.
     """
 
-    own: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """The card types that belong to each GPU model."""
-    beside: Mapping[tuple[str, str], tuple[str, ...]] = {}
-    """For each GPU model, the card types of other models that exist on the nodes of this model."""
-    sliced: frozenset[tuple[str, str]] = frozenset()
-    """The pairs of scheme and GPU model for which a node has at least one card in MIG mode."""
-    whole: frozenset[tuple[str, str]] = frozenset()
-    """The pairs of scheme and GPU model for which a node has at least one card that is not in MIG mode."""
+    cards: Mapping[tuple[str, str], ModelCards] = {}
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
         """Return the card types on ``nodes`` (pairs of model and registers). ``named``: the key ``gpu_models``."""
-        found: dict[tuple[str, str], set[str]] = {}
-        sliced, whole = set(), set()
+        found: dict[tuple[str, str], list[Register]] = {}
         for model, registers in nodes:
             for scheme, register in registers.items():
-                key = (scheme, model or "")
-                found.setdefault(key, set()).update(register.types)
-                if register.sliced:
-                    sliced.add(key)
-                if register.whole:
-                    whole.add(key)
-        own = {
-            key: tuple(sorted(k for k in kinds if is_named(k, key[1]) or named.model_of(k) == key[1]) or sorted(kinds))
-            for key, kinds in found.items()
-        }
-        beside = {key: tuple(sorted(kinds.difference(own[key]))) for key, kinds in found.items()}
-        return cls(own, beside, frozenset(sliced), frozenset(whole))
+                found.setdefault((scheme, model or ""), []).append(register)
+        return cls({key: ModelCards.of(key[1], each, named) for key, each in found.items()})
 
-    def of_model(self, scheme: str, model: str) -> tuple[str, ...]:
-        """Return the card types of a model; empty if no node of the model has registered cards."""
-        return self.own.get((scheme, model), ())
+    def on(self, scheme: str, model: str) -> ModelCards:
+        """Return the cards on the nodes of a model; empty if no node of the model has registered cards."""
+        return self.cards.get((scheme, model), ModelCards())
 
     def others(self, scheme: str, model: str) -> frozenset[str]:
-        every = (kinds for part in (self.own, self.beside) for (each, _), kinds in part.items() if each == scheme)
-        return frozenset(itertools.chain.from_iterable(every)).difference(self.of_model(scheme, model))
+        every = ((*cards.own, *cards.beside) for (each, _), cards in self.cards.items() if each == scheme)
+        return frozenset(itertools.chain.from_iterable(every)).difference(self.on(scheme, model).own)
 
     def models_of(self, scheme: str, kind: str) -> tuple[str, ...]:
-        return tuple(
-            sorted(model for (each, model), own in self.own.items() if each == scheme and model and kind in own)
-        )
+        found = (model for (each, model), cards in self.cards.items() if each == scheme and kind in cards.own)
+        return tuple(sorted(filter(None, found)))
 
 
 def is_named(kind: str, model: str) -> bool:
@@ -119,26 +120,22 @@ def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share:
         return Selection(
             exclusion=f"{model} is excluded, because annotation {too_long} is longer than {MAX_CHOICE} characters"
         )
-    known = types.of_model(scheme.name, model)
+    cards = types.on(scheme.name, model)
     wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
-    kept = [kind for kind in known if contains_any(kind, wanted)] if wanted else list(known)
+    kept = [kind for kind in cards.own if contains_any(kind, wanted)] if wanted else list(cards.own)
     if wanted and not kept:
         if not contains_any(model, wanted):
             return Selection(exclusion=f"{model} is excluded by annotation {scheme.wanted_models}")
-        kept = list(known)
+        kept = list(cards.own)
     left = tuple(kind for kind in kept if not contains_any(kind, unwanted))
-    if contains_any(model, unwanted) or (known and not left):
+    if contains_any(model, unwanted) or (cards.own and not left):
         return Selection(exclusion=f"{model} is excluded by annotation {scheme.unwanted_models}")
-    if has_share and _sliced(scheme, model, types):
-        if _MIG in pod.annotations.get(str(scheme.card_mode), ""):
+    if has_share and scheme.card_mode and cards.sliced:
+        if _MIG in pod.annotations.get(scheme.card_mode, ""):
             return Selection(exclusion=f"{model} is excluded by annotation {scheme.card_mode}: {ANY_SLICE}")
-        if (scheme.name, model) not in types.whole:
+        if not cards.whole:
             return Selection(exclusion=f"{model} is excluded, because its cards are in MIG mode: {ANY_SLICE}")
     return Selection(left)
-
-
-def _sliced(scheme: Scheme, model: str, types: CardTypes) -> bool:
-    return scheme.card_mode is not None and (scheme.name, model) in types.sliced
 
 
 def annotations_for(
@@ -149,13 +146,12 @@ def annotations_for(
     for scheme in schemes:
         if not scheme.wanted_models:
             continue
-        usable = select(pod, scheme, model, types, has_share=has_share).types
-        if has_share and scheme.card_mode and _sliced(scheme, model, types):
+        usable, cards = select(pod, scheme, model, types, has_share=has_share).types, types.on(scheme.name, model)
+        if has_share and scheme.card_mode and cards.sliced:
             found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
         others = types.others(scheme.name, model)
-        beside = types.beside.get((scheme.name, model), ())
         similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))
-        avoided = sorted(similar, key=lambda kind: (kind not in beside, kind))[:MAX_TYPES]
+        avoided = sorted(similar, key=lambda kind: (kind not in cards.beside, kind))[:MAX_TYPES]
         if avoided and scheme.unwanted_models:
             present = _excluding(pod, scheme)
             own = [text] if (text := pod.annotations.get(scheme.unwanted_models, "").strip()) else []
@@ -175,11 +171,12 @@ def reachable_others(
     # Schedulers do not strip the blanks around an unwanted text. An empty wanted text matches every type.
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
-        for kind in types.beside.get((scheme.name, model), ()):
+        cards = types.on(scheme.name, model)
+        for kind in cards.beside:
             chosen = not wanted or contains_any(kind, map(str.strip, wanted))
             if chosen and not contains_any(kind, unwanted):
                 yield f"a card of type {kind}, which is not of model {model}"
-        if has_share and _sliced(scheme, model, types) and _MIG in pod.annotations.get(str(scheme.card_mode), _MIG):
+        if has_share and scheme.card_mode and cards.sliced and _MIG in pod.annotations.get(scheme.card_mode, _MIG):
             yield f"a MIG slice of {model} of any size"
 
 
