@@ -31,12 +31,12 @@ LONGEST_TEXT = 254
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
-_TEXTS = frozenset(
-    key
-    for scheme in SCHEMES
-    for key in (scheme.predicate_node, *scheme.predicate_times, scheme.phase.key if scheme.phase else None)
-)
-_LISTS = frozenset(scheme.allocated for scheme in SCHEMES)
+_MOST_OF: Mapping[str | None, int] = {
+    **dict.fromkeys((key for each in SCHEMES for key in (each.predicate_node, *each.predicate_times)), LONGEST_TEXT),
+    **{scheme.phase.key: LONGEST_TEXT for scheme in SCHEMES if scheme.phase},
+    **{scheme.allocated: LONGEST_LIST for scheme in SCHEMES},
+}
+"""The most characters that are kept of each annotation that a rule needs."""
 
 
 class Allocation(msgspec.Struct, frozen=True, gc=False):
@@ -77,21 +77,15 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
     if not found and not labels:
         return None
     annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
-    is_cut = any(len(value) > _most_of(kept) for kept, _, value in found if kept in _TEXTS or kept in _LISTS)
+    is_cut = any(len(value) > _MOST_OF[kept] for kept, _, value in found if kept in _MOST_OF)
     # Cache vendors only for short lists of keys. Thousands of pods have equal lists, but users can invent long ones.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
 
 
-def _most_of(name: str) -> int:
-    return LONGEST_LIST if name in _LISTS else LONGEST_TEXT
-
-
 def _kept_of(name: str, value: str) -> str:
-    if name not in _TEXTS and name not in _LISTS:
-        return ""
-    kept = value[: _most_of(name)]
+    kept = value[: _MOST_OF.get(name, 0)]
     # Annotations of vendors are ASCII. A single other character makes Python store up to four bytes for every
     # character. So other characters are replaced.
     return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
