@@ -292,3 +292,11 @@ def parse_whole(quantity: str | float) -> int:
     if number > 2**53:
         raise ValueError(f"{quantity} is larger than any cluster")
     return int(number)
+
+
+def whole_or_none(quantity: Quantity | None) -> int | None:
+    """Return a quantity as a whole number; None if it is missing, or if `parse_whole` would reject it."""
+    try:
+        return None if quantity is None else parse_whole(quantity)
+    except ValueError:
+        return None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from vcuda.k8s_types import Container, Pod, Quantity, can_be_name, parse_whole
+from vcuda.k8s_types import Container, Pod, Quantity, can_be_name, whole_or_none
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.pod_request import resources_of
 from vcuda.requests.schemes import SCHEMES, Scheme
@@ -108,25 +108,18 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
 
 def read_cards(capacity: Mapping[str, Quantity]) -> Cards | Unplaceable:
     """Return the cards in a node's capacity, all unused, or the reason why the node has no usable cards."""
-    offered = [scheme for scheme in INDEXED if scheme.cores in capacity and _whole(capacity, scheme.cores) != 0]
+    offered = [scheme for scheme in INDEXED if scheme.cores in capacity and whole_or_none(capacity[scheme.cores]) != 0]
     if not offered:
         return Unplaceable("the node has no vcuda cards")
     if len(offered) > 1:
         return Unplaceable(f"the node has both {offered[0].cores} and {offered[1].cores} in its capacity")
     [scheme] = offered
-    cores, memory = _whole(capacity, scheme.cores), _whole(capacity, scheme.memory)
+    cores, memory = whole_or_none(capacity[scheme.cores]), whole_or_none(capacity.get(scheme.memory))
     if cores is None or not CORES_PER_CARD <= cores <= MOST_CARDS * CORES_PER_CARD:
         return Unplaceable(f"{scheme.cores} in the node's capacity must be 100 a card; got {capacity[scheme.cores]}")
     if not memory:
         return Unplaceable(f"{scheme.memory} is missing in the node's capacity")
     return Cards.unused(scheme, cores // CORES_PER_CARD, memory)
-
-
-def _whole(capacity: Mapping[str, Quantity], resource: str) -> int | None:
-    try:
-        return parse_whole(capacity[resource])
-    except (KeyError, ValueError):
-        return None
 
 
 class ContainerRequest(msgspec.Struct, frozen=True, gc=False):
@@ -190,7 +183,7 @@ def names_cards(pod: Pod) -> bool:
 
 def amount_of(container: Container, resource: str) -> int:
     """Return the requested amount of a resource; 0 without a request, or if the API server would reject the amount."""
-    return _whole(resources_of(container), resource) or 0
+    return whole_or_none(resources_of(container).get(resource)) or 0
 
 
 class PodCards(msgspec.Struct, frozen=True):

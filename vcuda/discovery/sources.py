@@ -18,7 +18,7 @@ import msgspec
 from vcuda.claims.devices import DeviceOffer, PoolSlice
 from vcuda.claims.drivers import DRIVERS, MEMORY
 from vcuda.discovery.names import normalise
-from vcuda.k8s_types import Node, Quantity, parse_whole
+from vcuda.k8s_types import Node, whole_or_none
 from vcuda.placement.nodes import COUNT_LABEL
 from vcuda.placement.registers import ANNOTATIONS, Register, Registers
 from vcuda.requests.resources import PLAIN_CARDS, GpuResources
@@ -72,7 +72,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
     offered = {
         name: count
         for name, quantity in allocatable.items()
-        if (name in known.scheme_of or name == PLAIN_CARDS) and (count := _whole(quantity)) is not None
+        if (name in known.scheme_of or name == PLAIN_CARDS) and (count := whole_or_none(quantity)) is not None
     }
     handshakes = {each.name: annotations.get(each.handshake or "") for each in known.schemes if each.handshake}
     facts = NodeFacts(
@@ -84,13 +84,6 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
     )
     # Most nodes often have no GPU, so their facts are equal. One shared object saves memory.
     return facts if facts != NO_FACTS else NO_FACTS
-
-
-def _whole(quantity: Quantity) -> int | None:
-    try:
-        return parse_whole(quantity)
-    except ValueError:
-        return None
 
 
 def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
