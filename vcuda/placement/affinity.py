@@ -21,6 +21,8 @@ from vcuda.quota.terms import MODEL_LABEL, POOL_LABEL
 
 NAME_FIELD = "metadata.name"
 _INT64_DIGITS = 19
+NAME = "name of the node"
+"""The key of a node's name in a `Term`. It has spaces, so that no label has this key."""
 
 Labels = Mapping[str, str]
 
@@ -108,13 +110,9 @@ class Values(msgspec.Struct, gc=False):
         return None if self.listed is None else set(filter(self.allow, self.listed))
 
 
-class Term(msgspec.Struct, frozen=True, gc=False):
-    """One term of a node selection. A node matches the term if the node meets all requirements of the term."""
-
-    labels: Mapping[str, Values]
-    """The allowed label values, by the name of the label."""
-    name: Values | None
-    """The allowed names of the node; None if every name is allowed."""
+Term = Mapping[str, Values]
+"""One term of a node selection: the allowed values by the key of a label, or `NAME` for the name of the node. A node
+matches the term if the node meets all requirements of the term."""
 
 
 class NodeSelection(msgspec.Struct, frozen=True, gc=False):
@@ -136,7 +134,7 @@ class NodeSelection(msgspec.Struct, frozen=True, gc=False):
 
     def values_of(self, term: Term, key: str) -> Values | None:
         """Return the values of a label that the term and the nodeSelector allow; None if they allow all values."""
-        values = term.labels.get(key)
+        values = term.get(key)
         return _selected(self.selector[key]) if values is None and key in self.selector else values
 
 
@@ -147,14 +145,13 @@ def _read_term(term: NodeSelectorTerm, selector: Mapping[str, str], node_name: s
         if values is None:
             values = labels[line.key] = _selected(selector.get(line.key))
         values.require(line.operator, line.values or ())
-    if not node_name and not term.match_fields:
-        return Term(labels, None)
-    name = _selected(node_name or None)
-    name.absent = False
+    if node_name or term.match_fields:
+        name = labels[NAME] = _selected(node_name or None)
+        name.absent = False
     for line in term.match_fields or ():
         # In ``matchFields``, Kubernetes supports only the name of a node. A term with another field matches no node.
         name.require(line.operator if line.key == NAME_FIELD else "", line.values or ())
-    return Term(labels, name)
+    return labels
 
 
 def _selected(value: str | None) -> Values:
@@ -242,8 +239,8 @@ class NodeIndex:
         return found
 
     def matching(self, term: Term, among: int) -> int:
-        found = among & self._names.find(term.name) if term.name else among
-        for key, values in term.labels.items():
+        found = among
+        for key, values in term.items():
             index = self._index(key)
             if index:
                 found &= index.find(values) | (self._all & ~index.having if values.absent else 0)
@@ -255,7 +252,7 @@ class NodeIndex:
 
     def _index(self, key: str) -> _LabelIndex | None:
         # A label key is indexed at its first use, because a node has dozens of labels, and pods select by few of them.
-        index = self._by_key.get(key)
+        index = self._names if key == NAME else self._by_key.get(key)
         if index is None and (key in self._usual or key in self._keys):
             by_value: dict[str, int] = {}
             for at, labels in enumerate(self._nodes.values()):

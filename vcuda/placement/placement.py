@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda.k8s_types import Check, Pod, no_check
-from vcuda.placement.affinity import NodeLabels, NodeSelection, Term, limited_values
+from vcuda.placement.affinity import NAME, NodeLabels, NodeSelection, limited_values
 from vcuda.placement.card_types import select
 from vcuda.placement.choice import Option
 from vcuda.placement.free_cards import FreeCards, free_by_model
@@ -169,11 +169,12 @@ def _reach_of(
         matching |= found
         if len(in_pools) == len(models):
             continue  # all models are found; skip the slow part below, because thousands of terms may follow
-        names = term.name.limit() if term.name else None
+        names = term[NAME].limit() if NAME in term else None
         if names is not None and names <= nodes.labels.keys():
             # If all nodes that the term names exist, their labels decide. A node that is missing may get any labels.
             named |= found
-        elif _could_be_met(term, keys):
+        # Requirements on the model label and the pool label are checked below.
+        elif all(values.allow_any() or key in (keys.model, keys.pool) for key, values in term.items()):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
             if pool is None or any(map(pool.allow, quota.pools)) or (not quota.pools and pool.allow_any()):
                 in_pools |= nodes.allowed(model, models - in_pools) if model else models
@@ -186,13 +187,3 @@ def _reach_of(
     present = frozenset(model for model in models if serving[model] & matching & pools)
     others = frozenset(model for model in models if having[model] & matching & pools) - present
     return _Reach(frozenset(in_pools), frozenset(anywhere), present, others)
-
-
-def _could_be_met(term: Term, keys: NodeLabels) -> bool:
-    # Requirements on the model label and the pool label are ignored here, because the caller checks these labels.
-    if term.name and not term.name.allow_any():
-        return False
-    for key, values in term.labels.items():
-        if not values.allow_any() and key not in (keys.model, keys.pool):
-            return False
-    return True
