@@ -1,5 +1,6 @@
 """Decodes the ResourceClaims that are stored in the cluster, and computes their charges."""
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 
@@ -127,7 +128,7 @@ class ClaimCounter:
         self._by_digest: SizedCache[PackedDigest, ClaimCharge] = SizedCache(
             PRICES_BYTES, lambda packed, found: len(packed) + len(found.fault)
         )
-        self._models: dict[str, str | None] = {}
+        self._model_of_product = functools.cache(policy.products.model_of)
 
     def __call__(self, claim: StoredClaim) -> ClaimCharge:
         known = self._by_digest.get(claim.digest)
@@ -190,12 +191,7 @@ class ClaimCounter:
 
     def _model_of(self, device: objects.AllocatedDevice) -> str | None:
         known = self._offer(device)
-        if known is None:
-            return None
-        product = known[0].product
-        if product not in self._models:
-            self._models[product] = self.policy.products.model_of(product) if product else None
-        return self._models[product]
+        return self._model_of_product(known[0].product) if known and known[0].product else None
 
 
 def charged_by_pods(pods: Iterable[StoredPod], nodes: Nodes) -> frozenset[str]:
