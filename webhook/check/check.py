@@ -165,9 +165,8 @@ def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:
     if policy.nodes.labels:
         return False
     selection = NodeSelection.of(msgspec.convert(pod, k8s_types.Pod).spec)
-    keys = {*selection.selector, *(key for term in selection.terms for key in term.labels)}
-    known = {policy.hints.labels.model, policy.hints.labels.pool}
-    return bool(keys - known) or any(term.name is not None for term in selection.terms)
+    keys = set(selection.selector).union(*selection.terms)
+    return not keys <= {policy.hints.labels.model, policy.hints.labels.pool}
 
 
 async def _decide_one(
