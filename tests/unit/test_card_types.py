@@ -9,7 +9,7 @@ from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_p
 from tests.tables import cases
 from vcuda.placement.card_types import MAX_CHOICE, is_named
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.registers import Card, Register
+from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, NamespaceQuota
 
 USE, NOT_USE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
@@ -22,7 +22,7 @@ def cluster(scheme: str, /, **types: tuple[str, ...]) -> Nodes:
     """Return one node per model, with cards of these types. In a model's name, ``_`` stands for ``-``."""
     models = {model.replace("_", "-"): kinds for model, kinds in types.items()}
     cards = {model: tuple(Card(f"GPU-{kind}", kind) for kind in kinds) for model, kinds in models.items()}
-    registers = {model: {scheme: Register.of(*cards[model])} for model, kinds in models.items()}
+    registers = {model: {scheme: tuple(cards[model])} for model, kinds in models.items()}
     return Nodes.of({model: {MODEL: model} for model in models}, LABELS, registers)
 
 
@@ -104,7 +104,7 @@ def test_a_pod_that_bypassed_mutate_and_could_get_another_models_card_is_rejecte
 def sliced(*mig: bool) -> Nodes:
     """Return one node with a HAMi card for each value of ``mig``. True means that the card is in MIG mode."""
     cards = tuple(Card(f"GPU-{number}", "NVIDIA A100", mode) for number, mode in enumerate(mig))
-    return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": Register.of(*cards)}})
+    return Nodes.of({"a": {MODEL: "A100"}}, LABELS, {"a": {"hami": tuple(cards)}})
 
 
 MODE = "nvidia.com/vgpu-mode"

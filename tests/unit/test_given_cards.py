@@ -9,11 +9,11 @@ from tests.builders import LABELS, MODEL, held_to, stored_pod, view
 from tests.tables import cases
 from vcuda.allocations.stored_pods import read_stored
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.registers import Card, Register
+from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 
-CARDS = Register.of(Card("GPU-a10", "NVIDIA A10"), Card("GPU-a100", "NVIDIA A100"))
-BIG = Register.of(Card("GPU-b", "NVIDIA A100"))
+CARDS = (Card("GPU-a10", "NVIDIA A10"), Card("GPU-a100", "NVIDIA A100"))
+BIG = (Card("GPU-b", "NVIDIA A100"),)
 NODES = Nodes.of(
     {"mixed": {MODEL: "A10"}, "big": {MODEL: "A100"}},
     LABELS,

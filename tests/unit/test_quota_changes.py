@@ -7,7 +7,7 @@ from tests.builders import LABELS, MODEL
 from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
-from vcuda.placement.registers import Card, Register
+from vcuda.placement.registers import Card
 from vcuda.quota.changes import beyond, changes, summary, weakened
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Quota
@@ -170,7 +170,7 @@ def test_the_cards_of_a_model_are_known_if_each_of_its_nodes_says_how_many_it_ha
         "odd": {MODEL: "L4", COUNT_LABEL: "many"},
         "other": {},
     }
-    register = Register.of(*(Card(f"GPU-{number}", "NVIDIA A100") for number in range(4)))
+    register = tuple(Card(f"GPU-{number}", "NVIDIA A100") for number in range(4))
     assert Nodes.of(labels, LABELS, {"registered": {"hami": register}}).cards == {"A100": 12}
 
 

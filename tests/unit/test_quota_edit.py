@@ -17,7 +17,7 @@ from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, Fault, Unavailable, UnreadableLedger, VcudaError
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import Nodes
-from vcuda.placement.registers import Card, Register
+from vcuda.placement.registers import Card
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.schemes import HAMI
@@ -299,7 +299,7 @@ def test_an_edit_is_accepted_while_the_namespaces_cannot_be_listed() -> None:
 
 
 def test_the_value_of_a_device_without_effect_on_hami_nodes_gives_a_warning() -> None:
-    registers = {"node-1": {HAMI.name: Register.of(Card("GPU-1", "Tesla M40"))}}
+    registers = {"node-1": {HAMI.name: (Card("GPU-1", "Tesla M40"),)}}
     nodes = Nodes.of({"node-1": {LABELS.model: "M40"}, "node-2": {LABELS.model: "P100"}}, LABELS, registers)
     data = {"gpu_quota": "team-a: {quota: {M40: 1}}", "gpu_models": "{M40: {cards: 0.5}, P100: {cards: 0.5}}"}
     object_ = msgspec.Raw(msgspec.json.encode({"metadata": {"name": "gpuquota"}, "data": data}))

@@ -12,7 +12,7 @@ from tests.tables import cases
 from vcuda.kube import ClaimPolicies, DeviceInformer, NodeInformer, QuotaInformer, QuotaPlace
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.placement import find_candidates
-from vcuda.placement.registers import Card, Register, read_register
+from vcuda.placement.registers import Card, read_register
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.pod_request import read_request
@@ -36,7 +36,7 @@ def configured(models: str = "", schemes: str = "") -> GpuResources:
 def nodes_with(*cards: Card, scheme: str = HAMI.name, named: GpuResources = BUILT_IN) -> Nodes:
     """Return two T4 nodes. One has an annotation that lists these cards (a register), and the other has none."""
     labels = {name: {MODEL: "T4"} for name in ("registered", "plain")}
-    return Nodes.of(labels, LABELS, {"registered": {scheme: Register.of(*cards)}}, named.models)
+    return Nodes.of(labels, LABELS, {"registered": {scheme: tuple(cards)}}, named.models)
 
 
 def charged(limits: dict[str, int], known: GpuResources, nodes: Nodes, model: str = "T4") -> Charge:
@@ -120,7 +120,7 @@ def test_a_model_whose_registered_cards_are_all_too_small_is_excluded() -> None:
     hami_up_to_2_7_faulty=("GPU-1,10,15360,100,T4,0,false,0,mig:", False),
 )
 def test_a_card_is_faulty_only_if_its_register_says_so(text: str, healthy: bool) -> None:
-    assert [card.healthy for card in read_register(text).cards] == [healthy]
+    assert [card.healthy for card in read_register(text)] == [healthy]
 
 
 def write_node(api: ApiDouble, *cards: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ def test_a_ledger_is_counted_by_present_values_before_the_watch_decodes_the_pods
     settling.settle()
     assert replica.store.open("team-a").ledger.committed == {"M40": QUARTER}
     settling.relist()
-    hami = Nodes.of({"h": {MODEL: "M40"}}, LABELS, {"h": {HAMI.name: Register.of(SMALL)}})
+    hami = Nodes.of({"h": {MODEL: "M40"}}, LABELS, {"h": {HAMI.name: (SMALL,)}})
     known[0] = known[0].with_registered(hami.registered_cards)
     settling.settle()
     assert replica.store.open("team-a").ledger.committed == {"M40": WHOLE}

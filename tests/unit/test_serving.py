@@ -10,17 +10,17 @@ from tests.builders import LABELS, MODEL, Manifest, held_to, policy_for, vcuda_p
 from tests.tables import cases
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
-from vcuda.placement.registers import Card, Register
+from vcuda.placement.registers import Card, Registers
 from vcuda.placement.serving import HOSTNAME, MOST_AVOIDED, reaches
 from vcuda.quota.model import Limit, Mode, NamespaceQuota
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import GpuResources
 
-HAMI = {"hami": Register.of(Card("GPU-0", "NVIDIA A100"))}
-VGPU = {"vgpu-manager": Register.of(Card("GPU-1", "Tesla V100"))}
+HAMI = {"hami": (Card("GPU-0", "NVIDIA A100"),)}
+VGPU = {"vgpu-manager": (Card("GPU-1", "Tesla V100"),)}
 
 
-def cluster(**nodes: tuple[str, dict[str, Register]]) -> Nodes:
+def cluster(**nodes: tuple[str, Registers]) -> Nodes:
     """Return a cluster of nodes, each with its model and the cards in its register (an annotation)."""
     labels = {name: {MODEL: model, HOSTNAME: f"host-{name}"} for name, (model, _) in nodes.items()}
     return Nodes.of(labels, LABELS, {name: register for name, (_, register) in nodes.items() if register})

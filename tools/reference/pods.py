@@ -29,7 +29,7 @@ from vcuda.placement.free_cards import FreeCards
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.patches import Hints
 from vcuda.placement.placement import Candidates
-from vcuda.placement.registers import Card, Register
+from vcuda.placement.registers import Card
 from vcuda.placement.serving import HOSTNAME
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Shortage, Usage, exceeded
@@ -54,14 +54,14 @@ DATED = parse_quota(
 WARNS = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
 FORGED = {"tencent.com/gpu-assigned": "true"}
 SHARE = {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 10, "nvidia.com/gpumem": 1000}
-IN_MIG_MODE = Register.of(Card("GPU-0", "M40", mig=True))
+IN_MIG_MODE = (Card("GPU-0", "M40", mig=True),)
 SLICED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": IN_MIG_MODE}})
 DISCOVERED = Nodes.of({"one": {MODEL: "M40", POOL: "public"}, "three": {MODEL: "A100"}}, LABELS)
-WITH_HAMI = {"one": {"hami": Register.of(Card("GPU-0", "NVIDIA A100"))}}
+WITH_HAMI = {"one": {"hami": (Card("GPU-0", "NVIDIA A100"),)}}
 PLAIN = Nodes.of({"one": {MODEL: "A100"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 HALF = Nodes.of({"one": {MODEL: "M40", HOSTNAME: "one"}, "two": {MODEL: "M40"}}, LABELS, WITH_HAMI)
 SIZED = Nodes.of({}, LABELS, named=CardModels({"M40": ProductRow(memory=40960)}))
-TWO_TYPES = Register.of(Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
+TWO_TYPES = (Card("GPU-0", "Tesla M40 24GB", mig=True), Card("GPU-1", "Tesla P40"))
 MIXED = Nodes.of({"one": {MODEL: "M40"}}, LABELS, {"one": {"hami": TWO_TYPES}})
 
 DENIED = '`admission webhook "validate.quota.vcuda.io" denied the request:` (or `mutate`)'

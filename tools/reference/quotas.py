@@ -18,7 +18,6 @@ from vcuda.claims.devices import ClassFacts, Devices
 from vcuda.errors import MOST_FAULTS, QuotaFault, Unavailable
 from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import COUNT_LABEL, Nodes
-from vcuda.placement.registers import Register
 from vcuda.quota.document import MAX_NAMESPACES
 from vcuda.quota.grant_entries import MAX_GRANTS, MAX_RECURRING
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
@@ -293,7 +292,7 @@ def _warnings() -> Iterator[Told]:
     yield Told(
         _edited(worth).warnings[-1], "Remove `cards` from the model, or `extendedResourceName` from the DeviceClass."
     )
-    hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: Register()}})
+    hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: ()}})
     yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
     yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")
     yield Told(

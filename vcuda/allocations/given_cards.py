@@ -39,9 +39,9 @@ def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
     if charged is None or pod.allocation is None or not registers:
         return None
     for scheme in pod.allocation.schemes:
-        register = registers.get(scheme.name)
+        register = registers.get(scheme.name, ())
         for uuid in _SEPARATORS.split(pod.allocation.get(scheme.allocated) or ""):
-            kind = register.type_of(uuid) if register else None
+            kind = next((card.type for card in register if card.uuid == uuid), None)
             if kind and kind not in nodes.types.on(scheme.name, charged).own:
                 return OtherCard(charged, pod.node, uuid, kind, nodes.types.models_of(scheme.name, kind))
     return None

@@ -175,8 +175,8 @@ def whole_product(product: str) -> str:
 
 
 def _by_register(scheme: str, register: Register) -> SourceCards:
-    products = Counter(card.type for card in register.cards)
-    memory = min((card.memory for card in register.cards if card.memory), default=0)
+    products = Counter(card.type for card in register)
+    memory = min((card.memory for card in register if card.memory), default=0)
     return SourceCards(scheme, sums((normalise(each), count) for each, count in products.items()), memory)
 
 

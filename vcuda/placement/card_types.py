@@ -10,13 +10,13 @@ has the same effect.
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Pod
-from vcuda.placement.registers import Register, Registers
+from vcuda.placement.registers import Registers
 from vcuda.requests.resources import NO_ROWS, CardModels
 from vcuda.requests.schemes import Scheme
 
@@ -52,11 +52,11 @@ class ModelCards(NamedTuple):
     """True if at least one card is not in MIG mode."""
 
     @classmethod
-    def of(cls, model: str, registers: Collection[Register], named: CardModels) -> "ModelCards":
-        kinds = {kind for register in registers for kind in register.types}
+    def of(cls, model: str, cards: Set[tuple[str, bool]], named: CardModels) -> "ModelCards":
+        """Return the cards of a model. ``cards``: for each card, its type and whether it is in MIG mode."""
+        kinds, modes = {kind for kind, _ in cards}, {mig for _, mig in cards}
         own = sorted(k for k in kinds if is_named(k, model) or named.model_of(k) == model) or sorted(kinds)
-        sliced, whole = any(each.sliced for each in registers), any(each.whole for each in registers)
-        return cls(tuple(own), tuple(sorted(kinds.difference(own))), sliced, whole)
+        return cls(tuple(own), tuple(sorted(kinds.difference(own))), sliced=True in modes, whole=False in modes)
 
 
 class CardTypes(msgspec.Struct, frozen=True):
@@ -72,10 +72,10 @@ class CardTypes(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
         """Return the card types on ``nodes`` (pairs of model and registers). ``named``: the key ``gpu_models``."""
-        found: dict[tuple[str, str], list[Register]] = {}
+        found: dict[tuple[str, str], set[tuple[str, bool]]] = {}
         for model, registers in nodes:
             for scheme, register in registers.items():
-                found.setdefault((scheme, model or ""), []).append(register)
+                found.setdefault((scheme, model or ""), set()).update((card.type, card.mig) for card in register)
         return cls({key: ModelCards.of(key[1], each, named) for key, each in found.items()})
 
     def on(self, scheme: str, model: str) -> ModelCards:

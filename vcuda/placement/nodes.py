@@ -94,7 +94,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
                 register = next(iter(self.registers.get(name, {}).values()), None)
                 count = labels.get(COUNT_LABEL, "")
                 listed = int(count) if _COUNT.fullmatch(count) else None
-                found.setdefault(model, []).append(len(register.cards) if register else listed)
+                found.setdefault(model, []).append(listed if register is None else len(register))
         return {model: sum(filter(None, counts)) for model, counts in found.items() if None not in counts}
 
     @functools.cached_property
@@ -105,7 +105,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
             model = self.model_of(name)
             for scheme, register in registers.items():
                 if model is not None:
-                    listed = {card.memory for card in register.cards if card.memory and card.healthy}
+                    listed = {card.memory for card in register if card.memory and card.healthy}
                     found.setdefault((scheme, model), set()).update(listed)
         return {
             key: RegisteredMemory(min(memories, default=0), max(memories, default=0)) for key, memories in found.items()

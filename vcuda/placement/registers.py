@@ -43,25 +43,8 @@ class Card(msgspec.Struct, frozen=True, gc=False):
     counts as healthy."""
 
 
-class Register(msgspec.Struct, frozen=True, gc=False):
-    """The cards that one device plugin lists for a node. The other fields are computed once, as they are used often."""
-
-    cards: tuple[Card, ...] = ()
-    types: tuple[str, ...] = ()
-    """The distinct types (product names) of the cards in the register."""
-    sliced: bool = False
-    """True if at least one card of the register is in MIG mode."""
-    whole: bool = False
-    """True if at least one card of the register is not in MIG mode."""
-
-    @classmethod
-    def of(cls, *cards: Card) -> "Register":
-        modes = {card.mig for card in cards}
-        return cls(cards, tuple(sorted({card.type for card in cards})), True in modes, False in modes)
-
-    def type_of(self, uuid: str) -> str | None:
-        return next((card.type for card in self.cards if card.uuid == uuid), None)
-
+Register = tuple[Card, ...]
+"""The cards that one device plugin lists for a node."""
 
 Registers = Mapping[str, Register]
 """The registers of one node, by the name of the vendor's scheme."""
@@ -94,11 +77,12 @@ def read_register(text: str) -> Register:
         raise ValueError(f"a register must not be longer than {MAX_REGISTER} characters; got {len(text)}")
     listed = text.lstrip().startswith("[")
     try:
-        register = Register.of(*(_listed(text) if listed else _separated(text)))
+        register = tuple(_listed(text) if listed else _separated(text))
     except UNDECODABLE as error:
         raise ValueError(str(error)) from error
-    if len(register.cards) > MAX_CARDS or len(register.types) > MAX_TYPES:
-        found = f"{len(register.cards)} cards of {len(register.types)} types"
+    types = {card.type for card in register}
+    if len(register) > MAX_CARDS or len(types) > MAX_TYPES:
+        found = f"{len(register)} cards of {len(types)} types"
         raise ValueError(f"a register must have at most {MAX_CARDS} cards of {MAX_TYPES} types; got {found}")
     return register
 
