@@ -89,6 +89,6 @@ def found_on(manifest: Manifest, slices: Iterable[ResourceSlice] = (), known: Gp
     """Return the GPU model that the controller finds for this node, with its source."""
     read = msgspec.convert(manifest, Node)
     registers = read_registers(read.annotations, lambda *_: None)
-    published = published_cards(map(read_slice, slices)).get(read.metadata.name, ())
+    published = published_cards(map(read_slice, slices)).get(read.metadata.name, {})
     facts = read_facts(read, known, registers)
     return find_model(read.labels, MODEL, registers, facts, published=published, known=known)

@@ -130,7 +130,7 @@ class ModelLabels:
             if self._reports:
                 self._reports.forget(name)
             return None
-        label, published, known = self._nodes.keys.model, self._published.get(name, ()), self._resources()
+        label, published, known = self._nodes.keys.model, self._published.get(name, {}), self._resources()
         found = find_model(node.labels, label, node.registers, node.facts, published=published, known=known)
         delay, held = self._label(node, found)
         doubts = {**found.doubts, **({Doubt.HELD: held} if held else {})}

@@ -70,7 +70,7 @@ class _Seen(NamedTuple):
     labels: Mapping[str, str]
     registers: Registers
     facts: NodeFacts
-    published: tuple[DriverCards, ...]
+    published: DriverCards
     found: Found
 
 
@@ -113,7 +113,7 @@ def read(kubeconfig: Path | None, context: str | None, model_label: str, place: 
     if is_served(kube):
         slices += _each(kube, f"{API_PATH}/resourceslices", lambda raw: devices.read_slice(_SLICE.decode(raw)))
     published = published_cards(slices)
-    seen = [_look(node, keys, known, published.get(node.metadata.name, ())) for node in read]
+    seen = [_look(node, keys, known, published.get(node.metadata.name, {})) for node in read]
     registers = {each.name: each.registers for each in seen if each.registers}
     nodes = Nodes.of({each.name: each.labels for each in seen}, keys, registers, known.models)
     used = _used(kube, keys, config, nodes, slices)
@@ -147,7 +147,7 @@ def _each(kube: Kube, path: str, decode: Callable[[bytes], T | None]) -> Iterato
                 yield found
 
 
-def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published: tuple[DriverCards, ...]) -> _Seen:
+def _look(node: k8s_types.Node, keys: NodeLabels, known: GpuResources, published: DriverCards) -> _Seen:
     registers = read_registers(node.annotations, lambda *_: None)
     facts = read_facts(node, known, registers)
     found = find_model(node.labels, keys.model, registers, facts, published=published, known=known)
@@ -168,7 +168,7 @@ def _row(seen: _Seen, known: GpuResources, used: int) -> GpuNode:
         cards,
         next((each.memory for each in found.seen if each.memory), None) or row.memory or None,
         found.source,
-        ", ".join([*served_by, *(each.driver for each in seen.published)]),
+        ", ".join([*served_by, *seen.published]),
         None if cards is None else max(round(cards * CORES_PER_CARD) - used, 0) / CORES_PER_CARD,
         tuple(found.doubts.values()),
     )

@@ -4,7 +4,8 @@ The controller wrote the label if the annotation `DISCOVERED` records the label'
 """
 
 import enum
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -116,7 +117,7 @@ def find_model(
     registers: Registers,
     facts: NodeFacts,
     *,
-    published: Collection[DriverCards] = (),
+    published: DriverCards = MappingProxyType({}),
     known: GpuResources = BUILT_IN,
 ) -> Found:
     seen = tuple(sources.cards_by_source(labels, registers, facts, published, known.schemes))
@@ -139,10 +140,10 @@ def _models_of(source_cards: SourceCards, named: CardModels) -> Mapping[str, int
     return sources.sums((model_of(product, named), count) for product, count in source_cards.cards.items())
 
 
-def _unreadable(facts: NodeFacts, published: Iterable[DriverCards], product: str) -> Iterator[tuple[Doubt, str]]:
+def _unreadable(facts: NodeFacts, published: DriverCards, product: str) -> Iterator[tuple[Doubt, str]]:
     if facts.malformed:
         yield Doubt.MALFORMED, f"the register in annotation {listed(facts.malformed, MAX_NAMES)} cannot be read"
-    nameless = [each.driver for each in published if not any(offer.product for offer, _ in each.offers)]
+    nameless = [driver for driver, offers in published.items() if not any(offer.product for offer in offers)]
     if nameless:
         yield Doubt.NAMELESS, f"the ResourceSlices of driver {listed(nameless, MAX_NAMES)} name no product"
     if normalise(product).upper().endswith(sources.INVALID):

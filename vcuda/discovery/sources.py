@@ -105,15 +105,10 @@ def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registe
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
 
-class DriverCards(msgspec.Struct, frozen=True):
-    """The devices that one DRA driver publishes for one node."""
+DriverCards = Mapping[str, Mapping[DeviceOffer, int]]
+"""By DRA driver: the different devices that the driver publishes for one node, each with the number of such devices."""
 
-    driver: str
-    offers: tuple[tuple[DeviceOffer, int], ...]
-    """The different devices, each with the number of such devices."""
-
-
-PublishedCards = Mapping[str, tuple[DriverCards, ...]]
+PublishedCards = Mapping[str, DriverCards]
 """By node: the devices that known DRA drivers publish for the node."""
 
 
@@ -132,10 +127,7 @@ def published_cards(slices: Iterable[PoolSlice]) -> PublishedCards:
                 for offer in each.offers:
                     # Equal devices of a ResourceSlice share one object, so they are compared by identity.
                     counts[offer] += sum(device is offer for device in each.devices.values())
-    return {
-        node: tuple(DriverCards(driver, tuple(counts.items())) for driver, counts in sorted(drivers.items()))
-        for node, drivers in nodes.items()
-    }
+    return {node: dict(sorted(drivers.items())) for node, drivers in nodes.items()}
 
 
 class SourceCards(msgspec.Struct, frozen=True):
@@ -152,7 +144,7 @@ def cards_by_source(
     labels: Mapping[str, str],
     registers: Registers,
     facts: NodeFacts,
-    published: Iterable[DriverCards],
+    published: DriverCards,
     schemes: Iterable[Scheme],
 ) -> Iterator[SourceCards]:
     """Yield the cards of a node as each source reports them, the strongest source first."""
@@ -180,14 +172,14 @@ def _by_register(scheme: str, register: Register) -> SourceCards:
     return SourceCards(scheme, sums((normalise(each), count) for each, count in products.items()), memory)
 
 
-def _by_slices(published: Iterable[DriverCards]) -> Iterator[SourceCards]:
+def _by_slices(published: DriverCards) -> Iterator[SourceCards]:
     # Two DRA drivers may publish the same cards of a node, so only the driver with the most cards is used.
-    found = [cards for each in published if (cards := _cards_of(each)).cards]
+    found = [cards for offers in published.values() if (cards := _cards_of(offers)).cards]
     yield from sorted(found, key=lambda each: (-sum(each.cards.values()), *sorted(each.cards)))[:1]
 
 
-def _cards_of(published: DriverCards) -> SourceCards:
-    named = [(offer, count) for offer, count in published.offers if offer.product]
+def _cards_of(offers: Mapping[DeviceOffer, int]) -> SourceCards:
+    named = [(offer, count) for offer, count in offers.items() if offer.product]
     whole = [(offer, count) for offer, count in named if offer.type in WHOLE_TYPES]
     # If a driver publishes only MIG slices of a node's cards, the number of cards is unknown, so it counts as 0.
     slices = [(offer, 0) for offer, _ in named if offer.type == MIG_TYPE]
