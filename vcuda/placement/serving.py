@@ -54,7 +54,7 @@ def _serve_whole_cards(pod: Pod, request: PodRequest, nodes: Nodes, placing: str
     for scheme in request.schemes:
         with_register |= every & nodes.registered.get(scheme.name, 0)
     keeps = pod.spec.scheduler_name not in ("", DEFAULT_SCHEDULER, placing) or any(
-        each.opt_out and pod.labels.get(each.opt_out.key) == each.opt_out.value for each in request.schemes
+        each.opt_out and each.opt_out in pod.labels.items() for each in request.schemes
     )
     if not with_register:
         return ServedBy(every, None if every or keeps else placing)

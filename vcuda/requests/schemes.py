@@ -48,13 +48,6 @@ class AllocationPhase(msgspec.Struct, frozen=True):
     """The value that is written while the pod is being bound to its node."""
 
 
-class OptOut(msgspec.Struct, frozen=True):
-    """A label by which the owner of a pod makes the vendor's webhook ignore the pod."""
-
-    key: str
-    value: str
-
-
 class PodDirectory(msgspec.Struct, frozen=True):
     """The directories on a node in which a vendor's device plugin stores files for the pods of the node."""
 
@@ -111,8 +104,8 @@ class Scheme(msgspec.Struct, frozen=True):
     shared_mode: str = ""
     """The value of annotation ``card_mode`` for a share of a card that is not in MIG mode."""
 
-    opt_out: OptOut | None = None
-    """The label by which a pod makes the vendor's webhook ignore the pod."""
+    opt_out: tuple[str, str] | None = None
+    """The label (key and value) by which the owner of a pod makes the vendor's webhook ignore the pod."""
 
     # Annotations and labels that the vendor's components write on a pod
     allocation_annotations: tuple[str, ...] = ()
@@ -217,7 +210,7 @@ HAMI = Scheme(
     unwanted_models="nvidia.com/nouse-gputype",
     card_mode="nvidia.com/vgpu-mode",
     shared_mode="hami-core",
-    opt_out=OptOut("hami.io/webhook", "ignore"),
+    opt_out=("hami.io/webhook", "ignore"),
     allocation_annotations=(
         "hami.io/vgpu-node",
         "hami.io/vgpu-time",
