@@ -11,7 +11,7 @@ from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, Values
 from vcuda.placement.card_types import CardTypes
 from vcuda.placement.free_cards import FreeCardsByPool
 from vcuda.placement.registers import Registers
-from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards, RegisteredMemory
+from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards
 
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The node label with the number of the node's cards. NVIDIA's GPU feature discovery writes this label."""
@@ -99,7 +99,6 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def registered_cards(self) -> RegisteredCards:
-        """The smallest and the largest memory of the healthy cards in registers, by scheme name and GPU model."""
         found: dict[tuple[str, str], set[int]] = {}
         for name, registers in self.registers.items():
             model = self.model_of(name)
@@ -107,9 +106,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
                 if model is not None:
                     listed = {card.memory for card in register if card.memory and card.healthy}
                     found.setdefault((scheme, model), set()).update(listed)
-        return {
-            key: RegisteredMemory(min(memories, default=0), max(memories, default=0)) for key, memories in found.items()
-        }
+        return found
 
     def label_values(self, model: str) -> tuple[str, ...]:
         """Return the known values of the model label for this model, from existing nodes and from ``gpu_models``."""

@@ -1,5 +1,6 @@
 """Finds the GPU models that a pod may use."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -93,8 +94,8 @@ def find_candidates(
 
 def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:
     row = nodes.named.rows.get(model)
-    registered = (nodes.registered_cards.get((scheme.name, model)) for scheme in request.schemes)
-    memory = row.memory if row and row.memory else max((each.largest for each in registered if each), default=0)
+    registered = (nodes.registered_cards.get((scheme.name, model), ()) for scheme in request.schemes)
+    memory = row.memory if row and row.memory else max(itertools.chain(*registered), default=0)
     if not memory or request.share_memory <= memory:
         return None
     needed = f"a container requests {mebibytes(request.share_memory)} of one card"

@@ -156,16 +156,9 @@ class CardWorth(NamedTuple):
     memory: int = 0
 
 
-class RegisteredMemory(NamedTuple):
-    """The smallest and the largest memory in MiB of one model's healthy cards; 0 if no node's register (list of cards)
-    states the memory."""
-
-    smallest: int = 0
-    largest: int = 0
-
-
-RegisteredCards = Mapping[tuple[str, str], RegisteredMemory]
-"""The memory of the cards that vendors list in registers (node annotations), by scheme name and GPU model."""
+RegisteredCards = Mapping[tuple[str, str], Collection[int]]
+"""The different memory sizes in MiB of the healthy cards that vendors list in registers (node annotations), by scheme
+name and GPU model. A register may state no memory."""
 
 
 class CardModels(msgspec.Struct, frozen=True, dict=True):
@@ -302,10 +295,10 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
         priced = any(scheme.cores_by_memory for scheme in self.schemes)
         usual = self.models.worths
         worths = dict(usual)
-        for (scheme, model), memory in cards.items():
+        for (scheme, model), memories in cards.items():
             row, worth = self.models.rows.get(model, ProductRow()), worths.get(model, CardWorth())
             cores = max(worth.cores, CORES_PER_CARD) if scheme in whole else worth.cores
-            smallest = min(filter(None, (worth.memory, memory.smallest)), default=0)
+            smallest = min(filter(None, (worth.memory, *memories)), default=0)
             worths[model] = CardWorth(cores, smallest if priced and not row.memory else worth.memory)
         changed = {model: worth for model, worth in worths.items() if worth != usual.get(model, CardWorth())}
         return msgspec.structs.replace(self, registered=changed) if changed else self
