@@ -160,7 +160,7 @@ def check_text(text: str, read: Callable[[Plain], T], sentence_of: Callable[[Err
     except pydantic.ValidationError as error:
         for details in error.errors(include_url=False):
             place = details["loc"]
-            faults += (PlacedFault(place[:-1] if place[-1:] == (_KEY,) else place, sentence_of(details)),)
+            faults += ((place[:-1] if place[-1:] == (_KEY,) else place, sentence_of(details)),)
     if faults:
         raise errors.QuotaFault(_in_document_order(tree, faults))
     return found
@@ -185,8 +185,8 @@ _SHAPES = (
 def _in_document_order(tree: Plain, faults: tuple[PlacedFault, ...]) -> tuple[errors.Fault, ...]:
     # The faults of the YAML parser and of pydantic are sorted together, because people correct a document from the top.
     order = {place: at for at, place in enumerate(_places(tree, ()))}
-    ordered = sorted(faults, key=lambda fault: order.get(fault.place, order.get(fault.place[:-1], 0)))
-    return tuple(errors.Fault(path_of(fault.place), fault.message) for fault in ordered)
+    ordered = sorted(faults, key=lambda fault: order.get(fault[0], order.get(fault[0][:-1], 0)))
+    return tuple(errors.Fault(path_of(place), message) for place, message in ordered)
 
 
 def _places(tree: Plain, place: KeyPath) -> Iterator[KeyPath]:

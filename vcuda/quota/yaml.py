@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from decimal import Context, Decimal
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from yaml.composer import Composer
@@ -26,11 +26,8 @@ Plain = None | bool | Decimal | str | list["Plain"] | dict[str, "Plain"]
 KeyPath = tuple[str | int, ...]
 
 
-class PlacedFault(NamedTuple):
-    """A fault in a document. ``place``: the keys and list positions that lead to the faulty value."""
-
-    place: KeyPath
-    message: str
+PlacedFault = tuple[KeyPath, str]
+"""A fault in a document: the keys and list positions that lead to the faulty value, and the message."""
 
 
 def read_text(text: str) -> tuple[Plain, tuple[PlacedFault, ...]]:
@@ -202,12 +199,12 @@ class _Walk:
                 continue
             name = _encodable(key.value if isinstance(key, yaml.ScalarNode) else key)
             if name in own:
-                self.faults.append(PlacedFault((*place, name), "duplicate key; each key must be written once"))
+                self.faults.append(((*place, name), "duplicate key; each key must be written once"))
             else:
                 own[name] = self.plain(node, (*place, name), depth)
         if len(merged) > 1:
             fault = "duplicate key; write one key `<<` with a list, for example <<: [*a, *b]"
-            self.faults.append(PlacedFault((*place, "<<"), fault))
+            self.faults.append(((*place, "<<"), fault))
         for node in merged:
             self._merge(own, node, place, depth)
         return own
@@ -218,7 +215,7 @@ class _Walk:
         for source in node.value if isinstance(node, yaml.SequenceNode) else [node]:
             inherited = self.plain(source, place, depth)
             if not isinstance(inherited, dict):
-                self.faults.append(PlacedFault((*place, "<<"), "must be an alias of a mapping, for example <<: *name"))
+                self.faults.append(((*place, "<<"), "must be an alias of a mapping, for example <<: *name"))
                 continue
             for key, value in inherited.items():
                 own.setdefault(key, value)
