@@ -21,8 +21,8 @@ from vcuda.quota.terms import MODEL_LABEL, POOL_LABEL
 
 NAME_FIELD = "metadata.name"
 _INT64_DIGITS = 19
-NAME = "name of the node"
-"""The key of a node's name in a `Term`. It has spaces, so that no label has this key."""
+NAME = f"/{NAME_FIELD}"
+"""The key of a node's name in a `Term`. It begins with a slash, so that no label has this key."""
 
 Labels = Mapping[str, str]
 
