@@ -53,10 +53,8 @@ class NodeFacts(msgspec.Struct, frozen=True, gc=False):
 
     offered: Mapping[str, int] = MappingProxyType({})
     """The allocatable amounts of the resources by which a GPU can be requested."""
-    absent: tuple[str, ...] = ()
-    """The vendors' schemes whose scheduler has marked the device plugin of the node as not answering."""
-    present: tuple[str, ...] = ()
-    """The vendors' schemes whose device plugin on the node answers the scheduler."""
+    answers: Mapping[str, bool] = MappingProxyType({})
+    """By vendor's scheme: False if its scheduler has marked the node's device plugin as not answering."""
     malformed: tuple[str, ...] = ()
     """The keys of registers (annotations that list the node's cards) that cannot be read."""
     record: str = ""
@@ -77,8 +75,7 @@ def read_facts(node: Node, known: GpuResources, registers: Registers) -> NodeFac
     handshakes = {each.name: annotations.get(each.handshake or "") for each in known.schemes if each.handshake}
     facts = NodeFacts(
         offered,
-        tuple(name for name, text in handshakes.items() if text and text.startswith(_DELETED)),
-        tuple(name for name, text in handshakes.items() if text and not text.startswith(_DELETED)),
+        {name: not text.startswith(_DELETED) for name, text in handshakes.items() if text},
         tuple(key for key, scheme in ANNOTATIONS.items() if key in annotations and scheme not in registers),
         annotations.get(DISCOVERED, "")[:MAX_RECORD],
     )
@@ -92,16 +89,16 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
         return bool(facts.offered.get(scheme.main_resource))
     # NVIDIA's plugin may offer the same resource as HAMi's plugin. So only the register, the annotation in which HAMi
     # lists the node's cards, shows that HAMi's plugin serves the node.
-    if scheme.name not in registers or scheme.name in facts.absent:
+    if scheme.name not in registers or not facts.answers.get(scheme.name, True):
         return False
     # After a device plugin has ended, kubelet still reports its resource on the node, with the amount 0.
     offered = facts.offered.get(scheme.main_resource)
-    return scheme.name in facts.present if offered is None else offered > 0
+    return scheme.name in facts.answers if offered is None else offered > 0
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
     """Return the vendors whose register is still on the node, although another device plugin now serves the node."""
-    silent = (each for each in known.schemes if each.name in registers and each.name in facts.absent)
+    silent = (each for each in known.schemes if each.name in registers and not facts.answers.get(each.name, True))
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 
 
