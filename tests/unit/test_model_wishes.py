@@ -17,7 +17,7 @@ from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.document import parse_quota
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
-from vcuda.quota.preference import MAX_CHARACTERS, Preference, Rule, read_wish
+from vcuda.quota.preference import MAX_CHARACTERS, Rule, ordered_models, read_wish
 from vcuda.quota.terms import MODELS_ANNOTATION
 from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers
 from webhook.review import claim_review, pod_review
@@ -157,22 +157,22 @@ def test_the_order_is_that_of_the_annotation_then_the_entry_then_the_document(
     quota: NamespaceQuota, wish: str | None, models: tuple[str, ...], rule: Rule
 ) -> None:
     annotations = {} if wish is None else wishing(wish)
-    assert Preference.of(annotations, quota) == Preference(models, rule)
+    assert ordered_models(annotations, quota) == (models, rule)
 
 
 @given(st.text(max_size=40) | st.lists(st.sampled_from([*QUOTA.limits, "*", "L40S", ""])).map(",".join))
 def test_no_annotation_leads_to_a_model_that_the_quota_does_not_list(text: str) -> None:
-    preference = Preference.of(wishing(text), QUOTA)
-    assert set(preference.models) <= QUOTA.limits.keys()
-    assert len(set(preference.models)) == len(preference.models)
+    models, rule = ordered_models(wishing(text), QUOTA)
+    assert set(models) <= QUOTA.limits.keys()
+    assert len(set(models)) == len(models)
     try:
         wish = read_wish(wishing(text))
     except ValueError:
-        assert preference == Preference.of({}, QUOTA), "a malformed annotation must be ignored"
+        assert (models, rule) == ordered_models({}, QUOTA), "a malformed annotation must be ignored"
     else:
         assert wish
         named = wish.others or not QUOTA.limits.keys().isdisjoint(wish.models)
-        assert (preference.rule is Rule.ANNOTATION) == named
+        assert (rule is Rule.ANNOTATION) == named
 
 
 # Tests of quotas that require each pod to choose one model

@@ -14,7 +14,7 @@ from vcuda.placement.free_cards import FreeCards, free_by_model
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.serving import serve, unserved
 from vcuda.quota.model import Charge, NamespaceQuota, Usage, mebibytes
-from vcuda.quota.preference import Preference, Rule
+from vcuda.quota.preference import Rule, ordered_models
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
@@ -73,8 +73,8 @@ def find_candidates(
     }
     unwanted = {model: next((s.exclusion for s in each if s.exclusion), None) for model, each in selected.items()}
     unwanted |= {model: why for model in quota.limits if (why := _too_small(model, request, nodes))}
-    preference = Preference.of(pod.annotations, quota)
-    for model in quota.limits.keys() - set(preference.models):
+    ordered, rule = ordered_models(pod.annotations, quota)
+    for model in quota.limits.keys() - set(ordered):
         unwanted[model] = f"{model} is excluded by annotation {MODELS_ANNOTATION}"
     selection = NodeSelection.of(pod.spec)
     check()
@@ -84,12 +84,12 @@ def find_candidates(
     excluded = {model: why for model in quota.limits if (why := unwanted[model] or reach.exclusion(model, quota))}
     left = [model for model in quota.limits if model in reach.unserved and model not in excluded]
     excluded |= {model: unserved(model, request, nodes) for model in left}
-    models = tuple(model for model in preference.models if model not in excluded)
+    models = tuple(model for model in ordered if model not in excluded)
     present = reach.present.intersection(models)
     free = free_by_model(nodes.free, quota.pools)
     largest = {model: free.get(model, FreeCards()).largest for model in models if free}
     no_fitting_card = frozenset(model for model, most in largest.items() if most < request.share)
-    return Candidates(models, present, excluded, preference.rule, free, no_fitting_card)
+    return Candidates(models, present, excluded, rule, free, no_fitting_card)
 
 
 def _too_small(model: str, request: PodRequest, nodes: Nodes) -> str | None:

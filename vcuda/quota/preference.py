@@ -89,22 +89,16 @@ def read_wish(annotations: Mapping[str, str]) -> Wish | None:
     return Wish(tuple(dict.fromkeys(named)), others)
 
 
-class Preference(msgspec.Struct, frozen=True, gc=False):
-    """The models that an object may use, in the order in which they are tried, and the rule for that order."""
-
-    models: tuple[str, ...]
-    rule: Rule
-
-    @classmethod
-    def of(cls, annotations: Mapping[str, str], quota: NamespaceQuota) -> "Preference":
-        """Return the models that an object with these annotations may use. A malformed annotation is ignored."""
-        try:
-            wish = read_wish(annotations) or Wish(())
-        except ValueError:
-            wish = Wish(())
-        named = dict.fromkeys((*wish.models, *(quota.limits if wish.others else ())))
-        if models := tuple(model for model in named if model in quota.limits):
-            return cls(models, Rule.ANNOTATION)
-        if quota.order:
-            return cls(tuple(dict.fromkeys((*quota.order, *quota.limits))), Rule.ORDER)
-        return cls(tuple(quota.limits), Rule.MOST_FREE if quota.prefer_most_free else Rule.DOCUMENT)
+def ordered_models(annotations: Mapping[str, str], quota: NamespaceQuota) -> tuple[tuple[str, ...], Rule]:
+    """Return the models that an object with these annotations may use, in the order in which they are tried, and the
+    rule for that order. A malformed annotation is ignored."""
+    try:
+        wish = read_wish(annotations) or Wish(())
+    except ValueError:
+        wish = Wish(())
+    named = dict.fromkeys((*wish.models, *(quota.limits if wish.others else ())))
+    if models := tuple(model for model in named if model in quota.limits):
+        return models, Rule.ANNOTATION
+    if quota.order:
+        return tuple(dict.fromkeys((*quota.order, *quota.limits))), Rule.ORDER
+    return tuple(quota.limits), Rule.MOST_FREE if quota.prefer_most_free else Rule.DOCUMENT

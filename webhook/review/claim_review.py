@@ -22,7 +22,7 @@ from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, Usage, exceeded
-from vcuda.quota.preference import Preference
+from vcuda.quota.preference import ordered_models
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.refusals import find_unlimited
 from webhook.ledger.ledgers import Ledgers
@@ -104,12 +104,12 @@ def find_candidates(
     asked: ClaimRequest, quota: NamespaceQuota, annotations: Mapping[str, str] = MappingProxyType({})
 ) -> Candidates:
     """Divide the models of ``quota`` into allowed and excluded ones, by the claim's selectors and annotations."""
-    preference = Preference.of(annotations, quota)
+    ordered, rule = ordered_models(annotations, quota)
     excluded = {model: reason for model in quota.limits if (reason := asked.excludes(model))}
-    excluded |= dict.fromkeys(quota.limits.keys() - set(preference.models), f"annotation {MODELS_ANNOTATION}")
-    models = tuple(model for model in preference.models if model not in excluded)
+    excluded |= dict.fromkeys(quota.limits.keys() - set(ordered), f"annotation {MODELS_ANNOTATION}")
+    models = tuple(model for model in ordered if model not in excluded)
     reasons = {model: f"{model} is excluded by {reason}" for model, reason in excluded.items()}
-    return Candidates(models, frozenset(filter(asked.is_present, models)), reasons, preference.rule)
+    return Candidates(models, frozenset(filter(asked.is_present, models)), reasons, rule)
 
 
 def _no_model(candidates: Candidates, namespace: str, quota: NamespaceQuota) -> str:
