@@ -133,7 +133,6 @@ class StoredPod(msgspec.Struct, frozen=True):
     cards: PodCards | None = None
     """The parts of cards that the pod uses; None if its annotations list no cards by number."""
     version: str = ""
-    """The resourceVersion of the pod."""
     terminating: bool = False
     """True if the pod has a deletionTimestamp."""
     mirror: bool = False
@@ -173,7 +172,6 @@ class ClaimUser(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_claim_user(pod: Pod) -> ClaimUser | None:
-    """Return the pod if it uses ResourceClaims; otherwise None."""
     if not pod.spec.resource_claims:
         return None
     metadata = pod.metadata

@@ -263,7 +263,6 @@ class NodeIndex:
 
 
 def required_terms(spec: PodSpec) -> tuple[NodeSelectorTerm, ...] | None:
-    """Return the terms of the required node affinity; None if the pod has no required node affinity."""
     affinity = spec.affinity and spec.affinity.node_affinity
     selector: NodeSelector | None = affinity.required_during_scheduling_ignored_during_execution if affinity else None
     return None if selector is None else selector.node_selector_terms or ()

@@ -33,14 +33,12 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     excluded: Mapping[str, str]
     """The other models of the quota, each with the message why the pod may not use the model."""
     rule: Rule = Rule.DOCUMENT
-    """The rule that determines the order of ``models``."""
     free: Mapping[str, FreeCards] = {}
     """The free cards in the namespace's pools, by GPU model; empty if free cards are not published."""
     no_fitting_card: frozenset[str] = frozenset()
     """The models of which no card has room for the pod's largest container; empty if free cards are not published."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
-        """Return an option for each model, with the limit and usage of the model and the pod's charge on it."""
         found = []
         for model in self.models:
             charge, used = asked(model), usage.get(model, Usage())

@@ -68,7 +68,6 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     by_memory: str = ""
     """The name of the scheme if the container's cores are charged in proportion to its memory; otherwise empty."""
     limits: tuple[ShareLimits, ...] = ()
-    """Descriptions of the vendors' libraries that may limit the container to its shares of cards."""
     memory_per_card: int = 0
     """The memory of one card that the container requests, in MiB."""
 
@@ -120,7 +119,6 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
 
 
 def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
-    """Return the GPU request of a pod. Its ``faults`` contain all faults with their field paths."""
     containers = tuple(pod.all_containers())
     asked = [_read_container(path, container, known) for path, container in containers]
     requests = [request for request in asked if request]

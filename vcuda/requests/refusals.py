@@ -60,7 +60,6 @@ class _Judge(NamedTuple):
     extended: Collection[str]
     """The extended resources for which the scheduler allocates devices of a DeviceClass."""
     limits: tuple[ShareLimits, ...]
-    """Descriptions of the vendors' libraries that may limit the pod to its shares of cards."""
 
 
 def could_reach_gpus(pod: Pod) -> bool:

@@ -31,14 +31,11 @@ MAX_MEMORY_MIB = 1024 * 1024
 """The largest valid value of ``memory_mib`` in ``gpu_schemes``, which is 1 TiB."""
 
 CARD, MEMORY = "card", "memory"
-"""The two possible values of ``default_cores`` in ``gpu_schemes``."""
-
 
 _BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
 
 
 def read_scheme_name(name: str) -> str:
-    """Return ``name`` if it is the name of a vendor's scheme. Raises WrongValueError if there is no such scheme."""
     if name not in _BY_NAME:
         hint = suggestion(name, _BY_NAME) or f"supported schemes: {', '.join(_BY_NAME)}"
         raise WrongValueError(f"unknown scheme; {hint}")
@@ -78,7 +75,6 @@ def read_service_account(value: object) -> str:
 
 
 def read_default_cores(value: object) -> bool:
-    """Return True if ``default_cores`` is ``memory``, and False if it is ``card``."""
     if value not in (CARD, MEMORY):
         raise WrongValueError(f"must be {CARD} or {MEMORY}; got {shown(value)}")
     return value == MEMORY

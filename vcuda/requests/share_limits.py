@@ -72,7 +72,6 @@ class ShareLimits(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
 
     def find(self, name: str) -> LimitVariable | None:
-        """Return the rule for the environment variable ``name``; None if this variable limits nothing."""
         found = self._find(name) if self.variables else None
         return self.variables[(found.lastindex or 1) - 1] if found else None
 
