@@ -34,38 +34,32 @@ class Hints(msgspec.Struct, frozen=True):
 
 
 class _Wanted:
-    """A node requirement to add to every term of a node affinity. ``allows`` returns True for each allowed value."""
+    """A node requirement to add to every term of a node affinity. ``allows`` returns True for each allowed value.
 
-    def __init__(self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None) -> None:
+    With the operator ``NotIn``, the label must have none of ``values``.
+    """
+
+    def __init__(
+        self, key: str, values: Iterable[str], allows: Callable[[str], bool] | None = None, operator: str = "In"
+    ) -> None:
         self.key = key
         self.values = tuple(values)
         self.allows = allows or frozenset(self.values).__contains__
-        self.plain: dict[str, Any] = {"key": key, "operator": "In", "values": list(self.values)}
+        self.operator = operator
+        self.plain: dict[str, Any] = {"key": key, "operator": operator, "values": list(self.values)}
 
     def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to a term; None if the term's requirements, ``present``, are already enough."""
         # The API server may call /mutate again for a patched pod (reinvocationPolicy). The second patch must be empty.
-        lists = self._lists(present)
-        if any(all(map(self.allows, values)) for values in lists):
+        lists = [r.values for r in present if r.key == self.key and r.operator == self.operator and r.values]
+        if any(map(self._is_enough, lists)):
             return None
         # The term may list other label values of the same model. Without them, the term could match no node.
         others = [value for values in lists for value in values if self.allows(value) and value not in self.values]
         return {**self.plain, "values": [*self.values, *dict.fromkeys(others)]} if others else self.plain
 
-    def _lists(self, present: tuple[Requirement, ...]) -> list[tuple[str, ...]]:
-        return [r.values for r in present if r.key == self.key and r.operator == self.plain["operator"] and r.values]
-
-
-class _Avoided(_Wanted):
-    """A node requirement that the label ``key`` has none of the given values."""
-
-    def __init__(self, key: str, values: Iterable[str]) -> None:
-        super().__init__(key, values)
-        self.plain["operator"] = "NotIn"
-
-    def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
-        included = any(set(each).issuperset(self.values) for each in self._lists(present))
-        return None if included else self.plain
+    def _is_enough(self, values: tuple[str, ...]) -> bool:
+        return set(values).issuperset(self.values) if self.operator == "NotIn" else all(map(self.allows, values))
 
 
 # The patch is minimal: it keeps the requirements that a person wrote, and adds only requirements that are missing.
@@ -89,7 +83,7 @@ def patch_for(
     if pools:
         required.append(_Wanted(hints.labels.pool, pools))
     if hints.avoided:
-        required.append(_Avoided(HOSTNAME, hints.avoided))
+        required.append(_Wanted(HOSTNAME, hints.avoided, operator="NotIn"))
     return [*_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 
