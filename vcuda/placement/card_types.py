@@ -105,37 +105,30 @@ def _words(name: str) -> list[str]:
     return _WORD.findall(name.casefold())[:MAX_WORDS]
 
 
-class Selection(NamedTuple):
-    """The card types of a model that a pod may get; empty if no types are known, or if the pod cannot use the model.
-    ``exclusion``: the message why the pod cannot use the model; None if the pod can use it."""
+def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> tuple[str, ...] | str:
+    """Return the card types of a model that the pod may get by its annotations; empty if no types are known.
 
-    types: tuple[str, ...] = ()
-    exclusion: str | None = None
-
-
-def select(pod: Pod, scheme: Scheme, model: str, types: CardTypes, *, has_share: bool) -> Selection:
-    """Return the card types of a model that the pod's annotations allow, or why the pod cannot use the model."""
+    If the pod cannot use the model, return the message why.
+    """
     choices = (scheme.wanted_models, scheme.unwanted_models)
     if too_long := next((key for key in choices if key and len(pod.annotations.get(key, "")) > MAX_CHOICE), None):
-        return Selection(
-            exclusion=f"{model} is excluded, because annotation {too_long} is longer than {MAX_CHOICE} characters"
-        )
+        return f"{model} is excluded, because annotation {too_long} is longer than {MAX_CHOICE} characters"
     cards = types.on(scheme.name, model)
     wanted, unwanted = _substrings(pod, scheme.wanted_models), _substrings(pod, scheme.unwanted_models)
     kept = [kind for kind in cards.own if contains_any(kind, wanted)] if wanted else list(cards.own)
     if wanted and not kept:
         if not contains_any(model, wanted):
-            return Selection(exclusion=f"{model} is excluded by annotation {scheme.wanted_models}")
+            return f"{model} is excluded by annotation {scheme.wanted_models}"
         kept = list(cards.own)
     left = tuple(kind for kind in kept if not contains_any(kind, unwanted))
     if contains_any(model, unwanted) or (cards.own and not left):
-        return Selection(exclusion=f"{model} is excluded by annotation {scheme.unwanted_models}")
+        return f"{model} is excluded by annotation {scheme.unwanted_models}"
     if has_share and scheme.card_mode and cards.sliced:
         if _MIG in pod.annotations.get(scheme.card_mode, ""):
-            return Selection(exclusion=f"{model} is excluded by annotation {scheme.card_mode}: {ANY_SLICE}")
+            return f"{model} is excluded by annotation {scheme.card_mode}: {ANY_SLICE}"
         if not cards.whole:
-            return Selection(exclusion=f"{model} is excluded, because its cards are in MIG mode: {ANY_SLICE}")
-    return Selection(left)
+            return f"{model} is excluded, because its cards are in MIG mode: {ANY_SLICE}"
+    return left
 
 
 def annotations_for(
@@ -146,7 +139,8 @@ def annotations_for(
     for scheme in schemes:
         if not scheme.wanted_models:
             continue
-        usable, cards = select(pod, scheme, model, types, has_share=has_share).types, types.on(scheme.name, model)
+        selected, cards = select(pod, scheme, model, types, has_share=has_share), types.on(scheme.name, model)
+        usable = () if isinstance(selected, str) else selected
         if has_share and scheme.card_mode and cards.sliced:
             found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
         others = types.others(scheme.name, model)

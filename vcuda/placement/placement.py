@@ -69,7 +69,7 @@ def find_candidates(
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
     }
-    unwanted = {model: next((s.exclusion for s in each if s.exclusion), None) for model, each in selected.items()}
+    unwanted = {model: next((why for why in each if isinstance(why, str)), None) for model, each in selected.items()}
     unwanted |= {model: why for model in quota.limits if (why := _too_small(model, request, nodes))}
     ordered, rule = ordered_models(pod.annotations, quota)
     for model in quota.limits.keys() - set(ordered):
