@@ -107,7 +107,9 @@ class Values(msgspec.Struct, gc=False):
 
     def limit(self) -> Set[str] | None:
         """Return the set of allowed label values; None if no requirement lists values (operator ``In``)."""
-        return None if self.listed is None else set(filter(self.allow, self.listed))
+        if self.listed is None or (self.present and not self.excluded and not self.numeric):
+            return self.listed
+        return set(filter(self.allow, self.listed))
 
 
 Term = Mapping[str, Values]
@@ -275,11 +277,20 @@ def matches_nothing(term: NodeSelectorTerm) -> bool:
 
 def limited_values(spec: PodSpec, key: str) -> frozenset[str] | None:
     """Return the label values that a pod's nodeSelector and required node affinity allow; None if they allow all."""
-    selection = NodeSelection.of(spec)
+    # Only the requirements on this label are read, because a pod may have tens of thousands of terms.
+    selected = (spec.node_selector or {}).get(key)
+    required = required_terms(spec)
+    if required is None:
+        return None if selected is None else frozenset({selected})
     allowed: set[str] = set()
-    for term in selection.terms:
-        values = selection.values_of(term, key)
-        limit = values.limit() if values else None
+    for term in required:
+        if matches_nothing(term):
+            continue
+        values = _selected(selected)
+        for line in term.match_expressions or ():
+            if line.key == key:
+                values.require(line.operator, line.values or ())
+        limit = values.limit()
         if limit is None:
             return None
         allowed |= limit
