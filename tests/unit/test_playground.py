@@ -129,7 +129,7 @@ def test_the_quotas_fit_the_cards_even_after_the_proposed_edit() -> None:
     found = list(nodes())
     plain = sum(int(node["metadata"]["labels"].get("nvidia.com/gpu.count", 0)) for node in found)
     registers = [read_registers(node["metadata"]["annotations"], lambda *_: None) for node in found]
-    shared = sum(len(register.cards) for node in registers for register in node.values())
+    shared = sum(len(register) for node in registers for register in node.values())
     assert (plain, shared) == (8, 16)
     assert limits["A100"] <= plain
     assert limits["T4"] - YOURS.quota["T4"] + 4 <= shared
