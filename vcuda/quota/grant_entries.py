@@ -10,7 +10,7 @@ team-a:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
 import pydantic
@@ -29,8 +29,6 @@ from vcuda.quota.values import (
     suggestion,
 )
 from vcuda.quota.yaml import KeyPath
-
-T = TypeVar("T")
 
 MAX_GRANTS = 100
 """The maximum number of grants (temporary additions to limits) of one namespace."""
@@ -55,16 +53,16 @@ def _read_granted(value: object, read_long_form: pydantic.ValidatorFunctionWrapH
     return limit
 
 
-def _text(read: Callable[[str], T], must_be: str) -> Callable[[object], T]:
+def _text(read: Callable[[str], object], must_be: str) -> pydantic.PlainValidator:
     """Return a validator that converts a string with ``read``. ``must_be``: the error message for an invalid string."""
 
-    def validated(value: object) -> T:
+    def validated(value: object) -> object:
         try:
             return read(value if isinstance(value, str) else "")
         except (ValueError, OverflowError):
             raise WrongValueError(f"{must_be}; got {shown(value)}") from None
 
-    return validated
+    return pydantic.PlainValidator(validated)
 
 
 def _read_why(value: object) -> str:
@@ -83,12 +81,7 @@ def read_zone(value: object) -> ZoneInfo:
 
 _Time = Annotated[
     LocalTime | None,
-    pydantic.PlainValidator(
-        _text(
-            times.read_local_time,
-            "must be a day or a time that exists, for example 2026-12-01 or 2026-12-01T18:00",
-        )
-    ),
+    _text(times.read_local_time, "must be a day or a time that exists, for example 2026-12-01 or 2026-12-01T18:00"),
 ]
 
 
@@ -102,12 +95,10 @@ class GrantEntry(StrictModel):
     start: _Time = pydantic.Field(None, alias="from")
     until: _Time = None
     weekly: Annotated[
-        frozenset[int],
-        pydantic.PlainValidator(_text(times.read_days, "must be days of the week, for example Sat-Sun or Mon, Wed")),
+        frozenset[int], _text(times.read_days, "must be days of the week, for example Sat-Sun or Mon, Wed")
     ] = frozenset()
     daily: Annotated[
-        tuple[int, int] | None,
-        pydantic.PlainValidator(_text(times.read_hours, "must be hours of the day, for example 20:00-06:00")),
+        tuple[int, int] | None, _text(times.read_hours, "must be hours of the day, for example 20:00-06:00")
     ] = None
     why: Annotated[str, pydantic.PlainValidator(_read_why)] = ""
 
@@ -174,10 +165,7 @@ def faults_of(
     first = {model: limit for model, limit in limits.items() if limit.cards != 0}
     for at, grant in enumerate(grants):
         if not grant.limits:
-            yield (
-                (at,),
-                "must have a GPU model with a number of cards, for example {A100: 4, until: 2026-12-01}",
-            )
+            yield (at,), "must have a GPU model with a number of cards, for example {A100: 4, until: 2026-12-01}"
         during = grant.times_in(zone)
         if during == Times(zone):
             yield (at,), "must have `from`, `until`, `weekly` or `daily`. Cards for all times must be in `quota`"
