@@ -12,6 +12,7 @@ character. A product that no entry matches is a model of the same name.
 """
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, NamedTuple
 
@@ -63,13 +64,11 @@ def common_product(one: str, other: str) -> str | None:
     return rest(0, 0)
 
 
+_PRODUCT = re.compile(rf"[ -~]{{1,{MAX_PRODUCT}}}")  # printable ASCII
+
+
 def read_product(value: object) -> str:
-    if (
-        not isinstance(value, str)
-        or not value.isascii()
-        or not value.isprintable()
-        or not 0 < len(value) <= MAX_PRODUCT
-    ):
+    if not isinstance(value, str) or not _PRODUCT.fullmatch(value):
         raise WrongValueError(
             f"must be a product of at most {MAX_PRODUCT} printable ASCII characters, for example NVIDIA-A100-*GB, "
             f"where * stands for any text and ? for one character; got {shown(value)}"
