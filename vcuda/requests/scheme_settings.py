@@ -45,11 +45,8 @@ def read_scheme_name(name: str) -> str:
 def read_resource(value: object) -> str:
     if not isinstance(value, str) or not is_resource(value):
         raise WrongValueError(f"must be the name of a resource, for example nvidia.com/vgpu; got {shown(value)}")
-    if (
-        value.startswith(CLASS_RESOURCE)
-        or worth_of_profile(value)
-        or (value in BUILT_IN_UNITS and value != PLAIN_CARDS)
-    ):
+    is_unit = value in BUILT_IN_UNITS and value != PLAIN_CARDS
+    if is_unit or value.startswith(CLASS_RESOURCE) or worth_of_profile(value):
         raise WrongValueError("must be a resource that only this scheme has; the charge of this resource is built in")
     return value
 
