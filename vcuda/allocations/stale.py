@@ -56,11 +56,6 @@ class Case:
     seen: float
     """The Unix time when this process first observed the allocation. Later times in annotations count as this time."""
 
-    @property
-    def node(self) -> str | None:
-        """The node that the scheduler chose; None if the allocation names no node."""
-        return self.allocation.get(self.scheme.predicate_node)
-
     def is_in(self, phase: str) -> bool:
         """Return whether the pod's allocation of cards is in ``phase``, which is ``done`` or ``allocating``."""
         values = self.scheme.phase
@@ -90,7 +85,7 @@ class Staleness(NamedTuple):
 
 def _stale_by(case: Case) -> Iterator[Staleness]:
     """Yield each rule by which the allocation is stale now or later. The first rule that applies is reported."""
-    pod, node = case.pod, case.node
+    pod, node = case.pod, case.allocation.get(case.scheme.predicate_node)
     if not pod.live:
         yield Staleness("finished", AT_ONCE, "the pod has ended")
         return
