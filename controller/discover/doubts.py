@@ -1,9 +1,9 @@
 """Reports nodes whose GPU model is in doubt, for example because two sources disagree, in Events and in the log."""
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 
-import msgspec
 import structlog
 
 from vcuda.discovery.discovered import Doubt
@@ -18,11 +18,6 @@ RENEWAL_SECONDS = 3700.0
 """Seconds until an Event about an unchanged doubt is written again. By then the API server has deleted the old one."""
 
 
-class _LastEvent(msgspec.Struct, frozen=True):
-    digest: str
-    at: float
-
-
 class DoubtReports:
     """Writes Events about nodes whose GPU model is in doubt, at most one per node and kind of doubt in 5 minutes."""
 
@@ -30,20 +25,22 @@ class DoubtReports:
         self._kube = kube
         self._clock = clock
         self._log = structlog.get_logger()
-        self._logged: dict[str, dict[Doubt, _LastEvent]] = {}
+        # `_logged`: for each node and doubt, the digest of the message of the last Event, and its time.
+        self._logged: dict[str, dict[Doubt, tuple[str, float]]] = {}
 
     def report(self, node: ObservedNode, doubts: Mapping[Doubt, str]) -> float | None:
         """Write an Event about each doubt that is new or due again. Return the seconds to the next Event, or None."""
         now, delays = self._clock(), []
         logged = self._logged.setdefault(node.metadata.name, {}) if doubts else {}
         for doubt, text in doubts.items():
-            digest, last = hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), logged.get(doubt)
-            apart = RENEWAL_SECONDS if last and last.digest == digest else EVENT_SECONDS
-            if last is None or now - last.at >= apart:
-                last, apart = _LastEvent(digest, now), RENEWAL_SECONDS
-                logged[doubt] = last
+            digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+            before, at = logged.get(doubt, ("", -math.inf))
+            apart = RENEWAL_SECONDS if before == digest else EVENT_SECONDS
+            if now - at >= apart:
+                at, apart = now, RENEWAL_SECONDS
+                logged[doubt] = digest, now
                 self._post(node, doubt, text, digest)
-            delays.append(last.at + apart - now)
+            delays.append(at + apart - now)
         return min(delays, default=None)
 
     def forget(self, name: str) -> None:
