@@ -274,7 +274,6 @@ def _date(header: str | None) -> datetime.datetime | None:
 
 
 _CHUNK = 64 * 1024
-_HEAD_PARTS = 16  # the error TooLarge keeps this many first chunks of the body; they contain the object's name
 
 
 @contextlib.contextmanager
@@ -296,7 +295,7 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
     Raises TimeoutError after the deadline, HTTPError for a truncated body, and TooLarge for more than ``most`` bytes.
     """
     # urllib3 restarts its own timeout at every read, so a server that sends one byte at a time would never time out.
-    parts = _Parts(most)
+    body = bytearray()
     while True:
         remaining = deadline - time.monotonic()
         if remaining <= 0:
@@ -307,34 +306,16 @@ def read_body(response: urllib3.BaseHTTPResponse, deadline: float, most: int) ->
             sock.settimeout(remaining)
         part = response.read1(_CHUNK, decode_content=False)
         if not part:
-            return parts.take()
-        try:
-            parts.add(part)
-        except errors.TooLarge:
+            return bytes(body)
+        body += part
+        if len(body) > most:
             response.close()  # the body is not read to its end, so the connection cannot be reused
-            raise
+            raise _too_large(body, most)
 
 
-class _Parts:
-    """Collects pieces of a body or line, up to ``most`` bytes. `take` removes and joins them, copying a byte once."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._parts: list[bytes] = []
-        self._size = 0
-
-    def add(self, part: bytes) -> None:
-        """Raises TooLarge if more than ``most`` bytes are collected."""
-        self._parts.append(part)
-        self._size += len(part)
-        if self._size > self._most:
-            head = b"".join(self._parts[:_HEAD_PARTS])[:_CHUNK]
-            raise errors.TooLarge(f"the answer has more than {self._most} bytes", head)
-
-    def take(self) -> bytes:
-        whole = b"".join(self._parts)
-        self._parts, self._size = [], 0
-        return whole
+def _too_large(text: bytearray, most: int) -> errors.TooLarge:
+    # The first bytes contain the name of the object.
+    return errors.TooLarge(f"the answer has more than {most} bytes", bytes(text[:_CHUNK]))
 
 
 def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -343,15 +324,17 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     Raises Unavailable if the stream ends inside a line, and TooLarge if a line exceeds `MOST_OBJECT_BYTES`.
     """
     # Undecoded bytes can be split at newlines, because the byte 0x0A is never a part of a multi-byte UTF-8 character.
-    parts = _Parts(MOST_OBJECT_BYTES)
+    line = bytearray()
     for chunk in chunks:
         head, *tail = chunk.split(b"\n")
-        parts.add(head)
+        line += head
+        if len(line) > MOST_OBJECT_BYTES:
+            raise _too_large(line, MOST_OBJECT_BYTES)
         for piece in tail:
-            if line := parts.take():
-                yield line
-            parts.add(piece)
-    if parts.take():
+            if line:
+                yield bytes(line)
+            line = bytearray(piece)
+    if line:
         raise errors.Unavailable("the API server ended the stream inside a line")
 
 
