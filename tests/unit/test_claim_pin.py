@@ -141,7 +141,7 @@ def test_a_stored_claim_keeps_its_model_when_its_nodes_are_removed() -> None:
 def test_patterns_that_match_products_of_another_model_are_reported(
     rows: dict[str, tuple[str, ...]], product: str | None
 ) -> None:
-    assert claim_policy(quota=QUOTA, rows=rows).products.foreign("A100") == product
+    assert claim_policy(quota=QUOTA, rows=rows).products.of_model("A100").foreign == product
 
 
 DRIVER = f'device.driver == "{NVIDIA}"'

@@ -180,7 +180,7 @@ class ClaimCounter:
             if known is None or not known[0].product or model == held:
                 continue
             # If a product has no model or several, the device is accepted if the claim's pin allows its product.
-            if model or not self.policy.products.among(self.policy.products.patterns_of(held))(known[0].product):
+            if model or not self.policy.products.among(self.policy.products.of_model(held).patterns)(known[0].product):
                 models = (model,) if model else ()
                 return OtherCard(held, known[1] or device.pool, device.device, known[0].product, models)
         return None

@@ -217,7 +217,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return self._exclusions[model]
 
     def _excluded_from(self, model: str) -> str | None:
-        if (foreign := self.policy.products.foreign(model)) is not None:
+        if (foreign := self.policy.products.of_model(model).foreign) is not None:
             return f"its products: {ambiguous(model, foreign)}"
         for entry in self.gpus:
             held = self._held_to(entry, lenient=False)
@@ -242,7 +242,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return operations
 
     def _missing_pins(self, model: str) -> Iterator[tuple[ClaimEntry, ClaimPin]]:
-        patterns = self.policy.products.patterns_of(model)
+        patterns = self.policy.products.of_model(model).patterns
         for entry in self.gpus:
             if self._held_to(entry, lenient=False) != model:
                 by_profile = entry.found.kind is Kind.MIG and not entry.profile

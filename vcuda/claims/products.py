@@ -53,10 +53,6 @@ class Products(msgspec.Struct, frozen=True, dict=True):
     def _matchers(self) -> Mapping[str, Callable[[str], object]]:
         return {model: matcher(patterns) for model, patterns in self.rows.items()}
 
-    @functools.cached_property
-    def _known(self) -> dict[str, ModelProducts]:
-        return {}
-
     def model_of(self, product: str) -> str | None:
         """Return the GPU model of a product; None if the product has no model, or could belong to several."""
         folded = fold(product)
@@ -71,25 +67,22 @@ class Products(msgspec.Struct, frozen=True, dict=True):
             return self.model_of(pattern)
         return _only(frozenset(model for model, patterns in self.rows.items() if pattern in patterns))
 
-    def patterns_of(self, model: str) -> tuple[str, ...]:
-        return self._products_of(model).patterns
+    @functools.cached_property
+    def of_model(self) -> Callable[[str], ModelProducts]:
+        """A function that returns the product names of a GPU model."""
+        return functools.cache(self._of_model)
 
-    def foreign(self, model: str) -> str | None:
-        return self._products_of(model).foreign
-
-    def _products_of(self, model: str) -> ModelProducts:
-        if model not in self._known:
-            # The first pattern of a pin (a selector for one GPU model) is the model's name. So the pin identifies the
-            # model even if no node has a matching product.
-            own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
-            matches = matcher(own)
-            more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
-            patterns = (*own, *(each for each in more if each.isprintable() and not WILDCARDS.intersection(each)))
-            matches = matcher(patterns)
-            known = sorted({*self.seen, *self.names})
-            foreign = next((each for each in known if matches(each) and self.model_of(each) != model), None)
-            self._known[model] = ModelProducts(patterns, foreign)
-        return self._known[model]
+    def _of_model(self, model: str) -> ModelProducts:
+        # The first pattern of a pin (a selector for one GPU model) is the model's name. So the pin identifies the
+        # model even if no node has a matching product.
+        own = tuple(dict.fromkeys((fold(model), *self.rows.get(model, ()))))
+        matches = matcher(own)
+        more = (each for each in sorted(self.seen) if not matches(each) and self.model_of(each) == model)
+        patterns = (*own, *(each for each in more if each.isprintable() and not WILDCARDS.intersection(each)))
+        matches = matcher(patterns)
+        known = sorted({*self.seen, *self.names})
+        foreign = next((each for each in known if matches(each) and self.model_of(each) != model), None)
+        return ModelProducts(patterns, foreign)
 
     def among(self, patterns: Iterable[str]) -> Callable[[str], object]:
         """Return a function that tests whether a product's name matches one of ``patterns``."""

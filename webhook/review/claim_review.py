@@ -156,7 +156,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return await _check_template(review, create.ledgers)
     model = review.request.model()
     stray = [] if model in review.quota.limits else [f"{NOT_MUTATED}: {_not_held(review, model)}"]
-    if model and (product := review.request.policy.products.foreign(model)):
+    if model and (product := review.request.policy.products.of_model(model).foreign):
         stray.append(ambiguous(model, product))
     if stray and review.enforced:
         return verdicts.refused(review, "not-pinned", "; ".join(stray))
