@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 
-from vcuda.x509 import BACKDATE, Names, Signed, is_ours, is_signed_by_ours
+from vcuda.x509 import BACKDATE, Names, Signed, is_ours
 
 Certificates = tuple[x509.Certificate, ...]
 
@@ -227,7 +227,7 @@ def may_chain(bundle: Iterable[x509.Certificate], leaf: x509.Certificate, now: d
     """Return True if a client that trusts ``bundle`` may accept ``leaf`` through an intermediate CA."""
     # An endpoint may serve its leaf together with intermediate CAs, but this program reads only the leaf. A CA of
     # vcuda-certs has no intermediate CAs (path length 0).
-    if is_signed_by_ours(leaf) or not is_valid(leaf, now):
+    if is_ours(leaf, "issuer") or not is_valid(leaf, now):
         return False
     roots = [authority for authority in bundle if is_valid(authority, now) and not is_ours(authority)]
     try:

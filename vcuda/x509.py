@@ -171,25 +171,14 @@ def _make_leaf(
     )
 
 
-def is_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the certificate's subject is named like a CA from `make_authority`. Anyone can use such a name, so
-    the name proves nothing."""
-    return _is_our_name(certificate, "subject")
-
-
-def is_signed_by_ours(certificate: x509.Certificate) -> bool:
-    """Return whether the certificate's issuer is named like a CA from `make_authority`."""
-    return _is_our_name(certificate, "issuer")
-
-
-def _is_our_name(certificate: x509.Certificate, attribute: Literal["subject", "issuer"]) -> bool:
+def is_ours(certificate: x509.Certificate, named: Literal["subject", "issuer"] = "subject") -> bool:
+    """Return whether the certificate's subject or issuer is named like a CA from `make_authority`. Anyone can use such
+    a name, so the name proves nothing."""
     try:
-        return any(
-            str(one.value).startswith((_AUTHORITY_NAME, _CLIENT_AUTHORITY_NAME))
-            for one in getattr(certificate, attribute)
-        )
+        names = [str(one.value) for one in getattr(certificate, named)]
     except ValueError:  # a certificate whose names cannot be read is not ours
         return False
+    return any(name.startswith((_AUTHORITY_NAME, _CLIENT_AUTHORITY_NAME)) for name in names)
 
 
 def _make(

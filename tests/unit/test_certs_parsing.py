@@ -18,7 +18,7 @@ from certs.parsing import SERVED, TLS_TYPE, TRUSTED, read_authorities, read_auth
 from certs.state import SeenSince, fingerprint, names_of
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate
-from vcuda.x509 import DEVELOPMENT, Signed, is_ours, is_signed_by_ours, make_authority, make_leaf
+from vcuda.x509 import DEVELOPMENT, Signed, is_ours, make_authority, make_leaf
 
 NOW = datetime(2026, 11, 21, 8, tzinfo=UTC)
 CA, NEXT = make_authority(NOW), make_authority(NOW)
@@ -152,7 +152,7 @@ def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authori
 def test_a_certificate_with_a_subject_that_cannot_be_read_is_not_ours() -> None:
     text = CA.certificate.public_bytes(Encoding.DER).replace(b"vcuda quota", b"vcuda \xff\xfeota")
     odd = x509.load_der_x509_certificate(text)
-    assert (is_ours(odd), is_signed_by_ours(odd)) == (False, False)
+    assert (is_ours(odd), is_ours(odd, "issuer")) == (False, False)
 
 
 def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
