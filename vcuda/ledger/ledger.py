@@ -126,14 +126,6 @@ class Ledger(msgspec.Struct, frozen=True):
     def reserved_of(self, model: str) -> Charge:
         return total(each.charges[model] for each in self.reserved.values() if model in each.charges)
 
-    def longest_grace(self, pending: Pending) -> int:
-        """Return the seconds for which containers may run after a forced deletion of the charged pod or claim.
-
-        If a claim is charged, any pod that uses claims may use this claim. So the longest grace period of these pods is
-        included.
-        """
-        return max(pending.grace, self.longest_claim_grace)
-
     @property
     def longest_claim_grace(self) -> int:
         """The longest grace period of stored or pending pods that use claims, in seconds; 0 if it is not recorded."""
