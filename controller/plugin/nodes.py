@@ -221,8 +221,7 @@ def _used_by_claims(
     for claim in _each(kube, f"{API_PATH}/resourceclaims", ClaimReader().read):
         if not claim.allocated or claim.name in extended.get(claim.namespace, ()):
             continue
-        device = claim.allocated[0]
-        on = found.by_name.get((device.driver, device.pool, device.device))
+        on = found.find(claim.allocated[0])
         if on and on[1]:
             yield on[1], sum(charge.cores for charge in price(claim).charges.values())
 

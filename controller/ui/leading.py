@@ -214,8 +214,8 @@ def claim_rows(
     """Yield a table row for each claim and GPU model. The row shows the node of the claim's first device."""
     limits = quota.limits if quota else {}
     for claim, taken in claims:
-        found = (devices.by_name.get((each.driver, each.pool, each.device)) for each in claim.allocated)
-        node = next((node for _, node in filter(None, found)), "")
+        found = filter(None, map(devices.find, claim.allocated))
+        node = next((node for _, node in found), "")
         uncounted: dict[str | None, Charge] = {None: Charge()} if taken.uncounted else {}
         for model, charge in (uncounted or taken.charges).items():
             memory = charge.memory_under(limits.get(model or "", Limit(0)))

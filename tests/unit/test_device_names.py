@@ -4,7 +4,7 @@ import pytest
 
 from examples.claims import A100, M40, NVIDIA, device, slice_of
 from vcuda.claims.devices import Devices, read_slice
-from vcuda.claims.objects import ResourceSlice
+from vcuda.claims.objects import AllocatedDevice, ResourceSlice
 
 OLD, NEW = (slice_of(NVIDIA, "gpu-1", device(product), generation=each) for each, product in ((1, M40), (2, A100)))
 FIRST, SECOND = (slice_of(NVIDIA, "gpu-1", device(A100, name=name)) for name in ("gpu-0", "gpu-1"))
@@ -25,5 +25,5 @@ FIRST, SECOND = (slice_of(NVIDIA, "gpu-1", device(A100, name=name)) for name in 
 def test_a_device_is_found_in_the_slices_of_its_pool(
     slices: list[ResourceSlice], name: str, product: str | None
 ) -> None:
-    found = Devices.of(map(read_slice, slices), {}).by_name.get((NVIDIA, "gpu-1", name))
+    found = Devices.of(map(read_slice, slices), {}).find(AllocatedDevice("", NVIDIA, "gpu-1", name))
     assert (found[0].product, found[1]) == (product, "gpu-1") if found else product is None

@@ -161,7 +161,7 @@ class ClaimCounter:
         # The claim's status can be trusted here, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
-        entries = asked.by_name()
+        entries = {entry.name: entry for entry in asked.gpus}
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main
@@ -186,7 +186,7 @@ class ClaimCounter:
         return None
 
     def _offer(self, device: objects.AllocatedDevice) -> tuple[DeviceOffer, str] | None:
-        return self.policy.devices.by_name.get((device.driver, device.pool, device.device))
+        return self.policy.devices.find(device)
 
     def _model_of(self, device: objects.AllocatedDevice) -> str | None:
         known = self._offer(device)

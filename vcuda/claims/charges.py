@@ -138,10 +138,6 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         different = {entry.products for entry in self.gpus}
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
-    def by_name(self) -> Mapping[str, ClaimEntry]:
-        """Return the charged entries by the names that the claim's status uses for them."""
-        return {each.name: each for each in self.gpus}
-
     @property
     def has_share(self) -> bool:
         """True if the claim may get a share of a card. The DRA driver limits what the containers use of the card."""

@@ -1,14 +1,14 @@
 """The devices that drivers offer, and the DeviceClasses by which claims request them."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, Decimal
 
 import msgspec
 
 from vcuda.claims.cel import read_facts
 from vcuda.claims.names import PRODUCT, PROFILE, TYPE
-from vcuda.claims.objects import Device, DeviceCapacity, DeviceClass, ResourceSlice
+from vcuda.claims.objects import AllocatedDevice, Device, DeviceCapacity, DeviceClass, ResourceSlice
 from vcuda.k8s_types import Quantity, parse_quantity
 
 
@@ -136,34 +136,8 @@ def read_class(found: DeviceClass) -> ClassFacts:
     return ClassFacts(own, facts.only(own, TYPE), facts.only(own, PROFILE), found.spec.extended_resource_name or "")
 
 
-DeviceName = tuple[str, str, str]
-"""The name of a device in the status of a claim: its driver, its pool, and its name in the pool."""
-
 PoolName = tuple[str, str]
 """The name of a pool of devices, together with the name of the pool's driver."""
-
-
-class DevicesByName(msgspec.Struct, frozen=True):
-    """An index of all devices by driver, pool and name."""
-
-    slices: Mapping[PoolName, PoolSlice] = {}
-    """By pool: the ResourceSlice, for pools with only one."""
-    spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
-    """By pool, then by device name: the ResourceSlice of the device, for pools with several."""
-
-    @classmethod
-    def of(cls, pools: Mapping[PoolName, Sequence[PoolSlice]]) -> "DevicesByName":
-        several = {name: slices for name, slices in pools.items() if len(slices) > 1}
-        spread = {
-            name: {device: each for each in slices for device in each.devices} for name, slices in several.items()
-        }
-        return cls({name: slices[0] for name, slices in pools.items() if name not in several}, spread)
-
-    def get(self, name: DeviceName) -> tuple[DeviceOffer, str] | None:
-        """Return the properties of a device, and the name of its node (may be empty); None if the device is unknown."""
-        driver, pool, device = name
-        found = self.slices.get((driver, pool)) or self.spread.get((driver, pool), {}).get(device)
-        return (found.devices[device], found.node) if found and device in found.devices else None
 
 
 class Devices(msgspec.Struct, frozen=True):
@@ -172,7 +146,10 @@ class Devices(msgspec.Struct, frozen=True):
     offers: Mapping[DeviceOffer, frozenset[str]] = {}
     """By device properties: the names of all nodes that have a device with these properties."""
     classes: Mapping[str, ClassFacts] = {}
-    by_name: DevicesByName = DevicesByName()
+    slices: Mapping[PoolName, PoolSlice] = {}
+    """By pool: the ResourceSlice, for pools with only one."""
+    spread: Mapping[PoolName, Mapping[str, PoolSlice]] = {}
+    """By pool, then by device name: the ResourceSlice of the device, for pools with several."""
 
     @classmethod
     def of(cls, slices: Iterable[PoolSlice], classes: Mapping[str, ClassFacts]) -> "Devices":
@@ -191,7 +168,16 @@ class Devices(msgspec.Struct, frozen=True):
             for offer in each.offers:
                 nodes.setdefault(offer, set()).add(each.node)
         offers = {offer: frozenset(found - {""}) for offer, found in nodes.items()}
-        return cls(offers, classes, DevicesByName.of(pools))
+        single = {name: own[0] for name, own in pools.items() if len(own) == 1}
+        several = {name: own for name, own in pools.items() if len(own) > 1}
+        spread = {name: {device: each for each in own for device in each.devices} for name, own in several.items()}
+        return cls(offers, classes, single, spread)
+
+    def find(self, device: AllocatedDevice) -> tuple[DeviceOffer, str] | None:
+        """Return the properties of a device, and the name of its node (may be empty); None if the device is unknown."""
+        pool, name = (device.driver, device.pool), device.device
+        found = self.slices.get(pool) or self.spread.get(pool, {}).get(name)
+        return (found.devices[name], found.node) if found and name in found.devices else None
 
     @property
     def extended_resources(self) -> frozenset[str]:
