@@ -53,7 +53,7 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
     readers = {"InferenceService": _in_inference_service, "LeaderWorkerSet": _in_leader_worker_set}
     reader = _in_workflow if kind in _WORKFLOWS else readers.get(kind, _anywhere)
     found: list[PodTemplate] = []
-    for template in reader(spec, "spec", None) if isinstance(spec, dict) else ():
+    for template in reader(spec) if isinstance(spec, dict) else ():
         if len(found) == MOST_TEMPLATES:
             raise ValueError(f"an object must not have more than {MOST_TEMPLATES} pod templates")
         number = 1 if template.count is None and kind in ONE_UNLESS_STATED else template.count
@@ -61,9 +61,9 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
     return found
 
 
-def _anywhere(spec: Manifest, path: str, times: int | None) -> Iterator[PodTemplate]:
+def _anywhere(spec: Manifest) -> Iterator[PodTemplate]:
     # YAML aliases can repeat a value endlessly. So each value is read only once.
-    waiting: list[tuple[object, str, int | None]] = [(spec, path, times)]
+    waiting: list[tuple[object, str, int | None]] = [(spec, "spec", None)]
     seen: set[int] = set()
     while waiting:
         value, place, factor = waiting.pop()
@@ -112,7 +112,7 @@ def count(value: object) -> int | None:
     return value
 
 
-def _in_leader_worker_set(spec: Manifest, path: str, _times: int | None) -> Iterator[PodTemplate]:
+def _in_leader_worker_set(spec: Manifest) -> Iterator[PodTemplate]:
     group = _mapping(spec, "leaderWorkerTemplate")
     worker = _mapping(group, "workerTemplate")
     leader = _mapping(group, "leaderTemplate") or worker
@@ -120,11 +120,11 @@ def _in_leader_worker_set(spec: Manifest, path: str, _times: int | None) -> Iter
     groups, size = 1 if groups is None else groups, 1 if size is None else size
     for name, template, number in (("leader", leader, groups), ("worker", worker, groups * max(size - 1, 0))):
         if template and number:
-            place = f"{path}.leaderWorkerTemplate.{name}Template"
+            place = f"spec.leaderWorkerTemplate.{name}Template"
             yield PodTemplate(place, template.get("metadata"), _mapping(template, "spec"), number)
 
 
-def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iterator[PodTemplate]:
+def _in_inference_service(spec: Manifest) -> Iterator[PodTemplate]:
     for name in _COMPONENTS:
         component = _mapping(spec, name)
         for place, pod, number in (
@@ -134,7 +134,7 @@ def _in_inference_service(spec: Manifest, path: str, _times: int | None) -> Iter
             if containers := _containers_of(pod):
                 # With ``minReplicas`` 0, a component creates its pods at the first request. So their number is unknown.
                 metadata = {"labels": pod.get("labels"), "annotations": pod.get("annotations")}
-                yield PodTemplate(f"{path}.{place}", metadata, {**pod, "containers": containers}, number or None)
+                yield PodTemplate(f"spec.{place}", metadata, {**pod, "containers": containers}, number or None)
 
 
 def _containers_of(component: Manifest) -> list[object]:
@@ -149,9 +149,9 @@ def _containers_of(component: Manifest) -> list[object]:
     return [*(given if isinstance(given, list) else ()), *runtimes]
 
 
-def _in_workflow(spec: Manifest, path: str, _times: int | None) -> Iterator[PodTemplate]:
+def _in_workflow(spec: Manifest) -> Iterator[PodTemplate]:
     inner = _mapping(spec, "workflowSpec")
-    spec, path = (inner, f"{path}.workflowSpec") if inner else (spec, path)
+    spec, path = (inner, "spec.workflowSpec") if inner else (spec, "spec")
     templates = spec.get("templates")
     for index, template in enumerate(templates if isinstance(templates, list) else ()):
         if not isinstance(template, dict):
