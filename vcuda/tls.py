@@ -101,7 +101,26 @@ class ServingCertificate:
             _log.error("serving certificate not reloaded, the last valid certificate is kept", reason=fault)
 
     def _load(self) -> _Served:
-        return _load(self._directory, self._client_ca, self._verify_mode)
+        directory = self._directory
+        certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
+        public_key, expiry = _read_leaf(certificate)
+        if _read_public_key(key) != public_key:
+            raise _bad(directory, f"{key} is not the private key of tls.crt")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        try:
+            # An empty password is given. Without it, OpenSSL would prompt for the password of an encrypted key.
+            context.load_cert_chain(certificate, key, password="")
+        except OSError as error:  # ssl.SSLError is a subclass of OSError
+            raise _bad(directory, f"{certificate} is rejected by OpenSSL together with tls.key: {error}") from error
+        if self._client_ca:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except OSError as error:
+                raise BadInput(f"{self._client_ca} cannot be read, or contains no PEM certificate: {error}") from error
+            context.verify_mode = self._verify_mode
+        return _Served(context, expiry)
 
     def _fingerprint(self) -> _Content:
         # The files are compared by SHA-256 digests, so that the private key is not kept in memory.
@@ -113,28 +132,6 @@ def watch(serving: ServingCertificate, stop: threading.Event, interval: float = 
     """Poll every ``interval`` seconds until ``stop`` is set. The serving process must run this in a thread."""
     while not stop.wait(interval):
         serving.poll()
-
-
-def _load(directory: Path, client_ca: Path | None, verify_mode: ssl.VerifyMode) -> _Served:
-    certificate, key = directory / LEAF_CERTIFICATE, directory / LEAF_KEY
-    public_key, expiry = _read_leaf(certificate)
-    if _read_public_key(key) != public_key:
-        raise _bad(directory, f"{key} is not the private key of tls.crt")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    try:
-        # An empty password is given. Without it, OpenSSL would prompt for the password of an encrypted key.
-        context.load_cert_chain(certificate, key, password="")
-    except OSError as error:  # ssl.SSLError is a subclass of OSError
-        raise _bad(directory, f"{certificate} is rejected by OpenSSL together with tls.key: {error}") from error
-    if client_ca:
-        try:
-            context.load_verify_locations(client_ca)
-        except OSError as error:
-            raise BadInput(f"{client_ca} cannot be read, or contains no PEM certificate: {error}") from error
-        context.verify_mode = verify_mode
-    return _Served(context, expiry)
 
 
 def _read_leaf(path: Path) -> tuple[bytes, float]:
