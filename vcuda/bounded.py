@@ -1,6 +1,7 @@
 """Limits the use of memory: a cache with a maximum size, and a count of the bytes of objects for each namespace."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
@@ -51,8 +52,8 @@ class ByteAllowance:
     def __init__(self, most_of_namespace: int, most: int) -> None:
         self._most_of_namespace = most_of_namespace
         self._most = most
-        self._kept: dict[str, dict[str, int]] = {}
-        self._of_namespace: dict[str, int] = {}
+        self._kept: dict[tuple[str, str], int] = {}
+        self._of_namespace: Counter[str] = Counter()
         self.bytes = 0
 
     def keep(self, namespace: str, uid: str, size: int) -> bool:
@@ -60,26 +61,22 @@ class ByteAllowance:
         object, if a limit would be exceeded."""
         self.release(namespace, uid)
         size += ENTRY_BYTES
-        own = self._of_namespace.get(namespace, 0) + size
-        if own > self._most_of_namespace or self.bytes + size > self._most:
+        if self._of_namespace[namespace] + size > self._most_of_namespace or self.bytes + size > self._most:
             return False
-        self._kept.setdefault(namespace, {})[uid] = size
-        self._of_namespace[namespace] = own
+        self._kept[namespace, uid] = size
+        self._of_namespace[namespace] += size
         self.bytes += size
         return True
 
     def release(self, namespace: str, uid: str) -> None:
         """Stop counting the size of an object, for example because it was deleted."""
-        kept = self._kept.get(namespace, {})
-        if (size := kept.pop(uid, None)) is None:
-            return
+        size = self._kept.pop((namespace, uid), 0)
         self.bytes -= size
         self._of_namespace[namespace] -= size
-        if not kept:
-            del self._kept[namespace], self._of_namespace[namespace]
+        if not self._of_namespace[namespace]:
+            del self._of_namespace[namespace]
 
     def retain(self, objects: Iterable[tuple[str, str]]) -> None:
         """Stop counting all objects except ``objects``, pairs of a namespace and a uid."""
-        counted = {(namespace, uid) for namespace, uids in self._kept.items() for uid in uids}
-        for namespace, uid in counted.difference(objects):
+        for namespace, uid in self._kept.keys() - objects:
             self.release(namespace, uid)
