@@ -102,7 +102,7 @@ class ClaimInformer:
         if observed.committed == ledger.claimed and ledger.pending.keys().isdisjoint(observed.seen):
             return None
         newest = self._store.count_claims(namespace, extended)
-        return newest and newest.after(observed, ledger)
+        return newest and newest.with_deletions(observed, ledger.claim_resource_version)
 
     def awaits_pods(self, namespace: str) -> bool:
         """Return True if a claim has just lost its devices and the watches may not show the cause yet."""

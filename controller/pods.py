@@ -169,7 +169,7 @@ class PodInformer:
             {*lives.stored, *lives.gone},
             dict(self._terminating(vanished, nodes)),
             self.since,
-            config_version,
+            config_version=config_version,
             extended=charged_by_pods(pods, nodes),
             graces=long_graces((pod.model_on(nodes) or "", self.seconds_of(pod)) for pod in pods if pod.live),
             claim_grace=long_grace(self.seconds_of(pod) for pod in users),

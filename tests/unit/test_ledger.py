@@ -275,7 +275,9 @@ TERMINATING = st.dictionaries(
 LEDGERS = st.builds(Ledger, COMMITTED, VERSIONS, PENDING, TERMINATING, VERSIONS, COMMITTED, VERSIONS)
 SOME = st.frozensets(st.sampled_from(UIDS))
 CLAIMS = st.none() | st.builds(ObservedClaims, VERSIONS, COMMITTED, SOME)
-VIEWS = st.builds(ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS, VERSIONS, CLAIMS)
+VIEWS = st.builds(
+    ObservedPods, VERSIONS, COMMITTED, SOME, TERMINATING, VERSIONS, config_version=VERSIONS, claims=CLAIMS
+)
 
 
 @given(ledger=LEDGERS, view=VIEWS, absent=SOME)

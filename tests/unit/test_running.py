@@ -101,8 +101,8 @@ MUTANTS = {
         scenarios.two_pods_share_a_claim_and_the_first_is_deleted_by_force,
     ),
     "a LIST does not replace deletions that the watch has not delivered": Broken(
-        settling,
-        "_seen_since",
+        settling.Observed,
+        "seen_since",
         lambda _listed, watched, _counted: watched.since,
         scenarios.a_pod_that_only_a_replica_has_counted_is_deleted_by_force,
     ),

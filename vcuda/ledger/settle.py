@@ -5,6 +5,7 @@ docs/ledger.md has the rules. The model checker in `tests/model` explores all st
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Self
 
 import msgspec
 
@@ -21,43 +22,48 @@ from vcuda.ledger.ledger import (
 from vcuda.quota.model import Charge, Usage
 
 
-class ObservedClaims(msgspec.Struct, frozen=True):
-    """The ResourceClaims of one namespace, as a watch or a LIST observed them up to ``resource_version``."""
+class Observed(msgspec.Struct, frozen=True):
+    """The pods or the claims of one namespace, as a watch or a LIST observed them up to ``resource_version``."""
 
     resource_version: str
     committed: Mapping[str, Charge]
-    """By model, the charges of the stored claims, without the claims that are charged to their pod."""
+    """By model, the charges of the stored objects, without the claims that are charged to their pod."""
     seen: Collection[str]
-    """The uids of all observed claims, including deleted claims. Claims with an unknown charge are left out."""
+    """The uids of all observed objects, including deleted objects. Claims with an unknown charge are left out."""
     vanished: Mapping[str, Terminating] = {}
-    """By a key for each loss: the charges of claims that lost their devices, while a pod may still use the devices."""
+    """By uid, the charges of bound pods that were deleted before they were observed to end. By a key for each loss: the
+    charges of claims that lost their devices, while a pod may still use the devices."""
     since: str = ""
     """The resourceVersion at which the watch began, or of the LIST. Earlier deletions were not observed."""
-    users: Collection[str] = ()
-    """The uids of the pods that use the claims."""
     gone: Collection[str] = ()
-    """The uids of deleted claims. ``seen`` includes them."""
+    """The uids of deleted objects. ``seen`` includes them."""
 
-    def after(self, watched: "ObservedClaims | None", ledger: Ledger) -> "ObservedClaims":
-        """Return the claims of this LIST, together with the deletions in ``watched``, which a watch observed."""
-        if watched is None:
-            return self
-        seen, since = {*self.seen, *watched.seen}, _seen_since(self, watched, ledger.claim_resource_version)
+    def with_deletions(self, watched: Self, counted: str) -> Self:
+        """Return the objects of this LIST, together with the deletions in ``watched``, which a watch observed.
+
+        ``counted``: the version at which the ledger was counted.
+        """
+        seen, since = {*self.seen, *watched.seen}, self.seen_since(watched, counted)
         return msgspec.structs.replace(self, seen=seen, vanished=watched.vanished, since=since)
 
+    def seen_since(self, watched: Self, counted: str) -> str:
+        """Return the version since which this LIST and a watch together have observed every deletion."""
+        # If the LIST lacks an object that the watch still counts, the watch has missed its deletion. A watch that is
+        # older than the ledger may have missed deletions of objects that the ledger counts.
+        missing = {*watched.seen} - {*watched.gone} - {*self.seen}
+        return self.since if missing or is_older(watched.resource_version, counted) else watched.since
 
-class ObservedPods(msgspec.Struct, frozen=True):
-    """The pods and claims of one namespace, as a watch or a LIST observed them up to ``resource_version``."""
 
-    resource_version: str
-    committed: Mapping[str, Charge]
-    """By model, the charges of the stored pods."""
-    seen: Collection[str]
-    """The uids of all pods that were observed, including deleted pods."""
-    vanished: Mapping[str, Terminating] = {}
-    """By uid, the charges of bound pods that were deleted before they were observed to end."""
-    since: str = ""
-    """The resourceVersion at which the watch began, or of the LIST. Earlier deletions were not observed."""
+class ObservedClaims(Observed, frozen=True):
+    """The ResourceClaims of one namespace."""
+
+    users: Collection[str] = ()
+    """The uids of the pods that use the claims."""
+
+
+class ObservedPods(Observed, frozen=True):
+    """The pods and claims of one namespace."""
+
     config_version: str = ""
     """The version of the quota ConfigMap that was used for the count."""
     claims: ObservedClaims | None = None
@@ -68,18 +74,13 @@ class ObservedPods(msgspec.Struct, frozen=True):
     """By model, the longest grace period of the stored pods, in seconds, if above `UNSEEN_SECONDS`."""
     claim_grace: int = 0
     """The longest grace period of the pods that use claims, in seconds; 0 if at most `UNSEEN_SECONDS`."""
-    gone: Collection[str] = ()
-    """The uids of deleted pods. ``seen`` includes them."""
 
     def after(self, watched: "ObservedPods", ledger: Ledger) -> "ObservedPods":
-        """Return the pods of this LIST, together with the deletions in ``watched``, which a watch observed."""
-        return msgspec.structs.replace(
-            self,
-            seen={*self.seen, *watched.seen},
-            vanished=watched.vanished,
-            since=_seen_since(self, watched, ledger.pod_resource_version),
-            claims=self.claims and self.claims.after(watched.claims, ledger),
-        )
+        """Return the pods and claims of this LIST, together with the deletions in ``watched``."""
+        claims = self.claims
+        if claims and watched.claims:
+            claims = claims.with_deletions(watched.claims, ledger.claim_resource_version)
+        return msgspec.structs.replace(self.with_deletions(watched, ledger.pod_resource_version), claims=claims)
 
     def is_older(self, ledger: Ledger) -> bool:
         """Return whether the ledger was last counted from a newer observation, or with a newer quota ConfigMap."""
@@ -92,17 +93,6 @@ class ObservedPods(msgspec.Struct, frozen=True):
         """Return the usage of one GPU model: the charges of the stored objects, and the charge ``terminating``."""
         claimed = self.claims.committed.get(model, Charge()) if self.claims else Charge()
         return Usage(self.committed.get(model, Charge()) + claimed + terminating, terminating=terminating)
-
-
-def _seen_since(listed: ObservedPods | ObservedClaims, watched: ObservedPods | ObservedClaims, counted: str) -> str:
-    """Return the version since which a LIST and a watch together have observed every deletion.
-
-    ``counted``: the version at which the ledger was counted.
-    """
-    # If the LIST lacks an object that the watch still counts, the watch has missed its deletion. A watch that is older
-    # than the ledger may have missed deletions of objects that the ledger counts.
-    missing = {*watched.seen} - {*watched.gone} - {*listed.seen}
-    return listed.since if missing or is_older(watched.resource_version, counted) else watched.since
 
 
 class Expired(msgspec.Struct, frozen=True):
