@@ -54,13 +54,11 @@ class ListTurns:
             raise self._overdue(namespace, left)
         self._rests_until.pop(namespace, None)
         if self._slow_until.get(namespace, 0.0) <= self._clock():
-            try:
-                with self._turn(self._quick, namespace, patience):
+            with self._turn(self._quick, namespace, patience):
+                try:
                     return make(QUICK_SECONDS)
-            except _NoTurn:
-                raise
-            except ListOverdue:
-                self._remember(self._slow_until, namespace, SLOW_FOR_SECONDS)
+                except ListOverdue:
+                    self._remember(self._slow_until, namespace, SLOW_FOR_SECONDS)
         with self._turn(self._slow, namespace, patience):
             return self._make_slowly(namespace, make)
 
@@ -85,7 +83,7 @@ class ListTurns:
     @contextmanager
     def _turn(self, turns: threading.Semaphore, namespace: str, patience: float) -> Iterator[None]:
         if not turns.acquire(timeout=patience):
-            raise _NoTurn(f"too many other LISTs are running, so namespace {namespace} is not listed yet")
+            raise ListOverdue(f"too many other LISTs are running, so namespace {namespace} is not listed yet")
         try:
             yield
         finally:
@@ -95,7 +93,3 @@ class ListTurns:
         if len(until) >= MOST_REMEMBERED:
             until.clear()
         until[namespace] = self._clock() + seconds
-
-
-class _NoTurn(ListOverdue):
-    """Too many other LISTs were running for as long as the caller could wait."""
