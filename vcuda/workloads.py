@@ -184,15 +184,14 @@ def _documents(source: str, text: str) -> Iterator[tuple[str, object]]:
 
 
 def _listed(where: str, document: object) -> Iterator[tuple[str, object]]:
-    is_list = isinstance(document, dict) and str(document.get("kind")).endswith("List")
-    items = document.get("items", ()) if is_list and isinstance(document, dict) else None
-    if document is None or (is_list and items is None):
-        return
-    if not isinstance(items, list) or (isinstance(document, dict) and "items" not in document):
-        yield where, document
-        return
-    for item in items:
-        yield from _listed(where, item)
+    match document:
+        case {"kind": kind, "items": None | list() as items} if str(kind).endswith("List"):
+            for item in items or ():
+                yield from _listed(where, item)
+        case None:
+            pass
+        case _:
+            yield where, document
 
 
 def _object(where: str, document: object) -> Manifest:
