@@ -3,7 +3,7 @@
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from cryptography import x509
@@ -207,19 +207,14 @@ def _make(
         .issuer_name(authority.certificate.subject if authority else subject)
         .public_key(key.public_key())
         .serial_number(serial)
-        .not_valid_before(_to_seconds(now - BACKDATE))
-        .not_valid_after(_to_seconds(end))
+        .not_valid_before(now - BACKDATE)  # the builder converts times to UTC, without microseconds
+        .not_valid_after(end)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer), critical=False)
     )
     for extension, critical in extensions:
         builder = builder.add_extension(extension, critical)
     return Signed(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
-
-
-def _to_seconds(moment: datetime) -> datetime:
-    # The time in a certificate is in UTC, and has no microseconds.
-    return moment.astimezone(UTC).replace(microsecond=0)
 
 
 def _key_usage(*bits: str) -> x509.KeyUsage:
