@@ -70,16 +70,14 @@ class ModelUse:
 
     @property
     def has_room(self) -> bool:
-        cores = max((pod.cores for pod in self.pods), default=0)
-        cards_left = (
-            self.limit is None
-            or self.available is None
-            or self.available >= max(self.limit / 10, cores / CORES_PER_CARD)
-        )
-        if self.memory_limit is None or self.memory_available is None:
-            return cards_left
-        largest = max((pod.memory for pod in self.pods), default=0)
-        return cards_left and self.memory_available >= max(self.memory_limit / 10, largest)
+        cards = max((pod.cores for pod in self.pods), default=0) / CORES_PER_CARD
+        memory = max((pod.memory for pod in self.pods), default=0)
+        available = self.memory_available
+        return _has_room(self.available, self.limit, cards) and _has_room(available, self.memory_limit, memory)
+
+
+def _has_room(available: float | None, limit: float | None, largest: float) -> bool:
+    return available is None or limit is None or available >= max(limit / 10, largest)
 
 
 @dataclass(frozen=True, slots=True)
