@@ -18,6 +18,7 @@ from vcuda.ledger.ledger import (
     Terminating,
     charges_by_model,
     is_older,
+    long_graces,
 )
 from vcuda.quota.model import Charge, Usage
 
@@ -133,8 +134,8 @@ def settle(
     claims = observed.claims or ObservedClaims(ledger.claim_resource_version, ledger.claimed, ())
     had = {*ledger.terminating, *expired.ended}
     room = MOST_TERMINATING - len(left.terminating)
-    pods = _Departed.of(observed.committed, observed.vanished, had, room)
-    claimed = _Departed.of(claims.committed, claims.vanished, had, room - len(pods.held))
+    pods = _Departed.of(observed, had, room)
+    claimed = _Departed.of(claims, had, room - len(pods.held))
     unseen = {**_unseen_pods(ledger, observed, pods), **_unseen_claims(ledger, claims, claimed)}
     seen = {*observed.seen, *claims.seen}
     settled = Ledger(
@@ -201,11 +202,9 @@ class _Departed(msgspec.Struct, frozen=True):
     """By model, the charges of all deleted objects."""
 
     @classmethod
-    def of(
-        cls, counted: Mapping[str, Charge], vanished: Mapping[str, Terminating], known: Collection[str], room: int
-    ) -> "_Departed":
+    def of(cls, observed: Observed, known: Collection[str], room: int) -> "_Departed":
         """Return the count. ``room``: the most new terminating charges. ``known``: the keys to skip in ``vanished``."""
-        new = {key: each for key, each in vanished.items() if key not in known}
+        counted, new = observed.committed, {key: each for key, each in observed.vanished.items() if key not in known}
         held = dict(itertools.islice(new.items(), max(room, 0)))
         beyond = [(each.model, each.charge) for key, each in new.items() if key not in held]
         committed = charges_by_model([*counted.items(), *beyond]) if beyond else counted
@@ -218,9 +217,7 @@ def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Map
     if not is_older(version, observed.since):
         return {}
     stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
-    graces = dict(ledger.graces)
-    for each in stored:
-        graces[each.model] = max(graces.get(each.model, 0), each.grace)
+    graces = long_graces([*ledger.graces.items(), *((each.model, each.grace) for each in stored)])
     lost = _lost(ledger, ledger.committed, stored, observed.committed, pods.left)
     return {f"{model}@{version}": _unseen(model, charge, graces.get(model, 0)) for model, charge in lost}
 
