@@ -106,7 +106,6 @@ _REASONS: Mapping[HTTPStatus, str] = {
 
 
 def write_review(uid: str, answer: AdmissionResponse, check: Check = no_check) -> bytes:
-    """Return the AdmissionReview that answers the request ``uid``."""
     response: dict[str, object] = {"uid": uid, "allowed": answer.allowed}
     if answer.patch:
         response["patchType"] = "JSONPatch"

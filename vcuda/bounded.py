@@ -69,7 +69,6 @@ class ByteAllowance:
         return True
 
     def release(self, namespace: str, uid: str) -> None:
-        """Stop counting the size of an object, for example because it was deleted."""
         size = self._kept.pop((namespace, uid), 0)
         self.bytes -= size
         self._of_namespace[namespace] -= size

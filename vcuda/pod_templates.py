@@ -35,14 +35,12 @@ _INHERITED = ("nodeSelector", "affinity", "tolerations", "schedulerName", "volum
 
 @dataclass(frozen=True, slots=True)
 class PodTemplate:
-    """A pod template of an object."""
+    """A pod template of an object. ``metadata`` and ``spec`` are as written in the object."""
 
     path: str
     """The place of the template in the object, such as ``spec.pytorchReplicaSpecs.Worker.template``."""
     metadata: object
-    """The metadata of the template's pods, as written in the object."""
     spec: Manifest
-    """The spec of the template's pods, as written in the object."""
     count: int | None
     """The number of pods that exist at the same time; None if the object does not state the number."""
 

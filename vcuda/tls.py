@@ -76,7 +76,6 @@ class ServingCertificate:
         return self._served.expiry
 
     def current(self) -> ssl.SSLContext:
-        """Return the TLS context for a new connection. It has the valid certificate and key that were loaded last."""
         return self._served.context
 
     def poll(self) -> None:

@@ -62,7 +62,6 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
     node: str
     """The node to which the devices belong; empty if they do not belong to one node."""
     devices: Mapping[str, DeviceOffer]
-    """The devices by name."""
     offers: tuple[DeviceOffer, ...] = ()
     """The values of ``devices``. Equal devices are listed once."""
     of_slices: int = 1
@@ -118,14 +117,11 @@ def _number(quantity: Quantity | None) -> Decimal | None:
 
 
 class ClassFacts(msgspec.Struct, frozen=True, gc=False):
-    """The properties that the selectors of a DeviceClass require of a device, and the class's extended resource."""
+    """The driver, type and MIG profile that the selectors of a DeviceClass require; None if they require none."""
 
     driver: str | None = None
-    """The driver that the selectors require; None if they require no driver."""
     type: str | None = None
-    """The device type that the selectors require; None if they require no type."""
     profile: str | None = None
-    """The MIG profile that the selectors require; None if they require no profile."""
     extended_resource: str = ""
     """The extended resource by which pods can request a device of the class; empty if the class has none."""
 

@@ -69,7 +69,6 @@ class Products(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def of_model(self) -> Callable[[str], ModelProducts]:
-        """A function that returns the product names of a GPU model."""
         return functools.cache(self._of_model)
 
     def _of_model(self, model: str) -> ModelProducts:

@@ -250,7 +250,6 @@ def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
 
 
 def segment(name: str) -> str:
-    """Return a name as one segment of a URL path, with slashes escaped."""
     # Users choose some names, for example in flags and manifests. A slash in a name could address another object.
     return quote(name, safe="")
 

@@ -222,7 +222,6 @@ class NodeInformer:
         self._followers.append(on_change)
 
     def current(self) -> Nodes:
-        """Return all nodes, each in the newest state that the watch has delivered."""
         named = self.resources().models
         with self._lock:
             if self._stale or self._nodes.named is not named:

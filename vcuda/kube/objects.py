@@ -144,7 +144,6 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:
-    """Return HOST:PORT of each endpoint at the port named ``port_name``, with True if the endpoint is ready."""
     found: dict[str, bool] = {}
     # While an endpoint moves to another EndpointSlice, it is in two slices. It is ready if either reports it ready.
     for address, ready in (one for each in slices for one in _endpoints(each, port_name)):

@@ -51,7 +51,6 @@ class Store(Generic[T]):
         """The newest resourceVersion that the store includes; empty before the first call of `swap`."""
 
     def get(self, key: tuple[str, str]) -> T | None:
-        """Return the object with this namespace and name; None if it is not stored."""
         entry = self.entry(watch.Key(*key))
         return entry.value if entry else None
 
@@ -94,7 +93,6 @@ class Store(Generic[T]):
         return before
 
     def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
-        """Store one object; if ``entry`` is None, remove the object."""
         with self._lock:
             _put(self._entries, key, entry)
             if self._grouped is not None:
