@@ -274,25 +274,24 @@ class LedgerStore(NamespaceCounter):
             del self._dropped[namespace]
 
     def reflector(
-        self, on_change: Callable[[str], None], on_charge: Callable[[str, int], None] | None = None
+        self, on_change: Callable[[str], None], on_charge: Callable[[str, int], None]
     ) -> Reflector[NamedLedger]:
         """Return a reflector of all ledgers. ``on_change`` is called with the namespace after a ledger changed.
 
-        If ``on_charge`` is given, it is called instead after a write of this process, and after a write that leaves the
-        charges of stored pods unchanged, so that the caller may react later. Its arguments are the namespace and
+        ``on_charge`` is called instead after a write of this process, and after a write that leaves the charges of
+        stored pods unchanged, so that the caller may react later. Its arguments are the namespace and
         `NamedLedger.pending_bytes`.
         """
 
         def on_event(old: NamedLedger | None, new: NamedLedger | None) -> None:
             # `on_event` runs after every write of every replica. So for speed it compares ledgers as texts, undecoded.
             known = old and new and new.counted in (old.counted, self._written.get(new.namespace))
-            if on_charge and new and known and not new.deleting and new.pending_bytes:
+            if new and known and not new.deleting and new.pending_bytes:
                 on_charge(new.namespace, new.pending_bytes)
             elif changed := new or old:
                 on_change(changed.namespace)
 
-        self._keeps_written = on_charge is not None
-
+        self._keeps_written = True
         selector = {"labelSelector": NAMESPACE_LABEL}
         return Reflector(self.kube, self._collection, self._decode_named, params=selector, on_event=on_event)
 
