@@ -17,7 +17,6 @@ from vcuda.kube.pages import (
     MOST_OBJECT_BYTES,
     MOST_PAGE_BYTES,
     Pager,
-    PageSize,
     SkippedObject,
 )
 
@@ -98,6 +97,7 @@ def test_every_object_is_listed_once_and_no_page_exceeds_the_bound(sizes: list[i
     of_several = [size for limit, size in zip(server.asked, server.read, strict=True) if limit > 1]
     assert max([0, *of_several]) <= MOST_PAGE_BYTES
     assert max([0, *server.read]) <= MOST_OBJECT_BYTES
+    assert all(1 <= limit <= 500 for limit in server.asked)
 
 
 def test_pages_of_usual_objects_grow_and_those_of_large_ones_stay_short() -> None:
@@ -181,14 +181,3 @@ def test_a_list_without_a_readable_beginning_cannot_be_continued() -> None:
 def test_an_answer_that_is_no_list_raises() -> None:
     with pytest.raises(Unavailable, match="LIST /pods: the answer is not a list"):
         list(Pager(lambda *_: b"<html>", "LIST /pods", most=1, timeout=1, seconds=1))
-
-
-@given(st.lists(st.tuples(st.integers(1, 500), st.integers(1, MOST_PAGE_BYTES)) | st.none()))
-def test_a_page_always_has_room_for_an_object_and_at_most_the_bound(pages_: list[tuple[int, int] | None]) -> None:
-    size = PageSize(500)
-    for page in pages_:
-        if page is None:
-            size.shrink()
-        else:
-            size.came(*page)
-        assert 1 <= size.objects <= 500

@@ -28,31 +28,6 @@ AIM_BYTES = 4 * 2**20
 """The number of objects in a page of a LIST is chosen so that the page has about this many bytes."""
 
 
-class PageSize:
-    """Chooses how many objects to request in the next page of a LIST, from 1 to ``most``."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self.objects = min(FIRST_PAGE, most)
-
-    @property
-    def most_bytes(self) -> int:
-        return MOST_PAGE_BYTES if self.objects > 1 else MOST_OBJECT_BYTES
-
-    @property
-    def has_grown(self) -> bool:
-        return self.objects > FIRST_PAGE
-
-    def came(self, objects: int, size: int) -> None:
-        """Choose the size of the next page after a page of ``objects`` objects had ``size`` bytes."""
-        fitting = AIM_BYTES * objects // size if objects else self.objects
-        self.objects = max(1, min(fitting, self.objects * GROWTH, self._most))
-
-    def shrink(self) -> None:
-        """Choose fewer objects after a page was too large or too slow. The caller then requests this page again."""
-        self.objects = max(1, self.objects // GROWTH)
-
-
 class Page(NamedTuple):
     """One page of a LIST. ``resource_version``: the version of the whole LIST. ``items``: the undecoded objects."""
 
@@ -137,7 +112,7 @@ class Pager:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._size = PageSize(self.most)
+        self._objects = min(FIRST_PAGE, self.most)
         self._overdue = errors.ListOverdue(f"{self.what} took longer than {self.seconds:g} s")
         self._deadline = self.clock() + self.seconds
 
@@ -155,24 +130,26 @@ class Pager:
             try:
                 return self._read(token, min(self.timeout, left))
             except errors.TooLarge as error:
-                if self._size.objects == 1:
+                if self._objects == 1:
                     return self._skipped(error)
             except errors.TimedOut as error:
                 if left <= self.timeout:
                     raise self._overdue from error
                 # A page with more objects than the first page may be too large to arrive in time. So request fewer.
-                if not self._size.has_grown:
+                if self._objects <= FIRST_PAGE:
                     raise
-            self._size.shrink()
+            self._objects = max(1, self._objects // GROWTH)
         raise self._overdue
 
     def _read(self, token: str, timeout: float) -> tuple[Page, str]:
-        body = self.fetch(self._size.objects, token, timeout, self._size.most_bytes)
+        asked = self._objects
+        body = self.fetch(asked, token, timeout, MOST_PAGE_BYTES if asked > 1 else MOST_OBJECT_BYTES)
         try:
             page, following = read_page(body)
         except msgspec.MsgspecError as error:
             raise errors.Unavailable(f"{self.what}: the answer is not a list: {error}") from error
-        self._size.came(len(page.items), len(body))
+        fitting = AIM_BYTES * len(page.items) // len(body) if page.items else asked
+        self._objects = max(1, min(fitting, asked * GROWTH, self.most))
         return page, following
 
     def _skipped(self, error: errors.TooLarge) -> tuple[Page, str]:
