@@ -163,34 +163,6 @@ class ObservedNode(Node, frozen=True):
     """The names of the schemes (vendors' ways to share GPUs) whose list of the node's cards is out of date."""
 
 
-class _RegisterCache:
-    """Reads the registers of nodes. A register is a node annotation in which HAMi or vgpu-manager lists the cards. Node
-    objects change every few seconds, so an unchanged register is not parsed again."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[bytes, Registers]] = {}
-        self._log = structlog.get_logger()
-
-    def read(self, node: Node) -> Registers:
-        texts = {key: node.annotations[key] for key in ANNOTATIONS if key in node.annotations}
-        name = node.metadata.name
-        if not texts:
-            self._known.pop(name, None)
-            return {}
-        # Only a hash of a node's registers is kept, because a register (a list of cards as text) may have 256 KiB.
-        digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
-        known = self._known.get(name)
-        if known is None or known[0] != digest:
-            known = self._known[name] = (digest, read_registers(texts, functools.partial(self._warn, name)))
-        return known[1]
-
-    def _warn(self, node: str, annotation: str, error: ValueError) -> None:
-        self._log.warning("malformed register of cards ignored", node=node, annotation=annotation, error=str(error))
-
-    def forget(self, name: str) -> None:
-        self._known.pop(name, None)
-
-
 @dataclass(eq=False)
 class NodeInformer:
     """Watches the labels, registered cards, GPU capacity and scheduler locks of nodes. Indexes the labels and cards.
@@ -206,7 +178,10 @@ class NodeInformer:
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._cache = _RegisterCache()
+        # A node's registers (annotations in which HAMi or vgpu-manager lists its cards), with a hash of their texts.
+        # Node objects change every few seconds, so unchanged registers are not parsed again.
+        self._registers: dict[str, tuple[bytes, Registers]] = {}
+        self._log = structlog.get_logger()
         self._nodes = Nodes(self.keys)
         self._stale = False
         self._followers: list[NodeChange] = []
@@ -241,7 +216,7 @@ class NodeInformer:
         if old == new:
             return
         if old and new is None:
-            self._cache.forget(old.metadata.name)
+            self._registers.pop(old.metadata.name, None)
         if not (old and new and _indexed(old) == _indexed(new)):
             with self._lock:
                 self._stale = True
@@ -257,12 +232,28 @@ class NodeInformer:
         node = _decode_node(raw)
         locks = {key: node.annotations[key] for key in _LOCKS if key in node.annotations} or None
         cards = {key: node.capacity[key] for key in _CARDS if key in node.capacity} or None
-        read, registers = node.metadata, self._cache.read(node)
+        read, registers = node.metadata, self._read_registers(node)
         metadata = ObjectMeta(name=read.name, uid=read.uid, labels=read.labels, annotations=locks)
         known = self.resources()
         facts = read_facts(node, known, registers)
         status = NodeStatus(cards) if cards else None
         return ObservedNode(metadata, status, registers, facts, outdated_registers(known, facts, registers))
+
+    def _read_registers(self, node: Node) -> Registers:
+        texts = {key: node.annotations[key] for key in ANNOTATIONS if key in node.annotations}
+        name = node.metadata.name
+        if not texts:
+            self._registers.pop(name, None)
+            return {}
+        # Only a hash of a node's registers is kept, because a register (a list of cards as text) may have 256 KiB.
+        digest = hashlib.blake2b(msgspec.json.encode(texts), digest_size=16).digest()
+        known = self._registers.get(name)
+        if known is None or known[0] != digest:
+            known = self._registers[name] = (digest, read_registers(texts, functools.partial(self._warn, name)))
+        return known[1]
+
+    def _warn(self, node: str, annotation: str, error: ValueError) -> None:
+        self._log.warning("malformed register of cards ignored", node=node, annotation=annotation, error=str(error))
 
 
 def _indexed(node: ObservedNode) -> tuple[object, ...]:
