@@ -199,12 +199,12 @@ def test_parameters_for_the_driver_of_a_share_are_refused(
 
 def test_all_and_admin_access_are_free_for_devices_without_a_value() -> None:
     found = read_claim(view(claim(entry("rdma.example.com", allocationMode="All", adminAccess=True))), POLICY)
-    assert (found.faults, found.gpus) == ((), ())
+    assert (found.faults, found.entries) == ((), ())
 
 
 def test_compute_domains_are_no_gpus() -> None:
     channel = claim(entry("compute-domain-default-channel.nvidia.com"))
-    assert not read_claim(view(channel), POLICY).gpus
+    assert not read_claim(view(channel), POLICY).entries
     assert read_claim(view(channel), POLICY).faults == ()
 
 

@@ -137,10 +137,10 @@ class ClaimCounter:
         if known and known.certain and known.held and {*map(self._model_of, claim.allocated)} == {known.held}:
             return known
         asked = request.read_claim(unpack(claim.digest), self.policy)
-        held = asked.model(lenient=True) if asked.gpus else None
+        held = asked.model(lenient=True) if asked.entries else None
         taken = {held: asked.charge(held)} if held else {}
         fault = str(asked.faults[0])[:LONGEST_FAULT] if asked.faults else ""
-        uncounted = not held and bool(asked.gpus or asked.faults)
+        uncounted = not held and bool(asked.entries or asked.faults)
         found = ClaimCharge(taken, held, certain=not asked.faults, fault=fault, uncounted=uncounted)
         self._by_digest.put(claim.digest, found)
         return self._with_devices(claim, asked, found) if claim.allocated else found
@@ -161,7 +161,7 @@ class ClaimCounter:
         # The claim's status can be trusted here, because only the scheduler writes the allocated devices there.
         models = [self._model_of(each) for each in claim.allocated]
         main = held or min(filter(None, models), default=None)
-        entries = {entry.name: entry for entry in asked.gpus}
+        entries = {entry.name: entry for entry in asked.entries}
         given: dict[str, Charge] = {}
         for device, own in zip(claim.allocated, models, strict=True):
             entry, model = entries.get(device.request), own or main

@@ -115,16 +115,12 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
-    """The devices that a ResourceClaim requests. If there are ``faults``, ``entries`` may be incomplete."""
+    """The GPUs that a ResourceClaim requests. If there are ``faults``, ``entries`` may be incomplete."""
 
     entries: tuple[ClaimEntry, ...]
     faults: tuple[Fault, ...]
     policy: ClaimPolicy
     digest: ClaimDigest = ClaimDigest()
-
-    @functools.cached_property
-    def gpus(self) -> tuple[ClaimEntry, ...]:
-        return tuple(entry for entry in self.entries if entry.found.is_gpu)
 
     # Many entries of a claim can have equal pins or products. So models are looked up once for each pin and product.
     @functools.cached_property
@@ -134,7 +130,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     @functools.cached_property
     def _models_of_products(self) -> Mapping[frozenset[str] | None, frozenset[str]]:
-        different = {entry.products for entry in self.gpus}
+        different = {entry.products for entry in self.entries}
         return {each: frozenset(filter(None, map(self.policy.products.model_of, each or ()))) for each in different}
 
     @property
@@ -154,7 +150,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def _charge(self, model: str) -> Charge:
         dearest: dict[int, Charge] = {}
-        for entry in self.gpus:
+        for entry in self.entries:
             worth = self.worth(entry, model)
             taken = Charge(*(entry.count * each for each in (worth.cores, worth.memory, worth.card_memory)))
             dearest[entry.request] = dearest.get(entry.request, Charge()).peak(taken)
@@ -185,7 +181,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def model(self, *, lenient: bool = False) -> str | None:
         """Return the GPU model to which pins limit the claim, or None. ``lenient``: ignore unknown products."""
-        held = {self._held_to(entry, lenient=lenient) for entry in self.gpus}
+        held = {self._held_to(entry, lenient=lenient) for entry in self.entries}
         return next(iter(held)) if len(held) == 1 else None
 
     def _held_to(self, entry: ClaimEntry, *, lenient: bool) -> str | None:
@@ -199,7 +195,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def is_present(self, model: str) -> bool:
         present = self.policy.drivers_on.get(model, frozenset())
-        return all(entry.found.driver in present for entry in self.gpus)
+        return all(entry.found.driver in present for entry in self.entries)
 
     @functools.cached_property
     def _exclusions(self) -> dict[str, str | None]:
@@ -214,7 +210,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _excluded_from(self, model: str) -> str | None:
         if (foreign := self.policy.products.of_model(model).foreign) is not None:
             return f"its products: {ambiguous(model, foreign)}"
-        for entry in self.gpus:
+        for entry in self.entries:
             held = self._held_to(entry, lenient=False)
             if held not in (None, model):
                 return f"a selector of {entry.path}, which pins the request to {held}"
@@ -238,7 +234,7 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
 
     def _missing_pins(self, model: str) -> Iterator[tuple[ClaimEntry, ClaimPin]]:
         patterns = self.policy.products.of_model(model).patterns
-        for entry in self.gpus:
+        for entry in self.entries:
             if self._held_to(entry, lenient=False) != model:
                 by_profile = entry.found.kind is Kind.MIG and not entry.profile
                 profiles = self._profiles(entry, model) if by_profile else ()

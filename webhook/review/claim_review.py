@@ -74,12 +74,12 @@ def review_of(request: AdmissionRequest, policy: PolicySnapshot) -> ClaimReview 
 def _read(request: AdmissionRequest, quota: NamespaceQuota, policy: PolicySnapshot) -> ClaimReview | AdmissionResponse:
     metadata, digest, annotations, under = _decode(request)
     asked = read_claim(digest, policy.claim_policy)
-    if not asked.gpus and not asked.faults:
+    if not asked.entries and not asked.faults:
         return AdmissionResponse("ignored")
     refusals = find_unlimited(annotations) if asked.has_share else ()
     refused = [each.fault for each in refusals if each.allowance not in quota.allow]
     faults = tuple(Fault(f"{under}{path}", message) for path, message in (*asked.faults, *refused))
-    scheme = ",".join(dict.fromkeys(entry.found.driver or "" for entry in asked.gpus))
+    scheme = ",".join(dict.fromkeys(entry.found.driver or "" for entry in asked.entries))
     # A claim never gets a 429, because the client would wait before it repeats the call. During such a wait, a
     # controller blocks one of its few workers, and the scheduler withholds devices from other pods.
     review = ClaimReview(
@@ -223,4 +223,4 @@ def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapsh
         return []
     claims = policy.claim_policy
     asked = (read_packed(digest, claims) for digest in digests)
-    return [each for each in asked if each.gpus or each.faults]
+    return [each for each in asked if each.entries or each.faults]
