@@ -55,7 +55,6 @@ class DeviceOffer(msgspec.Struct, frozen=True, gc=False):
 class PoolSlice(msgspec.Struct, frozen=True, gc=False):
     """The content of a ResourceSlice: devices of one driver in one pool."""
 
-    name: str
     driver: str
     pool: str
     generation: int
@@ -79,7 +78,6 @@ def read_slice(published: ResourceSlice, alike: dict[DeviceOffer, DeviceOffer] |
     offers = tuple(dict.fromkeys(devices.values()))
     pool = spec.pool
     return PoolSlice(
-        published.metadata.name,
         spec.driver,
         pool.name,
         pool.generation,

@@ -161,7 +161,6 @@ class ValidRange(K8sStruct, frozen=True, gc=False):
     """The rule for requested amounts: at least ``min``, and rounded up to ``min`` plus a multiple of ``step``."""
 
     min: Quantity | None = None
-    max: Quantity | None = None
     step: Quantity | None = None
 
 

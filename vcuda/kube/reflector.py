@@ -92,7 +92,7 @@ class Reflector(Generic[T]):
     decode: Callable[[bytes], T | None]
     _: KW_ONLY
     params: connection.Params = field(default_factory=dict)
-    on_event: OnEvent[T] | None = None
+    on_event: OnEvent[T] = lambda _old, _new: None
     on_listed: Callable[[], None] = lambda: None
     on_listing: Callable[[], bool] = lambda: False
     page_size: int = 500
@@ -282,8 +282,6 @@ class Reflector(Generic[T]):
             self._call(None, new.value)
 
     def _call(self, old: T | None, new: T | None) -> None:
-        if self.on_event is None:
-            return
         try:
             self.on_event(old, new)
         except Exception:  # noqa: BLE001  # if a callback fails, the stored objects are still correct
