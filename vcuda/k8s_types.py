@@ -114,16 +114,12 @@ class SecurityContext(K8sStruct, frozen=True, gc=False):
     privileged: bool | None = None
 
 
-class EnvVarSource(K8sStruct, frozen=True, gc=False):
-    """The source of a variable's value: a ConfigMap, a Secret or a field. The fields of the source are not read."""
-
-
 class EnvVar(K8sStruct, frozen=True, gc=False):
-    """A variable of a container. The API server omits an empty ``value``."""
+    """A variable of a container. The API server omits an empty ``value``. The fields of ``value_from`` are not read."""
 
     name: str = ""
     value: str | None = None
-    value_from: EnvVarSource | None = None
+    value_from: K8sStruct | None = None
 
     @property
     def known_value(self) -> str | None:
