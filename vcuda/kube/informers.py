@@ -97,11 +97,9 @@ class QuotaInformer:
 
     def stored_version(self) -> str:
         """List the quota ConfigMap, and return its stored resourceVersion; empty if the ConfigMap does not exist."""
-        for page in self._kube.list_pages(self._path, self._params, seconds=10):
-            for metadata in (_decode(raw).metadata for raw in page.items):
-                if metadata.name == self._place.name:
-                    return metadata.resource_version
-        return ""
+        pages = self._kube.list_pages(self._path, self._params, seconds=10)
+        found = (_decode(raw).metadata for page in pages for raw in page.items)
+        return next((each.resource_version for each in found if each.name == self._place.name), "")
 
     def is_valid(self) -> bool:
         """Return False if the stored quota document is malformed, even while an older document is still in force."""

@@ -164,9 +164,7 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
     for page in pages:
         version = version or page.resource_version
         for raw in page.items:
-            meta = reader.meta(raw)
-            entry = reader.entry(meta, raw) if meta else None
-            if meta and entry:
+            if (meta := reader.meta(raw)) and (entry := reader.entry(meta, raw)):
                 entries[meta.key] = entry
     return Listing(entries, version)
 
