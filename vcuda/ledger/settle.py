@@ -4,7 +4,7 @@ docs/ledger.md has the rules. The model checker in `tests/model` explores all st
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Self
 
 import msgspec
@@ -14,7 +14,6 @@ from vcuda.ledger.ledger import (
     NO_MODEL,
     UNSEEN_SECONDS,
     Ledger,
-    Pending,
     Terminating,
     charges_by_model,
     is_older,
@@ -214,22 +213,16 @@ class _Departed(msgspec.Struct, frozen=True):
 def _unseen_pods(ledger: Ledger, observed: ObservedPods, pods: _Departed) -> Mapping[str, Terminating]:
     """Return terminating charges for pods that are missing in the new count although no watch observed a deletion."""
     version = ledger.pod_resource_version
-    if not is_older(version, observed.since):
-        return {}
-    stored = [each for uid, each in ledger.pending.items() if uid in observed.seen]
-    graces = long_graces([*ledger.graces.items(), *((each.model, each.grace) for each in stored)])
-    lost = _lost(ledger, ledger.committed, stored, observed.committed, pods.left)
+    stored = ((each.model, each.grace) for uid, each in ledger.pending.items() if uid in observed.seen)
+    graces = long_graces([*ledger.graces.items(), *stored])
+    lost = _lost(ledger, ledger.committed, version, observed, pods.left)
     return {f"{model}@{version}": _unseen(model, charge, graces.get(model, 0)) for model, charge in lost}
 
 
 def _unseen_claims(ledger: Ledger, claims: ObservedClaims, claimed: _Departed) -> Mapping[str, Terminating]:
     """Return terminating charges for claims that are missing in the new count although no watch observed a deletion."""
-    version = ledger.claim_resource_version
-    if not is_older(version, claims.since):
-        return {}
-    stored = [each for uid, each in ledger.pending.items() if uid in claims.seen]
-    grace = ledger.longest_claim_grace
-    lost = _lost(ledger, ledger.claimed, stored, claims.committed, claimed.left)
+    version, grace = ledger.claim_resource_version, ledger.longest_claim_grace
+    lost = _lost(ledger, ledger.claimed, version, claims, claimed.left)
     return {f"{model}@claims@{version}": _unseen(model, charge, grace) for model, charge in lost}
 
 
@@ -238,19 +231,18 @@ def _unseen(model: str, charge: Charge, grace: int) -> Terminating:
 
 
 def _lost(
-    ledger: Ledger,
-    before: Mapping[str, Charge],
-    stored: Iterable[Pending],
-    after: Mapping[str, Charge],
-    left: Mapping[str, Charge],
+    ledger: Ledger, before: Mapping[str, Charge], version: str, observed: Observed, left: Mapping[str, Charge]
 ) -> Iterator[tuple[str, Charge]]:
-    """Yield pairs of a model and the charge by which its count fell from ``before`` to ``after``. The difference omits
-    ``left``: the charges of objects whose deletion a watch observed."""
+    """Yield pairs of a model and the charge by which its count fell from ``before``, counted at ``version``. The
+    difference omits ``left``: the charges of objects whose deletion a watch observed."""
+    if not is_older(version, observed.since):
+        return
     # The charge of a new pod can hide that of a deleted pod in the sum. So add to ``before`` all charges that new pods
     # may have: the pending charges that are stored by now, and the reservations of the webhook replicas.
-    known = charges_by_model([*before.items(), *((each.model, each.charge) for each in stored)])
+    stored = ((each.model, each.charge) for uid, each in ledger.pending.items() if uid in observed.seen)
+    known = charges_by_model([*before.items(), *stored])
     for model, charge in known.items():
-        there = after.get(model, Charge()) + left.get(model, Charge())
+        there = observed.committed.get(model, Charge()) + left.get(model, Charge())
         hidden = charge + ledger.reserved_of(model)
         if (lost := (hidden.peak(there) - there).minimum(charge)) != Charge():
             yield model, lost
