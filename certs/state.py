@@ -66,6 +66,7 @@ class Hook:
     """One webhook in the list of a webhook configuration. The webhook calls our Service.
 
     ``index``: the webhook's position in the configuration's list.
+    ``bundle``: the certificates in the webhook's caBundle.
     ``faulty``: True if a part of the caBundle is not a certificate.
     ``server``: the DNS name or IP address that the served certificate must have; empty if unknown.
     """
@@ -95,6 +96,7 @@ class Configuration:
     """A webhook configuration; in a rotation of client certificates, the ConfigMap with the CAs of these certificates.
 
     ``kind``: MutatingWebhookConfiguration, ValidatingWebhookConfiguration or ConfigMap.
+    ``version``: the resourceVersion.
     ``hooks``: the registered webhooks that call our Service.
     ``read_only``: why vcuda-certs must not write this configuration; None if it may write. No step of the
     plan makes calls by a read-only configuration fail.

@@ -39,6 +39,7 @@ class Commands:
 class RotationPolicy:
     """The settings of a rotation. An authority is a CA. A leaf is a certificate that an authority signed.
 
+    ``names``: the names for which the serving certificate is issued.
     ``ca_life``, ``leaf_life``: how long a new CA or leaf is valid.
     ``overlap``: how long every caBundle must contain a new CA before an endpoint serves a leaf of this CA.
     ``retention``: how long a retired CA stays in the caBundles after an endpoint last served a leaf of this CA.

@@ -71,6 +71,8 @@ class GoneUids:
 class PodLives(msgspec.Struct, frozen=True):
     """The pods of one namespace that may run, as the pod watch shows them at one resourceVersion.
 
+    ``version``: the resourceVersion.
+    ``stored``: the stored pods, by uid.
     ``vanished``: bound pods, by uid, that were deleted before their containers had ended and that may still run.
     ``gone``: the uids of all recently deleted pods.
     ``unhandled``: bound pods, by uid, whose deletion the watch has received but not handled yet.

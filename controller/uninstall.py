@@ -57,6 +57,7 @@ class Uninstall:
     """A function that receives one line of text for each object that is deleted or changed."""
     sleep: Callable[[float], None] = time.sleep
     monotonic: Callable[[], float] = time.monotonic
+    """A function that returns monotonic time in seconds."""
 
     def run(self, seconds: float) -> None:
         """Delete all objects that reject requests or that block the deletion of a namespace. May be called again.

@@ -48,6 +48,7 @@ class Source(msgspec.Struct, frozen=True):
 
     ``uses``: returns the usage report of every limited namespace, by the namespace's name.
     ``pods``: returns the pods and claims of a namespace that are charged for GPUs.
+    ``cluster``: returns the cards of each GPU model in the cluster.
     ``refusals``: returns the refused workloads, newest first; None if they are not known yet.
     ``findings``: returns the stored pods and claims that the quota would not admit now, each with the time when this
     was first found.
@@ -116,9 +117,11 @@ class Picture(msgspec.Struct, frozen=True):
 class Change(msgspec.Struct, frozen=True):
     """The changes from one picture (copy of the page's data) to the next, as they are sent to browsers.
 
+    ``version``, ``updated``: the version and the time of the new picture.
     ``rows``: the changed table rows as HTML, by namespace.
     ``parts``: the changed parts of the page as HTML, by name.
     ``touched``: the namespaces whose pods or usage have changed.
+    ``refused``: the namespaces with new refusals.
     """
 
     version: str

@@ -52,6 +52,7 @@ class Cards(msgspec.Struct, frozen=True, gc=False):
     used_memory: tuple[int, ...]
     """The used MiB of each card, by the card's number."""
     free_cores: int
+    """The free cores of all cards."""
     free_memory: int
     """The free MiB of the node, including the remainder that cannot be divided between the cards."""
     whole: int

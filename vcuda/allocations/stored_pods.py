@@ -133,6 +133,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     cards: PodCards | None = None
     """The parts of cards that the pod uses; None if its annotations list no cards by number."""
     version: str = ""
+    """The resourceVersion of the pod."""
     terminating: bool = False
     """True if the pod has a deletionTimestamp."""
     mirror: bool = False

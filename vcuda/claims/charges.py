@@ -97,6 +97,7 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
     """One entry of a device request in a claim: ``exactly``, or one of the alternatives in ``firstAvailable``."""
 
     path: str
+    """The field path of the entry in the claim."""
     request: int
     """The position of the entry's device request among the device requests of the claim."""
     name: str

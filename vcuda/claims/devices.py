@@ -61,6 +61,7 @@ class PoolSlice(msgspec.Struct, frozen=True, gc=False):
     node: str
     """The node to which the devices belong; empty if they do not belong to one node."""
     devices: Mapping[str, DeviceOffer]
+    """The devices by name."""
     offers: tuple[DeviceOffer, ...] = ()
     """The values of ``devices``. Equal devices are listed once."""
     of_slices: int = 1

@@ -15,9 +15,11 @@ class FreeCards(msgspec.Struct, frozen=True, gc=False):
     """The number of cards of one GPU model in one pool, and their free cores. Cores are hundredths of a card."""
 
     cards: int = 0
+    """The number of all cards of one GPU model in one pool."""
     whole: int = 0
     """The number of cards that no pod uses."""
     free_cores: int = 0
+    """The sum of the free cores of all cards of one GPU model in one pool."""
     fragmented_cores: int = 0
     """The sum of the free cores of partly used cards. A pod that requests whole cards cannot use these cores."""
     largest: int = 0

@@ -32,6 +32,7 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
     registered: Mapping[str, int] = {}
     """The nodes with a register that is not ``outdated``, by scheme name. Each value is a bit set of ``index``."""
     types: CardTypes = CardTypes()
+    """The types of the cards in the registers, by GPU model."""
     free: FreeCardsByPool = {}
     """The free cards by model and pool; empty if the scheduler extender has not published them."""
     named: CardModels = NO_ROWS

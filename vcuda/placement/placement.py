@@ -33,6 +33,7 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
     excluded: Mapping[str, str]
     """The other models of the quota, each with the message why the pod may not use the model."""
     rule: Rule = Rule.DOCUMENT
+    """The rule that determines the order of ``models``."""
     free: Mapping[str, FreeCards] = {}
     """The free cards in the namespace's pools, by GPU model; empty if free cards are not published."""
     no_fitting_card: frozenset[str] = frozenset()

@@ -68,6 +68,7 @@ class ContainerCharge(msgspec.Struct, frozen=True, gc=False):
     by_memory: str = ""
     """The name of the scheme if the container's cores are charged in proportion to its memory; otherwise empty."""
     limits: tuple[ShareLimits, ...] = ()
+    """Descriptions of the vendors' libraries that may limit the container to its shares of cards."""
     memory_per_card: int = 0
     """The memory of one card that the container requests, in MiB."""
 

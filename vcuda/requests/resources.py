@@ -219,6 +219,7 @@ class GpuResources(msgspec.Struct, frozen=True, dict=True):
     version: str = ""
     """The resourceVersion of the quota ConfigMap that defines these resources."""
     models: CardModels = NO_ROWS
+    """The GPU models that the operator described in ``gpu_models``."""
     registered: Mapping[str, CardWorth] = {}
     """The cores and memory of one device, for each GPU model for which the vendors' lists of cards change them."""
 

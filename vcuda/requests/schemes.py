@@ -78,6 +78,7 @@ class Scheme(msgspec.Struct, frozen=True):
     cores: str
     """The resource by which pods request cores of the vendor's cards. 100 cores are one card."""
     memory: str
+    """The resource by which pods request memory of the vendor's cards."""
     memory_unit: int = 1
     """The MiB in one unit of the resource ``memory``."""
     count: str | None = None

@@ -152,6 +152,7 @@ class _Sent(msgspec.Struct, frozen=True):
     """A ledger write that stores a reservation. The write is still in progress, or its outcome is unknown."""
 
     reservation: Reservation
+    """The reservation that the write stores."""
     uids: frozenset[str]
     """The uids of the charges that were admitted from the reservation, and that this write makes pending."""
     at: float

@@ -86,6 +86,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
 
     namespace: str
     uid: str
+    """The uid of the pod or claim."""
     model: str
     charge: Charge
     quota: NamespaceQuota

@@ -26,17 +26,23 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """The quota, the nodes and the settings by which one review is decided, as they are when the decision begins."""
 
     quota: model.Quota
+    """The GPU quota limits of each namespace at the time of the review."""
     nodes: Nodes
+    """The nodes of the cluster, with their GPU models."""
     hints: patches.Hints = patches.Hints()
     """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
     storable_seconds: float | None = None
     """Seconds after which the charge of an object that was never stored is released; None for never."""
     resources: GpuResources = BUILT_IN
+    """The resources that count as GPUs, with the charge of each."""
     runtime_classes: RuntimeClasses = RuntimeClasses()
+    """Decides which RuntimeClasses give pods access to GPUs."""
     claims: charges.ClaimPolicy | None = None
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
     templates: ClaimTemplates = lambda _namespace, _name: None
+    """Returns the digest (charge-relevant parts) of a ResourceClaimTemplate; None if there is no such template."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
+    """The user names of schedulers, which create claims for pods that are charged already."""
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:

@@ -51,10 +51,13 @@ class Cluster(msgspec.Struct, frozen=True):
     kubeconfig: Path | None
     """The kubeconfig; None for the service account of the pod."""
     place: k8s.QuotaPlace
+    """The quota ConfigMap, and the key of the quota document in it."""
     system_namespace: str
     """The namespace of the ConfigMap that lists the free cards."""
     hints: patches.Hints
+    """The node labels that name GPU models and node pools, and the schedulers for pods with GPUs."""
     ledger_namespace: str = LEDGER_NAMESPACE
+    """The namespace of the ConfigMaps in which the ledgers are stored."""
     node_namespace: str = NODE_NAMESPACE
     """The namespace of the node agents. The quota's default entry `*` does not apply to this namespace."""
     callers_known: bool = False
@@ -64,7 +67,9 @@ class Cluster(msgspec.Struct, frozen=True):
     storable_seconds: float = STORABLE_SECONDS
     """The seconds after a call of /validate within which the API server can still store the object."""
     gpu_runtime_classes: tuple[str, ...] = GPU_RUNTIME_CLASSES
+    """The name patterns of RuntimeClasses that give pods access to GPUs."""
     scheduler_users: frozenset[str] = context.SCHEDULER_USERS
+    """The user names of schedulers, which create claims for pods that are charged already."""
 
     def check(self) -> None:
         """Raise BadInput if the credentials for the API server cannot be read. Call this before the server starts."""

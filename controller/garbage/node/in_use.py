@@ -53,7 +53,10 @@ class _Mounted(NamedTuple):
     """One mount, read from a line of mountinfo. Its paths are escaped as in mountinfo.
 
     ``number``: the mount id.
+    ``device``: the device of the file system.
     ``root``: the mounted path within the file system.
+    ``point``: the mount point.
+    ``kind``: the type of the file system.
     """
 
     number: int
@@ -111,6 +114,8 @@ class Scan:
 
     ``home``: the mount of the root (the directory with the pods' directories).
     ``moved``: called at each step, to report progress.
+    ``found``: the result so far.
+    ``namespaces``: the mount namespaces that were read.
     ``mounts``: the device of each known mount, by mount id.
     """
 

@@ -38,6 +38,8 @@ class NodeSweep:
     ``disk_pressure``: the used share (0 to 1) of blocks or inodes above which ``retention`` is ignored.
     ``dry_run``: if True, nothing is written.
     ``sees_all``: if True, every directory is kept while any process of the host cannot be inspected.
+    ``clock``: returns the present time.
+    ``scanner``: finds the files that processes use.
     ``late``: trash entries whose deletion timed out, with increasing numbers. They are retried last, in this order.
     """
 
