@@ -39,7 +39,7 @@ _MIG = "mig"
 _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
-class ModelCards(NamedTuple):
+class ListedCards(NamedTuple):
     """The cards that one vendor's registers list on the nodes of a GPU model."""
 
     own: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class ModelCards(NamedTuple):
     """True if at least one card is not in MIG mode."""
 
     @classmethod
-    def of(cls, model: str, cards: Set[tuple[str, bool]], named: CardModels) -> "ModelCards":
+    def of(cls, model: str, cards: Set[tuple[str, bool]], named: CardModels) -> "ListedCards":
         """Return the cards of a model. ``cards``: for each card, its type and whether it is in MIG mode."""
         kinds, modes = {kind for kind, _ in cards}, {mig for _, mig in cards}
         own = sorted(k for k in kinds if is_named(k, model) or named.model_of(k) == model) or sorted(kinds)
@@ -67,7 +67,7 @@ class CardTypes(msgspec.Struct, frozen=True):
     give a model any name. So if no type on a model's nodes belongs to the model in this way, all types there do.
     """
 
-    cards: Mapping[tuple[str, str], ModelCards] = {}
+    cards: Mapping[tuple[str, str], ListedCards] = {}
 
     @classmethod
     def of(cls, nodes: Iterable[tuple[str | None, Registers]], named: CardModels = NO_ROWS) -> "CardTypes":
@@ -76,11 +76,11 @@ class CardTypes(msgspec.Struct, frozen=True):
         for model, registers in nodes:
             for scheme, register in registers.items():
                 found.setdefault((scheme, model or ""), set()).update((card.type, card.mig) for card in register)
-        return cls({key: ModelCards.of(key[1], each, named) for key, each in found.items()})
+        return cls({key: ListedCards.of(key[1], each, named) for key, each in found.items()})
 
-    def on(self, scheme: str, model: str) -> ModelCards:
+    def on(self, scheme: str, model: str) -> ListedCards:
         """Return the cards on the nodes of a model; empty if no node of the model has registered cards."""
-        return self.cards.get((scheme, model), ModelCards())
+        return self.cards.get((scheme, model), ListedCards())
 
     def others(self, scheme: str, model: str) -> frozenset[str]:
         every = ((*cards.own, *cards.beside) for (each, _), cards in self.cards.items() if each == scheme)
