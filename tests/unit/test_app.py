@@ -13,6 +13,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.integration.reviews import review_of
+from tests.tables import cases
 from webhook.admission import Gate, Service
 from webhook.intake.bodies import LARGE_BODY, MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES
@@ -93,7 +94,12 @@ def serve(service: mock.Mock, *clients: Client) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("parts", [(b"{}",), (b"{", b"", b"}"), (LARGE, b"x", LARGE)], ids=["one", "three", "large"])
+@cases(
+    "parts",
+    one=(b"{}",),
+    three=(b"{", b"", b"}"),
+    large=(LARGE, b"x", LARGE),
+)
 def test_a_body_is_assembled_from_its_parts(service: mock.Mock, parts: tuple[bytes, ...]) -> None:
     client = Client(*parts)
     serve(service, client)
@@ -104,10 +110,10 @@ KIND = b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1",'
 HEAD = KIND + b'"request":{"uid":"f-1","namespace":"team-a","object":"'
 
 
-@pytest.mark.parametrize(
-    ("parts", "length", "read"),
-    [((HEAD + LARGE, LARGE), MAX_BODY + 1, 1), ((HEAD, *[b" " * 2**20] * 9), None, 4)],
-    ids=["by its Content-Length", "by the received bytes"],
+@cases(
+    "parts, length, read",
+    by_its_Content_Length=((HEAD + LARGE, LARGE), MAX_BODY + 1, 1),
+    by_the_received_bytes=((HEAD, *[b" " * 2**20] * 9), None, 4),
 )
 def test_a_review_over_the_size_bound_is_denied_and_not_read_to_its_end(
     service: mock.Mock, parts: tuple[bytes, ...], length: int | None, read: int
@@ -193,26 +199,18 @@ def test_the_timeout_is_at_most_that_of_the_api_server() -> None:
     assert told == [3, 30, 0.5, 10]
 
 
-@pytest.mark.parametrize(
-    ("body", "head"),
-    [
-        (HEAD + b'"}}', ("f-1", "team-a")),
-        (json.dumps(review_of({}, uid="u", namespace="n", name='","namespace":"other')).encode(), ("u", "n")),
-        (b'{"request":{"uid":"u","kind":{}}}', ("u", "")),
-        (b'{"request":{"uid":"%s","namespace":"%s"}}' % (b"u" * 65, b"n" * 64), ("", "")),
-        (b'{"request":{"namespace":"Team/A","uid":"u"}}', ("", "")),
-        (b'{"request":{"uid":"u"},' + b" " * 5000 + b'"namespace":"n"', ("u", "")),
-        (b"", ("", "")),
-    ],
-    ids=[
-        "plain",
-        "a name that looks like a field",
-        "none",
-        "too long",
-        "fields in another order",
-        "namespace too far behind",
-        "empty",
-    ],
+@cases(
+    "body, head",
+    plain=(HEAD + b'"}}', ("f-1", "team-a")),
+    a_name_that_looks_like_a_field=(
+        json.dumps(review_of({}, uid="u", namespace="n", name='","namespace":"other')).encode(),
+        ("u", "n"),
+    ),
+    none=(b'{"request":{"uid":"u","kind":{}}}', ("u", "")),
+    too_long=(b'{"request":{"uid":"%s","namespace":"%s"}}' % (b"u" * 65, b"n" * 64), ("", "")),
+    fields_in_another_order=(b'{"request":{"namespace":"Team/A","uid":"u"}}', ("", "")),
+    namespace_too_far_behind=(b'{"request":{"uid":"u"},' + b" " * 5000 + b'"namespace":"n"', ("u", "")),
+    empty=(b"", ("", "")),
 )
 def test_the_first_bytes_show_the_namespace_of_a_review(body: bytes, head: tuple[str, str]) -> None:
     assert ReviewHead.read(body) == head

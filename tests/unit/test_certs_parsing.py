@@ -16,6 +16,7 @@ from hypothesis import given, strategies as st
 from certs import parsing
 from certs.parsing import SERVED, TLS_TYPE, TRUSTED, read_authorities, read_authority, read_certificates, read_serving
 from certs.state import SeenSince, fingerprint, names_of
+from tests.tables import cases
 from vcuda.errors import BadInput
 from vcuda.tls import ServingCertificate
 from vcuda.x509 import DEVELOPMENT, Signed, is_ours, make_authority, make_leaf
@@ -38,18 +39,18 @@ def secret(annotations: dict[str, str] | None = None, **data: bytes) -> dict[str
 
 
 NO_CERTIFICATE = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
-FAULTS = {
-    "nothing": (b"", b"", "the Secret does not contain ca.crt and ca.key"),
-    "no key": (CA.certificate_pem(), b"", "the Secret does not contain ca.key"),
-    "garbage": (b"garbage", b"garbage", "ca.crt contains no certificate"),
-    "key is garbage": (CA.certificate_pem(), b"garbage", "ca.key contains no private key"),
-    "key of another": (CA.certificate_pem(), NEXT.key_pem(), "ca.key is not the key of ca.crt"),
-    "an RSA key": (CA.certificate_pem(), RSA_KEY, "ca.key is not an ECDSA key"),
-    "a leaf": (LEAF.certificate_pem(), LEAF.key_pem(), "ca.crt is not the certificate of a CA"),
-}
 
 
-@pytest.mark.parametrize(("certificate", "key", "fault"), FAULTS.values(), ids=FAULTS.keys())
+@cases(
+    "certificate, key, fault",
+    nothing=(b"", b"", "the Secret does not contain ca.crt and ca.key"),
+    no_key=(CA.certificate_pem(), b"", "the Secret does not contain ca.key"),
+    garbage=(b"garbage", b"garbage", "ca.crt contains no certificate"),
+    key_is_garbage=(CA.certificate_pem(), b"garbage", "ca.key contains no private key"),
+    key_of_another=(CA.certificate_pem(), NEXT.key_pem(), "ca.key is not the key of ca.crt"),
+    an_RSA_key=(CA.certificate_pem(), RSA_KEY, "ca.key is not an ECDSA key"),
+    a_leaf=(LEAF.certificate_pem(), LEAF.key_pem(), "ca.crt is not the certificate of a CA"),
+)
 def test_the_error_for_a_pair_that_cannot_sign_has_the_reason_and_not_the_key(
     certificate: bytes, key: bytes, fault: str
 ) -> None:
@@ -107,17 +108,15 @@ def taken(certificate: bytes, directory: Path) -> tuple[bool, bool]:
     return not read_serving(secret(tls_crt=certificate, tls_key=LEAF.key_pem())).fault, serving is not None
 
 
-AFTER_THE_LEAF = {
-    "nothing": (b"", True),
-    "its CA": (CA.certificate_pem(), True),
-    "words": (b"made by hand\n", True),
-    "no certificate": (NO_CERTIFICATE, False),
-    "half a certificate": (CA.certificate_pem()[:300], False),
-    "a certificate of half the length": (CA.certificate_pem()[:300] + CA.certificate_pem()[-40:], False),
-}
-
-
-@pytest.mark.parametrize(("rest", "good"), AFTER_THE_LEAF.values(), ids=AFTER_THE_LEAF.keys())
+@cases(
+    "rest, good",
+    nothing=(b"", True),
+    its_CA=(CA.certificate_pem(), True),
+    words=(b"made by hand\n", True),
+    no_certificate=(NO_CERTIFICATE, False),
+    half_a_certificate=(CA.certificate_pem()[:300], False),
+    a_certificate_of_half_the_length=(CA.certificate_pem()[:300] + CA.certificate_pem()[-40:], False),
+)
 def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     tmp_path: Path, rest: bytes, *, good: bool
 ) -> None:
@@ -160,15 +159,15 @@ def test_an_authority_with_text_after_its_certificate_still_signs() -> None:
     assert read_authority(CA.certificate_pem() + NO_CERTIFICATE, CA.key_pem(), "ca").certificate == CA.certificate
 
 
-@pytest.mark.parametrize(
-    ("change", "command"),
-    [
-        ({"metadata": {"name": "s", "labels": None}}, "kubectl label"),
-        ({"immutable": True}, "kubectl delete"),
-        ({"type": "Opaque"}, "kubectl delete"),
-        ({"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "x"}}}, "kubectl get"),
-    ],
-    ids=["not ours", "immutable", "another type", "cert-manager's"],
+@cases(
+    "change, command",
+    not_ours=({"metadata": {"name": "s", "labels": None}}, "kubectl label"),
+    immutable=({"immutable": True}, "kubectl delete"),
+    another_type=({"type": "Opaque"}, "kubectl delete"),
+    cert_manager_s=(
+        {"metadata": {"name": "s", "annotations": {"cert-manager.io/certificate-name": "x"}}},
+        "kubectl get",
+    ),
 )
 def test_a_secret_that_must_not_be_written_is_reported_with_the_command(change: dict[str, Any], command: str) -> None:
     problem = parsing.secret_problem({**secret(tls_crt=b"x"), **change}, REFS, TLS_TYPE)

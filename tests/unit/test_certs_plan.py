@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
-import pytest
-
 from certs import steps
 from certs.plan import plan
 from certs.state import Authorities, Problem, Serving, State, is_valid, known, signed_by
 from certs.steps import Done, Forget, IssueLeaf, MakeAuthority, NoteServed, Promote, SetBundles, StepRefused, Wait
 from tests.rotation_world import LOCK, LONG, NAMES, NEW, POLICY, SEEN_LONG, START, World, healthy, rotated
+from tests.tables import cases
 from vcuda.x509 import Names, make_authority, make_leaf
 
 NOW, MINUTE, HOUR, DAY = timedelta(), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -36,13 +35,11 @@ def test_no_step_is_taken_until_a_third_of_a_life_is_left() -> None:
     assert healthy().decide(POLICY) == Done(START.replace(microsecond=0) + 60 * DAY)
 
 
-@pytest.mark.parametrize(
-    ("days", "step"),
-    [
-        pytest.param(59, Done, id="leaf: more than a third left"),
-        pytest.param(61, IssueLeaf, id="leaf: a third left"),
-        pytest.param(487, MakeAuthority, id="CA: a third left"),
-    ],
+@cases(
+    "days, step",
+    leaf_more_than_a_third_left=(59, Done),
+    leaf_a_third_left=(61, IssueLeaf),
+    CA_a_third_left=(487, MakeAuthority),
 )
 def test_a_third_of_its_life_before_its_end_a_certificate_is_renewed(days: int, step: type[steps.Decision]) -> None:
     assert isinstance(healthy(since=days * DAY).decide(POLICY), step)
@@ -57,12 +54,10 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
     assert world.current is before
 
 
-@pytest.mark.parametrize(
-    ("step", "span", "seen"),
-    [
-        pytest.param(Promote, "overlap", "next_ca", id="the overlap"),
-        pytest.param(Forget, "retention", "served", id="the retention"),
-    ],
+@cases(
+    "step, span, seen",
+    the_overlap=(Promote, "overlap", "next_ca"),
+    the_retention=(Forget, "retention", "served"),
 )
 def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
     """A run trusts a state only after it has observed that state for ten seconds itself."""
@@ -109,13 +104,11 @@ def silence(world: World) -> None:
     world.pods[0].leaf = None
 
 
-@pytest.mark.parametrize(
-    ("change", "command"),
-    [
-        pytest.param(lambda world: world.pods.clear(), "get pods,endpointslices", id="no endpoint"),
-        pytest.param(unready, "get pods,endpointslices", id="no endpoint is ready"),
-        pytest.param(silence, "rollout restart", id="an endpoint is unreachable for long"),
-    ],
+@cases(
+    "change, command",
+    no_endpoint=(lambda world: world.pods.clear(), "get pods,endpointslices"),
+    no_endpoint_is_ready=(unready, "get pods,endpointslices"),
+    an_endpoint_is_unreachable_for_long=(silence, "rollout restart"),
 )
 def test_each_problem_for_a_person_names_the_command(change: Callable[[World], None], command: str) -> None:
     world = rotated(NoteServed)
@@ -143,15 +136,13 @@ def test_a_broken_secret_waits_a_moment_while_its_pods_still_serve() -> None:
     assert isinstance(world.decide(POLICY), IssueLeaf)
 
 
-BROKEN = {
-    "no Secret": lambda _: Serving(),
-    "garbage": lambda _: Serving("s", fault="tls.crt contains no certificate"),
-    "another name": lambda authority: Serving("s", make_leaf(authority, Names(("elsewhere",)), START), (), ""),
-    "an unknown CA": lambda _: Serving("s", make_leaf(make_authority(START), NAMES, START), (), ""),
-}
-
-
-@pytest.mark.parametrize("serving", BROKEN.values(), ids=BROKEN.keys())
+@cases(
+    "serving",
+    no_Secret=lambda _: Serving(),
+    garbage=lambda _: Serving("s", fault="tls.crt contains no certificate"),
+    another_name=lambda authority: Serving("s", make_leaf(authority, Names(("elsewhere",)), START), (), ""),
+    an_unknown_CA=lambda _: Serving("s", make_leaf(make_authority(START), NAMES, START), (), ""),
+)
 def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
     world = healthy()
     world.put(serving=serving(world.current))
@@ -309,7 +300,11 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
     assert taken == [MakeAuthority, SetBundles]
 
 
-@pytest.mark.parametrize("restored", [False, True], ids=["both Secrets deleted", "CA Secret restored from a backup"])
+@cases(
+    "restored",
+    both_Secrets_deleted=False,
+    CA_Secret_restored_from_a_backup=True,
+)
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
     """A locked configuration is one that the rotation must not write. It would not trust another certificate."""
     world = locked(healthy(NOW, since=MINUTE))

@@ -97,14 +97,12 @@ TEMPLATED = {**pod(container()), "spec": {**pod(container())["spec"]}}
 TEMPLATED["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "absent"}]
 
 
-@pytest.mark.parametrize(
-    ("manifest", "decision", "reason"),
-    [
-        pytest.param(SKIPPED, "skipped", "no pod template found", id="no template"),
-        pytest.param(ELSEWHERE, "unknown", "the nodes that the pod selects by labels or names", id="nodes"),
-        pytest.param(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes that the pod selects", id="a node"),
-        pytest.param(TEMPLATED, "unknown", "ResourceClaimTemplate absent", id="a claim template"),
-    ],
+@cases(
+    "manifest, decision, reason",
+    no_template=(SKIPPED, "skipped", "no pod template found"),
+    nodes=(ELSEWHERE, "unknown", "the nodes that the pod selects by labels or names"),
+    a_node=(vcuda_pod(nodeName="gpu-1"), "unknown", "the nodes that the pod selects"),
+    a_claim_template=(TEMPLATED, "unknown", "ResourceClaimTemplate absent"),
 )
 def test_an_object_with_missing_information_fails_only_a_strict_check(
     directory: Path, manifest: Manifest, decision: str, reason: str
@@ -197,15 +195,13 @@ def test_every_fault_of_a_bad_quota_is_printed(directory: Path) -> None:
     assert [fault.split(":")[0] for fault in faults] == ["  team-a.quota.M40", "  team-a.pools"]
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments",
-    [
-        pytest.param(["check"], id="nothing"),
-        pytest.param(["check", "--quota", "{quota}"], id="no manifest"),
-        pytest.param(["check", "{quota}"], id="no quota"),
-        pytest.param(["check", "--quota", "{quota}", "missing.yaml"], id="a missing file"),
-        pytest.param(["check", "--quota", "{quota}", "-o", "xml", "{quota}"], id="an unknown output"),
-    ],
+    nothing=["check"],
+    no_manifest=["check", "--quota", "{quota}"],
+    no_quota=["check", "{quota}"],
+    a_missing_file=["check", "--quota", "{quota}", "missing.yaml"],
+    an_unknown_output=["check", "--quota", "{quota}", "-o", "xml", "{quota}"],
 )
 def test_a_bad_argument_is_exit_status_2(directory: Path, arguments: list[str]) -> None:
     quota = str(directory / "quota.yaml")

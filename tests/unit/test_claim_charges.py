@@ -61,40 +61,36 @@ def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLI
     return found.charge(model)
 
 
-@pytest.mark.parametrize(
-    ("requests", "expected"),
-    [
-        pytest.param([entry()], CARD, id="a whole card"),
-        pytest.param([entry(count=3)], Charge(300, 0, 300), id="count times the value"),
-        pytest.param([entry(), entry("vfio.gpu.nvidia.com", count=2)], Charge(300, 0, 300), id="the sum"),
-        pytest.param([entry("gpu-manager")], CARD, id="vgpu-manager's whole card"),
-        pytest.param([entry("big")], CARD, id="the operator's own class of a known driver"),
-        pytest.param([entry("any-type")], CARD, id="a class for cards and partitions"),
-        pytest.param([entry("half.example.com", count=3)], Charge(150, 0, 150), id="a class in the units table"),
-        pytest.param([entry(), entry("rdma.example.com", count=8)], CARD, id="a class without a value in addition"),
-        pytest.param([first_of(share(cores="50", memory="1Gi"), entry())], Charge(100, 1024, 100), id="the maximum"),
-        pytest.param([entry(capacity={"requests": {"memory": "20Gi"}})], CARD, id="a capacity that only filters"),
-    ],
-)  # fmt: skip
+@cases(
+    "requests, expected",
+    a_whole_card=([entry()], CARD),
+    count_times_the_value=([entry(count=3)], Charge(300, 0, 300)),
+    the_sum=([entry(), entry("vfio.gpu.nvidia.com", count=2)], Charge(300, 0, 300)),
+    vgpu_manager_s_whole_card=([entry("gpu-manager")], CARD),
+    the_operator_s_own_class_of_a_known_driver=([entry("big")], CARD),
+    a_class_for_cards_and_partitions=([entry("any-type")], CARD),
+    a_class_in_the_units_table=([entry("half.example.com", count=3)], Charge(150, 0, 150)),
+    a_class_without_a_value_in_addition=([entry(), entry("rdma.example.com", count=8)], CARD),
+    the_maximum=([first_of(share(cores="50", memory="1Gi"), entry())], Charge(100, 1024, 100)),
+    a_capacity_that_only_filters=([entry(capacity={"requests": {"memory": "20Gi"}})], CARD),
+)
 def test_whole_cards_units_and_the_most_expensive_alternative_are_charged(
     requests: list[Manifest], expected: Charge
 ) -> None:
     assert charged(*requests) == expected
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        pytest.param(share(cores="30", memory="3000Mi"), Charge(30, 3000), id="as requested"),
-        pytest.param(share(cores="0.5", memory="1500000"), Charge(1, 2), id="rounded up by the steps of the slices"),
-        pytest.param(share(cores="30"), Charge(30, 0, 100), id="no memory given: all of the card's"),
-        pytest.param(share(memory="1Gi"), Charge(100, 1024), id="no cores given: a whole card"),
-        pytest.param(share(), CARD, id="neither cores nor memory given"),
-        pytest.param(share(cores="0", memory="1Gi"), Charge(100, 1024), id="0 cores: drivers then do not limit cores"),
-        pytest.param(share(cores="30", memory="0"), Charge(30, 1), id="0 memory: the smallest amount"),
-        pytest.param(share("vgpu-manager", cores="150", memory="1Gi"), Charge(150, 1024), id="oversold cores"),
-        pytest.param(share("vgpu-manager"), CARD, id="the default of a card with oversold cores"),
-    ],
+@cases(
+    "asked, expected",
+    as_requested=(share(cores="30", memory="3000Mi"), Charge(30, 3000)),
+    rounded_up_by_the_steps_of_the_slices=(share(cores="0.5", memory="1500000"), Charge(1, 2)),
+    no_memory_given_all_of_the_card_s=(share(cores="30"), Charge(30, 0, 100)),
+    no_cores_given_a_whole_card=(share(memory="1Gi"), Charge(100, 1024)),
+    neither_cores_nor_memory_given=(share(), CARD),
+    _0_cores_drivers_then_do_not_limit_cores=(share(cores="0", memory="1Gi"), Charge(100, 1024)),
+    _0_memory_the_smallest_amount=(share(cores="30", memory="0"), Charge(30, 1)),
+    oversold_cores=(share("vgpu-manager", cores="150", memory="1Gi"), Charge(150, 1024)),
+    the_default_of_a_card_with_oversold_cores=(share("vgpu-manager"), CARD),
 )
 def test_shares_are_charged_as_the_scheduler_counts_them(asked: Manifest, expected: Charge) -> None:
     assert charged(asked) == expected
@@ -175,15 +171,13 @@ def test_every_malformed_request_is_reported_with_its_path(asked: Manifest, path
     assert sentence in fault.message
 
 
-@pytest.mark.parametrize(
-    ("driver", "requests", "refused"),
-    [
-        pytest.param(HAMI, None, True, id="all requests"),
-        pytest.param(HAMI, ["r1"], True, id="the share"),
-        pytest.param(HAMI, ["r1/part"], True, id="one alternative of the share"),
-        pytest.param(HAMI, ["r0"], False, id="a whole card"),
-        pytest.param(NVIDIA, None, False, id="parameters of another driver"),
-    ],
+@cases(
+    "driver, requests, refused",
+    all_requests=(HAMI, None, True),
+    the_share=(HAMI, ["r1"], True),
+    one_alternative_of_the_share=(HAMI, ["r1/part"], True),
+    a_whole_card=(HAMI, ["r0"], False),
+    parameters_of_another_driver=(NVIDIA, None, False),
 )
 def test_parameters_for_the_driver_of_a_share_are_refused(
     driver: str, requests: list[str] | None, *, refused: bool
@@ -208,16 +202,14 @@ def test_compute_domains_are_no_gpus() -> None:
     assert read_claim(view(channel), POLICY).faults == ()
 
 
-@pytest.mark.parametrize(
-    ("rows", "label", "product", "model"),
-    [
-        pytest.param({}, "M40", M40, "M40", id="by the model of the device's nodes"),
-        pytest.param({}, "tesla-m40-24gb", M40, "tesla-m40-24gb", id="nodes of a model without a product"),
-        pytest.param({"A100": ("Tesla-M*",)}, "M40", M40, "A100", id="the row of the quota precedes the nodes"),
-        pytest.param({"A100": ("tesla m??*",), "M40": ("Tesla-M40*",)}, "M40", M40, None, id="rows that overlap"),
-        pytest.param({"X": ("TESLA-M40-24GB",)}, "M40", M40, "X", id="spaces count as dashes, case is ignored"),
-        pytest.param({"Tesla-M40-24GB": ()}, "M40", M40, "Tesla-M40-24GB", id="by the product's own name"),
-    ],
+@cases(
+    "rows, label, product, model",
+    by_the_model_of_the_device_s_nodes=({}, "M40", M40, "M40"),
+    nodes_of_a_model_without_a_product=({}, "tesla-m40-24gb", M40, "tesla-m40-24gb"),
+    the_row_of_the_quota_precedes_the_nodes=({"A100": ("Tesla-M*",)}, "M40", M40, "A100"),
+    rows_that_overlap=({"A100": ("tesla m??*",), "M40": ("Tesla-M40*",)}, "M40", M40, None),
+    spaces_count_as_dashes_case_is_ignored=({"X": ("TESLA-M40-24GB",)}, "M40", M40, "X"),
+    by_the_product_s_own_name=({"Tesla-M40-24GB": ()}, "M40", M40, "Tesla-M40-24GB"),
 )
 def test_a_product_has_the_model_of_its_nodes(
     rows: dict[str, tuple[str, ...]], label: str, product: str, model: str | None

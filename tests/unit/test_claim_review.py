@@ -106,13 +106,14 @@ def test_a_claim_is_pinned_to_the_first_model_with_room_and_charged_by_its_uid()
     assert server.used() == {"A100": Charge(200, 0, 200)}, "repeated calls must be charged once"
 
 
-RECORDED = {
-    "NVIDIA's driver, from a template": (entry(count=1, allocationMode="ExactCount"), Charge(100, 0, 100)),
-    "NVIDIA's driver, a partition": (
+@cases(
+    "asked, expected",
+    NVIDIA_s_driver_from_a_template=(entry(count=1, allocationMode="ExactCount"), Charge(100, 0, 100)),
+    NVIDIA_s_driver_a_partition=(
         entry("mig.nvidia.com", f"device.attributes['{NVIDIA}'].profile == '3g.20gb'"),
         Charge(42, 20480),
     ),
-    "a claim by HAMi-DRA's webhook": (
+    a_claim_by_HAMi_DRA_s_webhook=(
         {
             **share(cores="50", memory="10737418240"),
             "selectors": [
@@ -124,11 +125,8 @@ RECORDED = {
         },
         Charge(50, 10240),
     ),
-    "a claim by vgpu-manager's webhook": (share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
-}
-
-
-@pytest.mark.parametrize(("asked", "expected"), RECORDED.values(), ids=RECORDED)
+    a_claim_by_vgpu_manager_s_webhook=(share("vgpu-manager", cores="30", memory="4000Mi"), Charge(30, 4000)),
+)
 def test_claims_as_drivers_and_webhooks_write_them_are_charged(asked: Manifest, expected: Charge) -> None:
     server = Server()
     assert server.create(claim(asked)).outcome == "charged"
@@ -163,14 +161,12 @@ def test_a_claim_that_is_not_pinned_to_one_model_of_the_quota_is_rejected(manife
 
 
 @pytest.mark.parametrize("create", [claim, template])
-@pytest.mark.parametrize(
-    ("asked", "value", "refused"),
-    [
-        pytest.param(share("vgpu-manager", cores="30"), "none", True, id="a share without a limit"),
-        pytest.param(share("vgpu-manager", cores="30"), "Balance", False, id="a share with a limit"),
-        pytest.param(first_of(entry(), share(cores="30")), "none", True, id="a share as one alternative"),
-        pytest.param(entry(), "none", False, id="a whole card"),
-    ],
+@cases(
+    "asked, value, refused",
+    a_share_without_a_limit=(share("vgpu-manager", cores="30"), "none", True),
+    a_share_with_a_limit=(share("vgpu-manager", cores="30"), "Balance", False),
+    a_share_as_one_alternative=(first_of(entry(), share(cores="30")), "none", True),
+    a_whole_card=(entry(), "none", False),
 )
 def test_a_share_by_a_claim_keeps_its_limit_unless_the_quota_allows_otherwise(
     create: Callable[..., Manifest], asked: Manifest, value: str, *, refused: bool
@@ -305,15 +301,13 @@ def claiming(*names: str) -> Manifest:
     return pod(container(), resourceClaims=sources or [{"name": "c", "resourceClaimName": "mine"}])
 
 
-@pytest.mark.parametrize(
-    ("asked", "used", "allowed", "told"),
-    [
-        pytest.param(spec(entry(count=4)), 0, True, "", id="fits"),
-        pytest.param(spec(entry(count=4)), 1, True, "must wait until the quota is free", id="not now"),
-        pytest.param(spec(entry(count=5)), 0, False, "can never fit", id="never"),
-        pytest.param(spec(entry("foo")), 0, False, "no value is configured", id="malformed"),
-        pytest.param(spec(entry("compute-domain-daemon.nvidia.com")), 0, True, "", id="no GPU"),
-    ],
+@cases(
+    "asked, used, allowed, told",
+    fits=(spec(entry(count=4)), 0, True, ""),
+    not_now=(spec(entry(count=4)), 1, True, "must wait until the quota is free"),
+    never=(spec(entry(count=5)), 0, False, "can never fit"),
+    malformed=(spec(entry("foo")), 0, False, "no value is configured"),
+    no_GPU=(spec(entry("compute-domain-daemon.nvidia.com")), 0, True, ""),
 )
 def test_templates_and_the_pods_that_name_them_are_checked_and_not_charged(
     asked: Manifest, used: int, allowed: bool, told: str

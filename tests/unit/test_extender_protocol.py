@@ -8,6 +8,7 @@ import pytest
 
 from controller.extender import protocol
 from tests.builders import vcuda_pod
+from tests.tables import cases
 from vcuda.allocations.cards import Unplaceable
 from vcuda.errors import BadInput
 
@@ -92,16 +93,12 @@ def test_a_binding_names_the_pod_and_the_node() -> None:
     assert protocol.read_binding_args(json.dumps(asked).encode()) == protocol.BindingArgs("team-a", "train", "u1", "n1")
 
 
-@pytest.mark.parametrize(
-    ("written", "wanted"),
-    [
-        pytest.param(protocol.write_binding(""), {"Error": ""}, id="bound"),
-        pytest.param(protocol.write_binding("at 100%"), {"Error": "at 100 percent"}, id="not bound"),
-        pytest.param(
-            protocol.write_preemption({"n1": protocol.Victims(("a", "b"), 2)}), META_VICTIMS, id="victims, as uids"
-        ),
-        pytest.param(protocol.write_priorities({"n1": 0}), [{"Host": "n1", "Score": 0}], id="scores"),
-    ],
+@cases(
+    "written, wanted",
+    bound=(protocol.write_binding(""), {"Error": ""}),
+    not_bound=(protocol.write_binding("at 100%"), {"Error": "at 100 percent"}),
+    victims_as_uids=(protocol.write_preemption({"n1": protocol.Victims(("a", "b"), 2)}), META_VICTIMS),
+    scores=(protocol.write_priorities({"n1": 0}), [{"Host": "n1", "Score": 0}]),
 )
 def test_an_answer_has_the_form_that_the_scheduler_reads(written: bytes, wanted: object) -> None:
     assert json.loads(written) == wanted

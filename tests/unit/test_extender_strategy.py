@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 from controller.extender.strategy import Assignment, Placement, assign, bin_pack
 from tests.decisions import Strategy, least_free, steps
+from tests.tables import cases
 from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable, read_card_request
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
@@ -26,21 +27,17 @@ def request(*demands: tuple[int, int]) -> CardRequest:
     return CardRequest(GPU_MANAGER, tuple(ContainerRequest(number, *demand) for number, demand in enumerate(demands)))
 
 
-@pytest.mark.parametrize(
-    ("cards", "demands", "wanted"),
-    [
-        pytest.param(node(0, 50, 20), [(30, GIB)], [[1]], id="the card with the fewest free cores"),
-        pytest.param(node(0, 80, 20), [(30, GIB)], [[2]], id="the fullest card on which the share fits"),
-        pytest.param(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], [], id="no room in memory"),
-        pytest.param(node(20, 20), [(30, GIB)], [[0]], id="the lowest number among equals"),
-        pytest.param(node(0, 10, 0, 0), [(200, 0)], [[0, 2]], id="unused whole cards"),
-        pytest.param(node(0).taken([Share(0, 0, 256)]), [(100, 0)], [], id="some memory is in use"),
-        pytest.param(
-            node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]], id="containers are placed in order"
-        ),
-        pytest.param(node(0, 0), [(60, GIB), (100, 0)], [[0], [1]], id="a share and a whole card"),
-        pytest.param(node(0), [(60, GIB), (100, 0)], [], id="all containers or none"),
-    ],
+@cases(
+    "cards, demands, wanted",
+    the_card_with_the_fewest_free_cores=(node(0, 50, 20), [(30, GIB)], [[1]]),
+    the_fullest_card_on_which_the_share_fits=(node(0, 80, 20), [(30, GIB)], [[2]]),
+    no_room_in_memory=(node(50, 20, memory=15 * GIB), [(30, 2 * GIB)], []),
+    the_lowest_number_among_equals=(node(20, 20), [(30, GIB)], [[0]]),
+    unused_whole_cards=(node(0, 10, 0, 0), [(200, 0)], [[0, 2]]),
+    some_memory_is_in_use=(node(0).taken([Share(0, 0, 256)]), [(100, 0)], []),
+    containers_are_placed_in_order=(node(0, 0), [(60, GIB), (60, GIB), (40, GIB)], [[0], [1], [0]]),
+    a_share_and_a_whole_card=(node(0, 0), [(60, GIB), (100, 0)], [[0], [1]]),
+    all_containers_or_none=(node(0), [(60, GIB), (100, 0)], []),
 )
 def test_a_pod_gets_the_best_cards_of_a_node(
     cards: Cards, demands: list[tuple[int, int]], wanted: list[list[int]]
