@@ -1,17 +1,13 @@
-"""Tests of the extender's choice of node and cards. It leaves more cards completely free than gpu-admission."""
+"""Tests of the extender's choice of node and cards, by which as many cards as possible stay completely free."""
 
-import heapq
 import itertools
-import random
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, strategies as st
 
 from controller.extender.strategy import Assignment, Placement, assign, bin_pack
-from tests.decisions import Strategy, least_free, steps
 from tests.tables import cases
-from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable, read_card_request
+from vcuda.allocations.cards import CardRequest, Cards, ContainerRequest, Share, Unplaceable
 from vcuda.requests.schemes import GPU_MANAGER, NVIDIA_VCUDA
 
 GIB = 1024
@@ -64,26 +60,24 @@ def test_the_reason_is_short_and_says_whether_it_can_pass(
     assert found == reason if reason else isinstance(found, Assignment)
 
 
-def chosen(strategy: Strategy, asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
-    choice = strategy(asked, [*nodes, *nodes], nodes)  # a node that is named twice must count once
+def chosen(asked: CardRequest, **nodes: Cards | Unplaceable) -> str:
+    choice = bin_pack(asked, [*nodes, *nodes], nodes)  # a node that is named twice must count once
     assert isinstance(choice, Placement), choice
     return choice.node
 
 
-@pytest.mark.parametrize("strategy", [least_free, bin_pack])
-def test_nodes_are_tried_from_the_least_free_and_equals_by_name(strategy: Strategy) -> None:
-    assert chosen(strategy, request((100, 0)), a=node(0, 0), b=node(0, 50), c=node(0, 50)) == "b"
+def test_nodes_are_tried_from_the_least_free_and_equals_by_name() -> None:
+    assert chosen(request((100, 0)), a=node(0, 0), b=node(0, 50), c=node(0, 50)) == "b"
 
 
 def test_a_share_prefers_a_card_that_is_already_shared_even_on_a_freer_node() -> None:
     nodes = {"full": node(100, 0), "open": node(0, 0, 20)}
-    assert chosen(least_free, request((30, GIB)), **nodes) == "full"
-    assert chosen(bin_pack, request((30, GIB)), **nodes) == "open"
+    assert chosen(request((30, GIB)), **nodes) == "open"
 
 
 def test_as_few_whole_cards_as_possible_are_broken_up() -> None:
     nodes = {"two": node(100, 0, 0), "one": node(0, 0, 45)}
-    assert chosen(bin_pack, request((60, GIB), (50, GIB)), **nodes) == "one"
+    assert chosen(request((60, GIB), (50, GIB)), **nodes) == "one"
 
 
 def test_every_node_that_fails_has_its_reason() -> None:
@@ -101,51 +95,14 @@ def test_every_node_that_fails_has_its_reason() -> None:
 DEMANDS = st.sampled_from([(5, 256), (30, 4096), (50, 8192), (75, 16384), (100, 0), (200, 0), (300, 0)])
 
 
-def shares_of(placement: Placement) -> Iterator[Share]:
-    return itertools.chain.from_iterable(placement.assignment.shares.values())
-
-
-@given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30), st.sampled_from([least_free, bin_pack]))
-def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]], strategy: Strategy) -> None:
+@given(st.lists(st.lists(DEMANDS, min_size=1, max_size=3), max_size=30))
+def test_no_card_is_ever_over_allocated(pods: list[list[tuple[int, int]]]) -> None:
     nodes = {"a": node(0), "b": node(0, 0, 0), "c": node(0, 0)}
     for demands in pods:
-        choice = strategy(request(*demands), nodes, nodes)
+        choice = bin_pack(request(*demands), nodes, nodes)
         if isinstance(choice, Placement):
-            nodes[choice.node] = nodes[choice.node].taken(shares_of(choice))
+            shares = itertools.chain.from_iterable(choice.assignment.shares.values())
+            nodes[choice.node] = nodes[choice.node].taken(shares)
     for cards in nodes.values():
         assert all(cores <= 100 for cores in cards.used_cores)
         assert all(memory <= cards.card_memory for memory in cards.used_memory)
-
-
-PODS, NODES, CARDS, LIFE = 2000, 40, 8, 150
-"""The numbers of pods, nodes and cards per node. LIFE: how many pods are created, on average, while one pod lives.
-
-With these numbers more than half of all cards are in use, and every pod fits.
-"""
-
-REQUESTS = [found for found in (read_card_request(step.pod) for step in steps()) if isinstance(found, CardRequest)]
-
-
-def whole_share(strategy: Strategy, seed: int) -> float:
-    """Create PODS pods, of which some end. Return the share of cards that are completely free, on average over time."""
-    rng = random.Random(seed)  # noqa: S311  # equal pods in each run
-    known = {f"node-{number}": Cards.unused(GPU_MANAGER, CARDS, CARDS * 64) for number in range(NODES)}
-    running: list[tuple[int, int, Placement]] = []
-    whole = 0
-    for now in range(PODS):
-        while running and running[0][0] <= now:
-            ended = heapq.heappop(running)[2]
-            known[ended.node] = known[ended.node].returned(shares_of(ended))
-        choice = strategy(rng.choice(REQUESTS), known, known)
-        assert isinstance(choice, Placement)
-        known[choice.node] = known[choice.node].taken(shares_of(choice))
-        heapq.heappush(running, (now + 1 + int(rng.expovariate(1 / LIFE)), now, choice))
-        whole += sum(cards.whole for cards in known.values())
-    return whole / (PODS * NODES * CARDS)
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-def test_more_whole_cards_stay_free_than_with_gpu_admission(seed: int) -> None:
-    ours, theirs = whole_share(bin_pack, seed), whole_share(least_free, seed)
-    print(f"wholly free cards: {ours:.1%}, with gpu-admission's order {theirs:.1%}")
-    assert ours > theirs
