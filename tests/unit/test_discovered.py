@@ -44,24 +44,22 @@ def wanted(found: Found) -> tuple[str, str] | None:
 
 # Tests of the sources that show the GPU model of a node
 
+BY_LABELS = (T4_PRODUCT, "gpu-feature-discovery")
+
 
 @cases(
     "manifest, slices, expected",
     register_before_slices=(node(hami(A100), features(T4)), [CARD], (A100_PRODUCT, "hami")),
     vgpu_manager=(node(vgpu_manager(T4), features(A100)), [], (T4_PRODUCT, "vgpu-manager")),
     slices_before_labels=(node(features(T4)), [CARD], (M40_PRODUCT, "resourceslices")),
-    labels=(node(features("Tesla-T4")), [], (T4_PRODUCT, "gpu-feature-discovery")),
-    dead_by_handshake=(node(hami(A100, handshake=DELETED), features(T4)), [], (T4_PRODUCT, "gpu-feature-discovery")),
-    dead_by_kubelet=(
-        node(vgpu_manager(A100, offered="0"), features(T4)),
-        [],
-        (T4_PRODUCT, "gpu-feature-discovery"),
-    ),
-    never_alive=(node(vgpu_manager(A100, offered=None), features(T4)), [], (T4_PRODUCT, "gpu-feature-discovery")),
+    labels=(node(features("Tesla-T4")), [], BY_LABELS),
+    dead_by_handshake=(node(hami(A100, handshake=DELETED), features(T4)), [], BY_LABELS),
+    dead_by_kubelet=(node(vgpu_manager(A100, offered="0"), features(T4)), [], BY_LABELS),
+    never_alive=(node(vgpu_manager(A100, offered=None), features(T4)), [], BY_LABELS),
     alive_by_handshake=(node(hami(A100, offered=None), labels={}), [], (A100_PRODUCT, "hami")),
     alive_while_asked=(node(hami(A100, handshake=REQUESTING, offered=None)), [], (A100_PRODUCT, "hami")),
     alive_by_kubelet=(node(hami(A100, handshake="")), [], (A100_PRODUCT, "hami")),
-    no_cards_in_the_register=(node(hami(), features("Tesla-T4")), [], (T4_PRODUCT, "gpu-feature-discovery")),
+    no_cards_in_the_register=(node(hami(), features("Tesla-T4")), [], BY_LABELS),
     most_cards=(node(hami(A100, T4, T4)), [], (T4_PRODUCT, "hami")),
     no_source=(node(labels={"a/b": "c"}), [], None),
 )
@@ -153,17 +151,16 @@ def test_cards_that_two_drivers_publish_count_once() -> None:
 # Tests of the number of a node's cards, and of their memory
 
 
+MIG_PRODUCT = f"{A100_PRODUCT}-MIG-1g.5gb"
+
+
 @cases(
     "part, cards, memory",
     register=(hami(A100, A100, memory=20000), {A100_PRODUCT: 2}, 20000),
     vgpu_manager=(vgpu_manager(T4), {T4_PRODUCT: 1}, 16384),
     labels=(features("Tesla-T4", count="4"), {T4_PRODUCT: 4}, 15360),
     shared=(features("Tesla-T4-SHARED", count="4"), {f"{T4_PRODUCT}-SHARED": 4}, 15360),
-    slices_of_a_card=(
-        features(f"{A100_PRODUCT}-MIG-1g.5gb", count="7", memory="4864"),
-        {f"{A100_PRODUCT}-MIG-1g.5gb": 0},
-        4864,
-    ),
+    slices_of_a_card=(features(MIG_PRODUCT, count="7", memory="4864"), {MIG_PRODUCT: 0}, 4864),
     no_figures=(features(A100_PRODUCT, count="x", memory="-1"), {A100_PRODUCT: 0}, 0),
     absurd_figures=(features(A100_PRODUCT, count="9" * 60, memory="٣"), {A100_PRODUCT: 0}, 0),
 )
@@ -174,6 +171,8 @@ def test_cards_and_the_memory_of_the_smallest_are_as_the_source_says(part: Any, 
 
 # Tests of nodes whose GPU model is in doubt
 
+DISAGREE = "the sources of the GPU model disagree"
+SEVERAL = "the node has cards of several GPU models according to the register of hami"
 INVALID_MIG = (
     f"label nvidia.com/gpu.product is {A100_PRODUCT}-MIG-INVALID, which names no product: the MIG devices of the node "
     "do not fit the strategy `single`"
@@ -186,37 +185,25 @@ INVALID_MIG = (
         node(hami(A100), features("Tesla-T4")),
         [],
         Doubt.DISAGREE,
-        (
-            "the sources of the GPU model disagree: the register of hami reports A100, GPU feature discovery reports T4"
-            "; the quota uses model A100"
-        ),
+        f"{DISAGREE}: the register of hami reports A100, GPU feature discovery reports T4; the quota uses model A100",
     ),
     disagreeing_with_the_operator=(
         node(hami(A100), labelled("T4")),
         [],
         Doubt.DISAGREE,
-        (
-            "the sources of the GPU model disagree: the label is T4, the register of hami reports A100; "
-            "the quota uses model T4"
-        ),
+        f"{DISAGREE}: the label is T4, the register of hami reports A100; the quota uses model T4",
     ),
     several_models=(
         node(hami(T4, A100, A100)),
         [],
         Doubt.SEVERAL,
-        (
-            "the node has cards of several GPU models according to the register of hami: A100 (2), T4 (1); "
-            "the quota uses model A100"
-        ),
+        f"{SEVERAL}: A100 (2), T4 (1); the quota uses model A100",
     ),
     as_many_of_each=(
         node(hami(T4, A100)),
         [],
         Doubt.SEVERAL,
-        (
-            "the node has cards of several GPU models according to the register of hami: A100 (1), T4 (1); "
-            "the quota uses model A100"
-        ),
+        f"{SEVERAL}: A100 (1), T4 (1); the quota uses model A100",
     ),
     invalid_mig=(
         node(features(f"{A100_PRODUCT}-MIG-INVALID", count="0", memory="0")),
@@ -253,7 +240,7 @@ def test_a_doubt_is_reported_with_the_model_that_is_used(
     "manifest",
     the_same=node(hami(A100), features(A100_PRODUCT)),
     a_share_of_the_same=node(hami(A100), features(f"{A100_PRODUCT}-SHARED")),
-    a_slice_of_the_same=node(hami(A100), features(f"{A100_PRODUCT}-MIG-1g.5gb")),
+    a_slice_of_the_same=node(hami(A100), features(MIG_PRODUCT)),
     one_of_several=node(hami(A100, A100, "NVIDIA A100-PCIE-80GB"), features("NVIDIA-A100-PCIE-80GB")),
     the_operator_s_model=node(hami(A100), labelled("A100")),
     words_of_the_name=node(hami("NVIDIA GeForce RTX 3090"), labelled("RTX3090")),
