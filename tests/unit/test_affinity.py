@@ -82,21 +82,6 @@ def test_a_requirement_that_the_api_server_rejects_selects_no_node(line: Manifes
     assert not allows(vcuda_pod(affinity=required(term(line))), "node-a", labels)
 
 
-@cases(
-    "lines, name, allowed",
-    in_=([("In", "node-a")], "node-a", True),
-    in_another=([("In", "node-a")], "node-b", False),
-    not_in=([("NotIn", "node-a")], "node-a", False),
-    not_in_another=([("NotIn", "node-a")], "node-b", True),
-    two_names_at_once=([("In", "node-a"), ("In", "node-b")], "node-a", False),
-)
-def test_fields_are_read_from_the_name_and_not_from_labels(
-    lines: list[tuple[str, str]], name: str, allowed: bool
-) -> None:
-    fields = [requirement(NAME_FIELD, operator, value) for operator, value in lines]
-    assert allows(vcuda_pod(affinity=required(term(fields=fields))), name, {NAME_FIELD: "node-a"}) is allowed
-
-
 def test_any_other_field_selects_nothing() -> None:
     pod = vcuda_pod(affinity=required(term(fields=[requirement("spec.unschedulable", "NotIn", "true")])))
     assert not allows(pod, "node-a", {"spec.unschedulable": "false"})

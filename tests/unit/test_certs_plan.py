@@ -149,19 +149,13 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
     assert isinstance(world.decide(POLICY), IssueLeaf)
 
 
-def test_a_first_run_creates_everything_without_waiting() -> None:
+def test_a_first_run_creates_everything_with_the_configured_lives_and_without_waiting() -> None:
     """There may be no webhook configuration and no endpoint yet, because the webhook needs its Secret to start."""
-    assert World().go_on(Done, POLICY, UNSEEN)[0] == [MakeAuthority, Promote, IssueLeaf]
-
-
-def test_missing_configurations_or_endpoints_are_reported_after_a_while() -> None:
-    """Without a webhook configuration, the API server cannot call the webhook."""
     world = World()
-    world.go_on(Done, POLICY, UNSEEN)
-    world.time += 9 * MINUTE
-    assert isinstance(world.decide(POLICY, UNSEEN), Done)
-    world.time += 2 * MINUTE
-    assert [one.command.split()[1] for one in refused(world.decide(POLICY, UNSEEN))] == ["label", "-n"]
+    taken, _ = world.go_on(Done, replace(POLICY, authority_life=20 * DAY, leaf_life=5 * DAY), UNSEEN)
+    assert taken == [MakeAuthority, Promote, IssueLeaf]
+    assert (world.current.expires - START, world.leaf.expires - START) == (20 * DAY, 5 * DAY)
+    assert is_valid(world.leaf.certificate, START)
 
 
 def test_a_missing_configuration_is_no_problem_if_none_is_required() -> None:
@@ -271,14 +265,6 @@ def test_a_problem_stops_every_step() -> None:
 
 def test_no_step_is_taken_if_another_tool_manages_the_certificates() -> None:
     assert plan(State(tool="cert-manager"), START, POLICY, SEEN_LONG) == Done(None, "no webhook is declared")
-
-
-def test_new_certificates_have_the_configured_lives() -> None:
-    policy = replace(POLICY, ca_life=20 * DAY, leaf_life=5 * DAY)
-    world = World()
-    world.go_on(Done, policy, UNSEEN)
-    assert (world.current.expires - START, world.leaf.expires - START) == (20 * DAY, 5 * DAY)
-    assert is_valid(world.leaf.certificate, START)
 
 
 def locked(world: World) -> World:

@@ -61,8 +61,9 @@ def test_missing_callers_or_endpoints_are_a_problem_for_a_person(
     """For ten minutes after a certificate was issued no problem is reported, because pods may be starting."""
     world = healthy()
     change(world)
+    world.time += timedelta(minutes=9)
     assert report(world).problems == ()
-    world.time += timedelta(minutes=11)
+    world.time += timedelta(minutes=2)
     [problem] = report(world).problems
     assert text in problem.text
     assert command in problem.command

@@ -154,22 +154,6 @@ def test_stored_claims_are_charged_first(tmp_path: Path) -> None:
     assert (row["decision"], "used: 3 (0 pending)" in row["reason"]) == ("refused", True)
 
 
-def test_a_resource_of_a_class_is_charged_by_its_pod(tmp_path: Path) -> None:
-    asked = vcuda_pod({"deviceclass.resource.kubernetes.io/gpu.nvidia.com": 2})
-    (row,) = check(tmp_path, asked)
-    assert (row["decision"], charge_of(row)) == ("admitted", "2 cards")
-
-
-def test_a_row_of_the_units_table_prices_a_class(tmp_path: Path) -> None:
-    data = {"gpu_quota": "team-a: {quota: {A100: 2}}", "gpu_units": "{deviceclass/acme: {cards: 0.5}}"}
-    acme = {"cel": {"expression": "device.driver == 'gpu.nvidia.com'"}}
-    about = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "acme"}}
-    stored = ({**about, "spec": {"selectors": [acme]}},)
-    quota = yaml.safe_dump({"kind": "ConfigMap", "data": data})
-    (row,) = check(tmp_path, claim(entry("acme", count=3)), stored=stored, quota=quota)
-    assert (row["decision"], charge_of(row)) == ("admitted", "1.5 cards")
-
-
 def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_cards(tmp_path: Path) -> None:
     models = "{Shared: {products: [NVIDIA-A100-*], cards: 0.25}}"
     quota = yaml.safe_dump(

@@ -27,7 +27,7 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.digest import digest_of, pack
 from vcuda.claims.objects import ClaimSpec
-from vcuda.claims.pin import ClaimPin, read_pin, write_pin
+from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
@@ -359,11 +359,3 @@ def test_the_extended_resource_of_a_class_is_rejected_until_it_is_counted() -> N
     server.policy = msgspec.structs.replace(server.policy, claims=claims)
     [fault] = server.validate(vcuda_pod({"example.com/fast": 1})).faults
     assert "`example.com/fast: {cards: 1}`" in fault.message
-
-
-def test_every_pin_restricts_the_claim_to_its_model() -> None:
-    server = Server()
-    stored = patched(claim(first_of(entry(), share())), server.mutate(claim(first_of(entry(), share()))).patch)
-    for way, driver in zip(stored["spec"]["devices"]["requests"][0]["firstAvailable"], (NVIDIA, HAMI), strict=True):
-        pin = read_pin(way["selectors"][-1]["cel"]["expression"])
-        assert pin == ClaimPin(driver, ("a100", "nvidia-a100-sxm4-40gb"))

@@ -12,7 +12,6 @@ from tests.reservation_subjects import CARDS
 from tests.reservation_world import ReservationWorld
 from vcuda.quota.model import Grant, Limit
 from vcuda.quota.times import UTC, Times
-from webhook.ledger.leases import ReservationLease
 
 GRANT_SECONDS = 20.0
 
@@ -88,11 +87,3 @@ def test_a_grant_that_begins_admits_at_once(world: ReservationWorld) -> None:
     assert admitted_by(world, A, 1) == 0
     world.pass_by(0.5)
     assert admitted_by(world, A, 1) == 1
-
-
-def test_without_the_comparison_of_terms_the_reservation_would_admit_more(
-    world: ReservationWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end_grant(world)
-    monkeypatch.setattr(ReservationLease, "is_by", lambda *_: True)
-    assert admitted_by(world, A, 3) > 0

@@ -88,11 +88,6 @@ def test_a_model_that_only_grants_name_is_always_listed() -> None:
     assert Quota({"team-a": written}).models == {"A100", "T4"}
 
 
-def test_an_explicit_0_stays_0() -> None:
-    written = entry("quota: {T4: 0}, grants: [{T4: 8, until: 2100-01-01}]")
-    assert cards_at(written, at("2026-11-24")) == {"T4": 0}
-
-
 def test_a_grant_adds_memory_if_memory_is_limited() -> None:
     written = entry(
         "quota: {A100: {cards: 4, memory: 160Gi}}, grants: [{A100: {cards: 2, memory: 80Gi}, until: 2100-01-01},"
