@@ -30,12 +30,7 @@ class Client:
     """A client that sends one request body in parts. Then it sends nothing more, or disconnects."""
 
     def __init__(
-        self,
-        *parts: bytes,
-        whole: bool = True,
-        gone: bool = False,
-        length: int | None = None,
-        timeout: str = "10s",
+        self, *parts: bytes, whole: bool = True, gone: bool = False, length: int | None = None, timeout: str = "10s"
     ) -> None:
         last = len(parts) - 1
         self._parts = [
@@ -94,12 +89,7 @@ def serve(service: mock.Mock, *clients: Client) -> None:
     asyncio.run(run())
 
 
-@cases(
-    "parts",
-    one=(b"{}",),
-    three=(b"{", b"", b"}"),
-    large=(LARGE, b"x", LARGE),
-)
+@cases("parts", one=(b"{}",), three=(b"{", b"", b"}"), large=(LARGE, b"x", LARGE))
 def test_a_body_is_assembled_from_its_parts(service: mock.Mock, parts: tuple[bytes, ...]) -> None:
     client = Client(*parts)
     serve(service, client)

@@ -54,11 +54,7 @@ def test_a_leaf_is_renewed_by_the_same_authority_if_only_the_leaf_is_due() -> No
     assert world.current is before
 
 
-@cases(
-    "step, span, seen",
-    the_overlap=(Promote, "overlap", "next_ca"),
-    the_retention=(Forget, "retention", "served"),
-)
+@cases("step, span, seen", the_overlap=(Promote, "overlap", "next_ca"), the_retention=(Forget, "retention", "served"))
 def test_a_clock_that_jumps_ahead_does_not_shorten_a_wait(step: type[steps.Decision], span: str, seen: str) -> None:
     """A run trusts a state only after it has observed that state for ten seconds itself."""
     world = rotated(Wait if step is Promote else NoteServed)
@@ -286,11 +282,7 @@ def test_an_authority_that_a_locked_configuration_does_not_trust_is_not_promoted
     assert taken == [MakeAuthority, SetBundles]
 
 
-@cases(
-    "restored",
-    both_Secrets_deleted=False,
-    CA_Secret_restored_from_a_backup=True,
-)
+@cases("restored", both_Secrets_deleted=False, CA_Secret_restored_from_a_backup=True)
 def test_a_broken_leaf_that_a_locked_configuration_trusts_is_not_replaced(restored: bool) -> None:
     """A locked configuration is one that the rotation must not write. It would not trust another certificate."""
     world = locked(healthy(NOW, since=MINUTE))

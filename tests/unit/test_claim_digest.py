@@ -241,10 +241,7 @@ def pin_like(number: int) -> str:
     selectors_beyond_the_api=([entry(NVIDIA, *["true"] * 33)], "32 selectors in one entry"),
     more_entries=([first_of(*requests(8))] * 9, f"{MOST_ENTRIES} entries of `exactly`"),
     long_names=(requests(32, allocationMode="x" * 253), "must not have more than 8192 bytes"),
-    many_capacities=(
-        [share(**{f"c{number}": "1" for number in range(2000)})],
-        "must not have more than 8192 bytes",
-    ),
+    many_capacities=([share(**{f"c{number}": "1" for number in range(2000)})], "must not have more than 8192 bytes"),
     many_pins=([entry(NVIDIA, *map(pin_like, range(20)))], "must not have more than 6144 characters"),
 )
 def test_a_claim_spec_that_is_too_large_is_rejected_with_the_bound(asked: list[Manifest], bound: str) -> None:
@@ -267,9 +264,7 @@ def test_a_stored_claim_that_is_too_large_is_charged_by_its_allocated_devices() 
     assert (taken.certain, "32 requests" in taken.fault) == (False, True)
 
 
-def test_a_megabyte_of_cel_is_read_within_bounds_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_megabyte_of_cel_is_read_within_bounds_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(digests, "read_facts", lambda texts: read.extend(texts) or read_facts(texts))  # type: ignore[func-returns-value]
     texts = (f'"secret{number:06}" != "{"x" * 1500}"' for number in itertools.count())

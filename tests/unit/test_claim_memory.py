@@ -8,12 +8,7 @@ import pytest
 import structlog
 from hypothesis import given, strategies as st
 
-from examples.claims import (
-    NVIDIA,
-    claim,
-    entry,
-    template,
-)
+from examples.claims import NVIDIA, claim, entry, template
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from vcuda.allocations.stored_claims import DIGESTS_BYTES, ClaimReader

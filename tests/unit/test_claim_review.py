@@ -8,19 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from examples.claims import (
-    A100,
-    HAMI,
-    NODES,
-    NVIDIA,
-    claim,
-    claim_policy,
-    entry,
-    first_of,
-    share,
-    spec,
-    template,
-)
+from examples.claims import A100, HAMI, NODES, NVIDIA, claim, claim_policy, entry, first_of, share, spec, template
 from tests.both_calls import patched
 from tests.builders import POOL, Manifest, container, pod, required, requirement, review, term, vcuda_pod
 from tests.tables import cases

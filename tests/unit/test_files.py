@@ -166,10 +166,7 @@ CARD, TWO = Charge(100, 0, 100), Charge(200, 0, 200)
     a_claim_that_nobody_has_pinned=([claim(namespace="team-a")], {"team-a": {}}),
     a_pod=([GPU_POD], {"team-a": {"M40": TWO}}),
     a_pod_that_has_ended=([in_team_a(ENDED)], {"team-a": {}}),
-    a_pod_and_its_own_claim=(
-        [in_team_a(GPU_POD, **OF_POD), held_claim("M40")],
-        {"team-a": {"M40": TWO}},
-    ),
+    a_pod_and_its_own_claim=([in_team_a(GPU_POD, **OF_POD), held_claim("M40")], {"team-a": {"M40": TWO}}),
     the_scheduler_s_claim_without_its_pod=([held_claim("M40")], {"team-a": {"M40": CARD}}),
 )
 def test_stored_objects_are_charged_once(
