@@ -149,8 +149,15 @@ class Told(NamedTuple):
         return Refusal(self.outcome, HTTPStatus(status["code"]), status["message"])
 
 
-def service(policy: PolicySnapshot | None, ledgers: MemoryLedgers, log: CapturingLogger) -> Service:
-    return Service(lambda: policy, ledgers, Metrics(), Gate(), structlog.wrap_logger(log, processors=[]))
+def service(
+    policy: PolicySnapshot | None, ledgers: MemoryLedgers | None = None, log: CapturingLogger | None = None
+) -> Service:
+    log = structlog.wrap_logger(log or CapturingLogger(), processors=[])
+    return Service(lambda: policy, ledgers or MemoryLedgers(), Metrics(), Gate(), log)
+
+
+def answer(webhook: Service, path: str, raw: bytes) -> bytes:
+    return asyncio.run(webhook.answer(path, raw, ReviewDeadline.after(10)))
 
 
 def body(manifest: object, **fields: Any) -> bytes:
@@ -161,13 +168,9 @@ def body(manifest: object, **fields: Any) -> bytes:
 def ask(case: Case, path: str, mode: Mode) -> Told:
     log = CapturingLogger()
     policy = policy_for(msgspec.structs.replace(QUOTA, mode=mode))
-    answer = asyncio.run(
-        service(policy, Ledgers(case.fault), log).answer(
-            path, body(case.manifest, **case.fields), ReviewDeadline.after(10)
-        )
-    )
+    sent = answer(service(policy, Ledgers(case.fault), log), path, body(case.manifest, **case.fields))
     [call] = log.calls
-    return Told(json.loads(answer)["response"], call.kwargs["outcome"])
+    return Told(json.loads(sent)["response"], call.kwargs["outcome"])
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -217,9 +220,8 @@ def test_a_rejection_lists_a_hundred_faults_and_their_number() -> None:
 
 @pytest.mark.parametrize("namespace", ["", "Team", "a.b", "-a", "a/b", "x" * 64, "x" * 2**20])
 def test_an_invalid_namespace_name_is_rejected_and_not_repeated_in_the_message(namespace: str) -> None:
-    asked = body(SOME, namespace=namespace)
-    webhook = service(PolicySnapshot(Quota(default=QUOTA), Nodes(LABELS)), MemoryLedgers(), CapturingLogger())
-    response = json.loads(asyncio.run(webhook.answer("/validate", asked, ReviewDeadline.after(10))))["response"]
+    webhook = service(PolicySnapshot(Quota(default=QUOTA), Nodes(LABELS)))
+    response = json.loads(answer(webhook, "/validate", body(SOME, namespace=namespace)))["response"]
     assert (response["allowed"], response["status"]["code"]) == (False, BAD_REQUEST)
     assert len(response["status"]["message"]) < 100
 
@@ -244,22 +246,22 @@ def test_an_unreachable_ledger_admits_nothing(path: str, mode: Mode) -> None:
 
 @pytest.mark.parametrize("path", BOTH)
 def test_before_the_quota_is_read_only_pods_without_gpus_are_admitted(path: str) -> None:
-    webhook = service(None, MemoryLedgers(), CapturingLogger())
+    webhook = service(None)
     assert not webhook.ready
     with pytest.raises(NotReady):
-        asyncio.run(webhook.answer(path, body(vcuda_pod()), ReviewDeadline.after(10)))
-    assert b'"allowed":true' in asyncio.run(webhook.answer(path, body(pod(container())), ReviewDeadline.after(10)))
+        answer(webhook, path, body(vcuda_pod()))
+    assert b'"allowed":true' in answer(webhook, path, body(pod(container())))
 
 
 @pytest.mark.parametrize("path", [*BOTH, "/quota"])
 def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str) -> None:
-    webhook = service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger())
+    webhook = service(policy_for(QUOTA))
     webhook.gate.leave()
     assert not webhook.ready
-    assert asyncio.run(webhook.answer(path, body(pod(container())), ReviewDeadline.after(10)))
+    assert answer(webhook, path, body(pod(container())))
     webhook.gate.close()
     with pytest.raises(NotReady):
-        asyncio.run(webhook.answer(path, body(pod(container())), ReviewDeadline.after(10)))
+        answer(webhook, path, body(pod(container())))
 
 
 @pytest.mark.parametrize("path", [*BOTH, "/quota"])
@@ -268,6 +270,4 @@ def test_a_replica_that_stops_answers_until_it_is_closed_and_not_after(path: str
 )
 def test_a_body_that_is_no_review_is_a_client_error(path: str, raw: bytes) -> None:
     with pytest.raises(BadReview):
-        asyncio.run(
-            service(policy_for(QUOTA), MemoryLedgers(), CapturingLogger()).answer(path, raw, ReviewDeadline.after(10))
-        )
+        answer(service(policy_for(QUOTA)), path, raw)
