@@ -1,6 +1,7 @@
 """Runs the controller's `ViolationWatcher`, which evicts pods beyond the quota, on a test double of the API server."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -8,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.metrics import EvictionMetrics, ViolationsCollector
 from controller.violations.violation_watcher import Evictor, ViolationWatcher
+from controller.violations.violations import PricedClaim
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, Manifest, held_to, vcuda_pod, view
 from tests.quota_map import store_quota
@@ -85,6 +87,7 @@ class Watched:
         system: frozenset[str] = frozenset(),
         delete_after: int | None = None,
         unix: float = NOON,
+        claims: Sequence[PricedClaim] = (),
     ) -> None:
         self.api = api
         self.clock = Clock()
@@ -96,7 +99,14 @@ class Watched:
         store, metrics = LedgerStore(api.kube, "vcuda-quota", nodes.current), EvictionMetrics(self.registry)
         evictor = Evictor(api.kube, store, self.quota, nodes, metrics, delete_after=delete_after) if enforce else None
         self.watcher = ViolationWatcher(
-            api.kube, self.quota, nodes, lambda _: self.pods, period=PERIOD, evictor=evictor, clock=clock
+            api.kube,
+            self.quota,
+            nodes,
+            lambda _: self.pods,
+            claims=lambda _: claims,
+            period=PERIOD,
+            evictor=evictor,
+            clock=clock,
         )
         self.registry.register(ViolationsCollector(self.watcher.counts))
         self.watch()

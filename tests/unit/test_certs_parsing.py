@@ -124,25 +124,12 @@ def test_the_rotation_accepts_exactly_the_pairs_that_the_webhook_serves(
     assert taken(LEAF.certificate_pem() + rest, tmp_path) == (good, good)
 
 
-def unusual(subject: x509.Name, names: bytes) -> Signed:
-    key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(NOW)
-        .not_valid_after(NOW + timedelta(days=1))
-        .add_extension(x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, names), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    return Signed(certificate, key)
-
-
 def test_a_certificate_with_names_that_cannot_be_read_has_none_and_is_no_authority() -> None:
     """The certificate has an ediPartyName, which the cryptography library does not support."""
-    odd = unusual(x509.Name([]), bytes.fromhex("3006a504a1020c00"))
+    key, nobody, end = ec.generate_private_key(ec.SECP256R1()), x509.Name([]), NOW + timedelta(days=1)
+    names = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, bytes.fromhex("3006a504a1020c00"))
+    unsigned = x509.CertificateBuilder(nobody, nobody, key.public_key(), 1, NOW, end)
+    odd = Signed(unsigned.add_extension(names, critical=False).sign(key, hashes.SHA256()), key)
     assert names_of(odd.certificate) == frozenset()
     assert not parsing.is_authority(odd.certificate)
     assert read_serving(secret(tls_crt=odd.certificate_pem(), tls_key=odd.key_pem())).leaf

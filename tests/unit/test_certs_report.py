@@ -104,16 +104,11 @@ def foreign(name: str, issuer: str, key: ec.EllipticCurvePrivateKey) -> Signed:
     """Return a CA of another tool. If ``name`` is ``issuer``, it is self-signed; otherwise ``key`` signs it."""
     own = ec.generate_private_key(ec.SECP256R1()) if name != issuer else key
     subject, issued_by = (x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, one)]) for one in (name, issuer))
+    begin, end, public = START - timedelta(days=1), START + timedelta(days=900), own.public_key()
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issued_by)
-        .public_key(own.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(START - timedelta(days=1))
-        .not_valid_after(START + timedelta(days=900))
+        x509.CertificateBuilder(issued_by, subject, public, x509.random_serial_number(), begin, end)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .sign(key, hashes.SHA256())
     )
     return Signed(certificate, own)

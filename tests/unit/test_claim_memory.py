@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from examples.claims import NVIDIA, claim, entry, template
 from tests.api_double import ApiDouble
-from tests.builders import Manifest
 from vcuda.allocations.stored_claims import DIGESTS_BYTES, ClaimReader
 from vcuda.bounded import ENTRY_BYTES, ByteAllowance, SizedCache
 from vcuda.kube import TemplateInformer
@@ -18,9 +17,11 @@ from vcuda.kube import TemplateInformer
 TEMPLATES = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaimtemplates/{}"
 
 
-def stored_template(api: ApiDouble, namespace: str, name: str, *asked: Manifest) -> None:
-    metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}"}
-    api.store(TEMPLATES.format(namespace, name), {**template(*asked), "metadata": metadata})
+def store(api: ApiDouble, names: str, namespace: str = "team-a") -> None:
+    """Store a template for each letter of ``names``."""
+    for name in names:
+        metadata = {"namespace": namespace, "name": name, "uid": f"{namespace}-{name}"}
+        api.store(TEMPLATES.format(namespace, name), {**template(), "metadata": metadata})
 
 
 @pytest.fixture
@@ -39,19 +40,17 @@ def found(known: TemplateInformer, *names: str) -> list[str]:
 
 
 def test_templates_are_kept_within_bounds_per_namespace_and_in_total(api: ApiDouble, known: TemplateInformer) -> None:
-    for name in "abc":
-        stored_template(api, "team-a", name)
+    store(api, "abc")
     assert found(known, "team-a/a", "team-a/b", "team-a/c") == ["team-a/a", "team-a/b"]
     for namespace in ("team-b", "team-c"):
-        stored_template(api, namespace, "a")
+        store(api, "a", namespace)
     assert found(known, "team-a/a", "team-b/a", "team-c/a") == ["team-a/a", "team-b/a"]
 
 
 def test_templates_that_are_not_kept_are_logged_once_for_each_namespace(
     api: ApiDouble, known: TemplateInformer
 ) -> None:
-    for name in "abcdef":
-        stored_template(api, "team-a", name)
+    store(api, "abcdef")
     with structlog.testing.capture_logs() as logs:
         found(known)
     told = [line for line in logs if line["log_level"] == "warning"]
@@ -61,8 +60,7 @@ def test_templates_that_are_not_kept_are_logged_once_for_each_namespace(
 
 
 def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: TemplateInformer) -> None:
-    for name in "abc":
-        stored_template(api, "team-a", name)
+    store(api, "abc")
     assert "team-a/c" not in found(known, "team-a/a", "team-a/b", "team-a/c")
     api.remove(TEMPLATES.format("team-a", "a"))
     found(known)
@@ -70,8 +68,7 @@ def test_a_deleted_template_makes_room_for_another(api: ApiDouble, known: Templa
     for name in "bc":
         api.remove(TEMPLATES.format("team-a", name))
     found(known)
-    for name in "de":
-        stored_template(api, "team-a", name)
+    store(api, "de")
     assert found(known, "team-a/d", "team-a/e") == ["team-a/d", "team-a/e"]
 
 
@@ -84,15 +81,14 @@ def test_a_list_that_breaks_does_not_use_up_room_permanently(api: ApiDouble, kno
         yield from listed(*args, **fields)
         raise ConnectionError
 
-    stored_template(api, "team-a", "a")
+    store(api, "a")
     api.list_pages = torn  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
         reflector.relist()
     api.list_pages = listed  # type: ignore[method-assign]
     api.remove(TEMPLATES.format("team-a", "a"))
     found(known)
-    for name in "bc":
-        stored_template(api, "team-a", name)
+    store(api, "bc")
     assert found(known, "team-a/b", "team-a/c") == ["team-a/b", "team-a/c"]
 
 

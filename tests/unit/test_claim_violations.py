@@ -1,25 +1,22 @@
 """Tests of the search for claims and pods beyond their quota. Claims are reported, never deleted."""
 
-import json
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from controller.metrics import EvictionMetrics, ViolationsCollector
-from controller.violations.violation_watcher import Evictor, ViolationWatcher, event_of
+from controller.metrics import EvictionMetrics
+from controller.violations.violation_watcher import Evictor, event_of
 from controller.violations.violations import PricedClaim, Violation, find_violations
-from tests.api_double import ApiDouble
-from tests.builders import LABELS, MODEL, Manifest, held_to, nodes, stored_pod
-from tests.quota_map import store_quota
-from tests.replicas import Clock
+from tests.builders import LABELS, MODEL, nodes
 from tests.tables import cases
+from tests.violation_world import Cluster, Watched
 from vcuda.allocations.given_cards import OtherCard
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.claims.digest import ClaimDigest, pack
 from vcuda.errors import Unavailable
-from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace
+from vcuda.kube import LedgerStore, NodeInformer
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota
 
 AT = nodes(**{"gpu-1": {MODEL: "P100"}})
@@ -116,52 +113,31 @@ def test_no_claim_is_ever_evicted(mode: Mode) -> None:
 
 # Tests in which an API server double stores the objects
 
-PODS = "/api/v1/namespaces/team-a/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/team-a/resourceclaims"
 
 
-def limited(api: ApiDouble, entry: Manifest) -> QuotaInformer:
-    """Store this quota entry for team-a, and return an informer that has read it."""
-    store_quota(api, json.dumps({"team-a": entry}))
-    informer = QuotaInformer(api.kube, QuotaPlace(), frozenset())
-    informer.reflector.relist()
-    return informer
-
-
 @pytest.mark.parametrize("mode", ["enforce", "warn", "audit"])
-def test_each_claim_is_reported_once_and_counted_with_the_pods(api: ApiDouble, mode: str) -> None:
-    quota = limited(api, {"quota": {"M40": 1}, "mode": mode})
-    claims, registry, clock = [claim("old", 3), claim("new"), uncounted("free")], CollectorRegistry(), Clock()
-    watcher = ViolationWatcher(
-        api.kube,
-        quota,
-        NodeInformer(api.kube, LABELS),
-        lambda _: [],
-        claims=lambda _: claims,
-        period=60,
-        clock=clock.monotonic,
-    )
-    registry.register(ViolationsCollector(watcher.counts))
+def test_each_claim_is_reported_once_and_counted_with_the_pods(mode: str) -> None:
+    api, claims = Cluster(), [claim("old", 3), claim("new"), uncounted("free")]
+    api.limit({"quota": {"M40": 1}, "mode": mode})
+    watched = Watched(api, enforce=False, claims=claims)
     for _ in range(3):
-        watcher.reconcile("team-a")
-    events = sorted(path.rpartition("/")[2] for path in api.objects if "/events/" in path)
-    told = [] if mode == "audit" else ["free.not-counted-uid-free", "new.over-quota-uid-new"]
-    assert (events, api.calls.count("POST")) == (told, len(told))
+        watched.look()
+    told = [] if mode == "audit" else [("free", "NotCounted"), ("new", "BeyondQuota")]
+    assert (api.told(), api.calls.count("POST")) == (told, len(told))
     for finding in ("over-quota", "unpinned"):
-        labels = {"namespace": "team-a", "finding": finding}
-        assert registry.get_sample_value("vcuda_audit_claims", labels) == 1
-        assert registry.get_sample_value("vcuda_audit_pods", labels) is None
+        assert watched.counted("claims", namespace="team-a", finding=finding) == 1
+        assert watched.counted("pods", namespace="team-a", finding=finding) is None
     claims.clear()
-    watcher.reconcile("team-a")
-    assert watcher.ongoing() == []
+    watched.look()
+    assert watched.watcher.ongoing() == []
 
 
-def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: ApiDouble) -> None:
+def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known() -> None:
     """While the charge of a stored claim is unknown, no pod is evicted."""
-    quota, registry = limited(api, {"quota": {"M40": 2}}), CollectorRegistry()
-    manifest = stored_pod({"tencent.com/vcuda-core": 100}, uid="uid-new", affinity=held_to("M40"))
-    about = {"name": "new", "namespace": "team-a", "creationTimestamp": "2026-01-01T22:00:00Z"}
-    api.store(f"{PODS}/new", {**manifest, "metadata": {**manifest["metadata"], **about}})
+    api = Cluster()
+    api.limit({"quota": {"M40": 2}})
+    api.add("new", hour=22)
     prices = [None, ClaimCharge({"M40": Charge(200)}, "M40")]
     api.store(f"{CLAIMS}/a", {"metadata": {"name": "a", "uid": "uid-a", "creationTimestamp": "2026-01-01T20:00:00Z"}})
 
@@ -170,7 +146,8 @@ def test_a_pod_is_evicted_because_of_older_claims_only_if_these_are_known(api: A
         return (lambda _: found) if found else None
 
     store = LedgerStore(api.kube, "vcuda-quota", lambda: AT, claim_price=price)
-    evictor = Evictor(api.kube, store, quota, NodeInformer(api.kube, LABELS), EvictionMetrics(registry))
+    metrics, nodes = EvictionMetrics(CollectorRegistry()), NodeInformer(api.kube, LABELS)
+    evictor = Evictor(api.kube, store, Watched(api).quota, nodes, metrics)
     with pytest.raises(Unavailable, match="devices"):
         evictor.evict_newest("team-a", {"uid-new": 0})
     assert evictor.evict_newest("team-a", {"uid-new": 0}) == "uid-new"
