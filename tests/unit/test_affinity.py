@@ -184,7 +184,6 @@ NINE = "0000000000000000000000009"
 
 
 def held(*lines: tuple[str, ...]) -> Manifest:
-    """Return a node affinity with one term. All requirements of the term are about the label ``m``."""
     return required(term(*(requirement("m", operator, *values) for operator, *values in lines)))
 
 

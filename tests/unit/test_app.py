@@ -75,7 +75,6 @@ def hurry() -> Iterator[None]:
 
 
 def dropped(service: mock.Mock) -> dict[str, float]:
-    """Return the number of reviews that were dropped so far, by reason."""
     families = text_string_to_metric_families(service.metrics.render().decode())
     samples = [each for family in families for each in family.samples]
     return {each.labels["reason"]: each.value for each in samples if each.name == "vcuda_reviews_dropped_total"}

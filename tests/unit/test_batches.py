@@ -3,9 +3,7 @@
 import asyncio
 import functools
 import math
-import random
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, ParamSpec
 
@@ -180,61 +178,3 @@ async def test_an_item_that_the_work_skips_is_answered_as_late() -> None:
     callers = await gated.calls("abc")
     await gated.open()
     assert await results(*callers) == ["A", LATE, "C"]
-
-
-class Crowd:
-    """Simulates many callers. Some calls have no time left, some are cancelled, and some batches fail."""
-
-    def __init__(self, seed: int) -> None:
-        self.served: list[str] = []
-        self.outcomes: Counter[str] = Counter()
-        self._committer: BatchCommitter[str, str] = BatchCommitter(self._work, LATE, lambda _last: asyncio.sleep(0))
-        self._random = random.Random(seed)  # noqa: S311  # the numbers only choose an order of steps
-        self._working = False
-
-    async def run(self, callers: int, calls: int) -> None:
-        await asyncio.gather(*(self._caller(name, calls) for name in range(callers)))
-
-    async def _work(self, batch: Batch) -> None:
-        assert not self._working, "only one batch may be in work"
-        self._working = True
-        try:
-            await asyncio.sleep(0)
-            if self._random.random() < 0.1:
-                raise BrokenError
-            self.served.extend(call.item for call in batch)
-            await capitals(batch)
-        finally:
-            self._working = False
-
-    async def _caller(self, name: int, calls: int) -> None:
-        for number in range(calls):
-            self.outcomes[await self._call(f"caller-{name}-{number}", kind=(name + number) % 4)] += 1
-
-    async def _call(self, item: str, *, kind: int) -> str:
-        deadline = time.monotonic() if kind == 0 else math.inf
-        caller = asyncio.create_task(self._committer.serve(item, deadline))
-        if kind == 1:
-            for _ in range(self._random.randrange(4)):
-                await asyncio.sleep(0)
-            caller.cancel()
-        [result] = await results(caller)
-        if isinstance(result, BaseException):
-            return type(result).__name__
-        if result == LATE:
-            return "late" if kind == 0 else "lost"
-        assert result == item.upper(), "a caller got the result of another caller"
-        return "served"
-
-
-@pytest.mark.parametrize("seed", range(3))
-@on_a_loop
-async def test_no_caller_is_forgotten_and_nothing_is_served_twice(seed: int) -> None:
-    crowd = Crowd(seed)
-    await crowd.run(callers=12, calls=150)
-    assert crowd.outcomes["lost"] == 0
-    assert crowd.outcomes.total() == 12 * 150
-    assert len(set(crowd.served)) == len(crowd.served) >= crowd.outcomes["served"] > 0
-    for name in range(12):
-        own = [int(item.rpartition("-")[2]) for item in crowd.served if item.startswith(f"caller-{name}-")]
-        assert own == sorted(own), "the items of each caller must be in order"

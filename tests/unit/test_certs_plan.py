@@ -18,7 +18,6 @@ BOTH = [SetBundles] * 2
 
 
 def refused(decision: object) -> tuple[Problem, ...]:
-    """Return the problems in this decision of the rotation that a person must fix."""
     assert isinstance(decision, StepRefused)
     return decision.problems
 

@@ -32,7 +32,6 @@ def directory(tmp_path: Path) -> Path:
 
 
 def check(directory: Path, *manifests: Manifest, options: tuple[str, ...] = (), text: str | None = None) -> Result:
-    """Run `check` for namespace team-a on a file with the manifests, or with ``text`` if it is given."""
     path = directory / "pods.yaml"
     path.write_text(yaml.safe_dump_all(manifests) if text is None else text)
     quota = str(directory / "quota.yaml")

@@ -55,7 +55,6 @@ PROFILE = 'device.attributes["gpu.nvidia.com"].profile'
 
 
 def charged(*requests: Manifest, model: str = "A100", policy: ClaimPolicy = POLICY) -> Charge:
-    """Return the charge of a claim with these requests on a model. The caller must pass valid requests."""
     found = read_claim(view(claim(*requests)), policy)
     assert found.faults == ()
     return found.charge(model)

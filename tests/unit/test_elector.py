@@ -133,7 +133,6 @@ def test_a_candidate_that_saw_nothing_for_long_starts_to_count_again(api: ApiDou
 
 
 def overtaken(api: ApiDouble, method: str) -> Delivery:
-    """Return a network in which another candidate takes the Lease just before the first call with this method."""
     return before(method, lambda: held_by(api, "them"))
 
 

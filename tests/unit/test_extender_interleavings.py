@@ -180,7 +180,6 @@ class Placements(RuleBasedStateMachine):
         ]
 
     def counts(self, node: str, uid: str) -> bool:
-        """Return whether the pod exists, has not ended, and may use cards of this node."""
         name = uid.removeprefix("uid-")
         if name not in self.pods():
             return False
@@ -196,11 +195,9 @@ class Placements(RuleBasedStateMachine):
         self.shown[id(leader), name] = as_stored(self.api, name)
 
     def leader(self, who: int) -> Leader:
-        """Return the newest leader if ``who`` is 1, and its predecessor if ``who`` is 2."""
         return self.leaders[-min(who, len(self.leaders))]
 
     def placed(self) -> dict[str, str]:
-        """Return the chosen node by pod name, for each pod that was placed and is not bound yet."""
         given = {uid.removeprefix("uid-"): node for node, uid, _ in self.entries()}
         return {
             name: node

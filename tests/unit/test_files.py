@@ -24,7 +24,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def cluster(path: Path, *stored: Manifest) -> OfflineCluster:
-    """Return a cluster that has the devices of three DRA drivers and the given stored objects."""
     quota = path.with_name("quota.yaml")
     quota.write_text("{team-a: {quota: {M40: 8, A100: 8}}, team-b: {quota: {M40: 8}}}")
     path.write_text(yaml.safe_dump(published(*stored)))

@@ -49,7 +49,6 @@ class Step(NamedTuple):
 
 
 def steps() -> Iterator[Step]:
-    """Yield every recorded decision, in order."""
     recorded: dict[str, Any] = json.loads(FILE.read_text())
     for scenario in recorded["scenarios"]:
         nodes = tuple(scenario["nodes"])

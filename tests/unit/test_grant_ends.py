@@ -14,7 +14,6 @@ def api() -> Cluster:
 
 
 def grant(api: Cluster, *grants: Manifest, **fields: Any) -> None:
-    """Give team-a these grants, in addition to its quota of two M40."""
     api.limit({"quota": {"M40": 2}, "grants": list(grants), **fields})
 
 

@@ -50,7 +50,6 @@ def at(text: str, zone: ZoneInfo = BERLIN) -> float:
 
 
 def entry(written: str, zone: ZoneInfo = UTC) -> NamespaceQuota:
-    """Return the quota entry of team-a, which is written in YAML's flow style."""
     return parse_quota(f"team-a: {{{written}}}", zone=zone).namespaces["team-a"]
 
 
