@@ -1,7 +1,10 @@
-"""Tests of the links, the navigation, and the lists and tables of README, CHANGELOG, CONTRIBUTING and docs/."""
+"""Tests of the links, the navigation, and the lists and tables of README, CHANGELOG, CONTRIBUTING and docs/.
+
+The Chinese pages must have the headings, commands and tables of the English pages.
+"""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -96,3 +99,36 @@ def pages_of(nav: object) -> Iterator[str]:
     for entry in nav:
         for below in entry.values():
             yield from pages_of(below)
+
+
+TRANSLATED = {
+    "README.md": "README.zh-CN.md",
+    "docs/install.md": "docs/zh-CN/install.md",
+    "docs/users.md": "docs/zh-CN/users.md",
+}
+CODE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"\s+#\s.*$|^\s*#\s.*$", re.MULTILINE)
+
+
+def code_of(page: Path) -> list[tuple[str, str]]:
+    """Return the language and the lines of each code block, without comments, which are translated."""
+    return [(language, COMMENT.sub("", code)) for _, language, code in CODE.findall(page.read_text(encoding="utf-8"))]
+
+
+def levels_of(page: Path) -> list[str]:
+    return [line.split()[0] for line in prose(page) if re.match(r"#+ ", line)]
+
+
+def rows_of(page: Path) -> list[tuple[int, list[str]]]:
+    """Return for each table row of a page the number of cells, and the words in backticks in the first cell."""
+    rows = [line.strip("|").split("|") for line in prose(page) if line.startswith("|")]
+    return [(len(cells), re.findall(r"`([^`]*)`", cells[0])) for cells in rows]
+
+
+@pytest.mark.parametrize(("english", "chinese"), TRANSLATED.items(), ids=[*TRANSLATED])
+@pytest.mark.parametrize("parts_of", [levels_of, code_of, rows_of], ids=["headings", "commands", "tables"])
+def test_a_chinese_page_has_the_parts_of_the_english_one(
+    english: str, chinese: str, parts_of: Callable[[Path], object]
+) -> None:
+    assert parts_of(ROOT / english)
+    assert parts_of(ROOT / chinese) == parts_of(ROOT / english)

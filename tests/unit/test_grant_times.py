@@ -122,24 +122,6 @@ def test_until_a_day_includes_that_day_and_from_a_day_begins_with_it(
 
 
 @pytest.mark.parametrize(
-    ("hours", "night", "length"),
-    [
-        ("20:00-06:00", "2026-03-28T20:00", 9),
-        ("20:00-06:00", "2026-10-24T20:00", 11),
-        ("20:00-06:00", "2026-06-01T20:00", 10),
-        # On 29 March the clock goes from 2:00 to 3:00. So there is no 2:30, and the grant ends at that change.
-        ("20:00-02:30", "2026-03-28T20:00", 6),
-        # On 25 October 2:30 occurs twice. The grant ends at the first 2:30, and begins again when the clock goes back
-        # to 2:00.
-        ("20:00-02:30", "2026-10-24T20:00", 6.5),
-    ],
-)
-def test_hours_over_a_clock_change_follow_the_wall_clock(hours: str, night: str, length: float) -> None:
-    times = Times(BERLIN, hours=read_hours(hours))
-    assert times.next_change(at(night)) - at(night) == length * 3600
-
-
-@pytest.mark.parametrize(
     ("text", "days"),
     [("Mon", {0}), ("Sat-Sun", {5, 6}), ("Fri-Mon", {4, 5, 6, 0}), ("Mon, Wed", {0, 2}), ("Sun,Mon-Tue", {6, 0, 1})],
 )
