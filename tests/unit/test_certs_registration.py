@@ -139,19 +139,11 @@ def test_any_text_is_at_most_an_unusable_declaration(text: object) -> None:
     "there, difference",
     the_same=([webhook("a"), webhook("b")], ""),
     none=([], "no webhook is registered yet"),
-    one_less=([webhook("a")], f"the webhooks differ from annotation {registration.ANNOTATION}: b"),
-    one_more=(
-        [webhook("a"), webhook("b"), webhook("c")],
-        f"the webhooks differ from annotation {registration.ANNOTATION}: c",
-    ),
-    changed=(
-        [webhook("a"), webhook("b", failurePolicy="Ignore")],
-        f"the webhooks differ from annotation {registration.ANNOTATION}: b",
-    ),
-    another_order=(
-        [webhook("b"), webhook("a")],
-        f"the webhooks are not in the order of annotation {registration.ANNOTATION}",
-    ),
+    one_less=([webhook("a")], "the webhooks differ from {}: b"),
+    one_more=([webhook("a"), webhook("b"), webhook("c")], "the webhooks differ from {}: c"),
+    changed=([webhook("a"), webhook("b", failurePolicy="Ignore")], "the webhooks differ from {}: b"),
+    another_order=([webhook("b"), webhook("a")], "the webhooks are not in the order of {}"),
 )
 def test_a_difference_names_the_webhooks(there: list[dict[str, Any]], difference: str) -> None:
-    assert registration.difference([webhook("a"), webhook("b")], there) == difference
+    expected = difference.format(f"annotation {registration.ANNOTATION}")
+    assert registration.difference([webhook("a"), webhook("b")], there) == expected

@@ -156,9 +156,8 @@ def test_stored_claims_are_charged_first(tmp_path: Path) -> None:
 
 def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_cards(tmp_path: Path) -> None:
     models = "{Shared: {products: [NVIDIA-A100-*], cards: 0.25}}"
-    quota = yaml.safe_dump(
-        {"kind": "ConfigMap", "data": {"gpu_quota": "team-a: {quota: {Shared: 2}}", "gpu_models": models}}
-    )
+    data = {"gpu_quota": "team-a: {quota: {Shared: 2}}", "gpu_models": models}
+    quota = yaml.safe_dump({"kind": "ConfigMap", "data": data})
     claimed, asked = check(tmp_path, claim(of_product(A100)), vcuda_pod({"nvidia.com/gpu": 2}), quota=quota)
     assert (claimed["decision"], claimed["model"]) == ("admitted", "Shared")
     assert (asked["decision"], asked["model"], charge_of(asked)) == ("admitted", "Shared", "0.5 cards")
@@ -166,6 +165,9 @@ def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_card
     whole = {**by_claim, "spec": {"extendedResourceName": "nvidia.com/gpu"}}
     (asked,) = check(tmp_path, vcuda_pod({"nvidia.com/gpu": 2}), stored=(whole,), quota=quota)
     assert charge_of(asked) == "2 cards", "the scheduler may claim whole devices for it"
+
+
+CLAIM = "apiVersion: resource.k8s.io/v1, kind: ResourceClaim"
 
 
 @cases(
@@ -176,13 +178,10 @@ def test_gpu_models_rows_set_the_products_of_claims_and_the_value_of_a_pods_card
     ),
     no_version=("kind: ResourceClaimTemplate", "document 1: apiVersion is required; it must be resource.k8s.io/v1"),
     no_list=(
-        "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, spec: {devices: {requests: 5}}}",
+        f"{{{CLAIM}, spec: {{devices: {{requests: 5}}}}}}",
         "document 1: the object is malformed: Expected `array | null`, got `int` - at `$.spec.devices.requests`",
     ),
-    no_namespace=(
-        "{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {namespace: A_B}}",
-        "document 1: 'A_B' ",
-    ),
+    no_namespace=(f"{{{CLAIM}, metadata: {{namespace: A_B}}}}", "document 1: 'A_B' "),
 )
 def test_malformed_claims_are_reported_with_their_position(text: str, message: str, tmp_path: Path) -> None:
     quota, path = tmp_path / "quota", tmp_path / "claims"

@@ -180,60 +180,47 @@ INVALID_MIG = (
 
 
 @cases(
-    "manifest, slices, doubt, message",
+    "manifest, doubt, message",
     disagreeing=(
         node(hami(A100), features("Tesla-T4")),
-        [],
         Doubt.DISAGREE,
         f"{DISAGREE}: the register of hami reports A100, GPU feature discovery reports T4; the quota uses model A100",
     ),
     disagreeing_with_the_operator=(
         node(hami(A100), labelled("T4")),
-        [],
         Doubt.DISAGREE,
         f"{DISAGREE}: the label is T4, the register of hami reports A100; the quota uses model T4",
     ),
     several_models=(
         node(hami(T4, A100, A100)),
-        [],
         Doubt.SEVERAL,
         f"{SEVERAL}: A100 (2), T4 (1); the quota uses model A100",
     ),
-    as_many_of_each=(
-        node(hami(T4, A100)),
-        [],
-        Doubt.SEVERAL,
-        f"{SEVERAL}: A100 (1), T4 (1); the quota uses model A100",
-    ),
+    as_many_of_each=(node(hami(T4, A100)), Doubt.SEVERAL, f"{SEVERAL}: A100 (1), T4 (1); the quota uses model A100"),
     invalid_mig=(
         node(features(f"{A100_PRODUCT}-MIG-INVALID", count="0", memory="0")),
-        [],
         Doubt.MIG_INVALID,
         f"{INVALID_MIG}; the node has no model",
     ),
     invalid_mig_of_a_labelled_node=(
         node(features(f"{A100_PRODUCT}-MIG-INVALID"), labelled("A100")),
-        [],
         Doubt.MIG_INVALID,
         f"{INVALID_MIG}; the quota uses model A100",
     ),
     malformed_register=(
         node({"annotations": {"hami.io/node-nvidia-register": "[{"}}, features("Tesla-T4")),
-        [],
         Doubt.MALFORMED,
         "the register in annotation hami.io/node-nvidia-register cannot be read; the quota uses model T4",
     ),
-    slices_without_a_product=(
-        node(),
-        [claims.slice_of(claims.NVIDIA, NAME, {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}})],
-        Doubt.NAMELESS,
-        "the ResourceSlices of driver gpu.nvidia.com name no product; the node has no model",
-    ),
 )
-def test_a_doubt_is_reported_with_the_model_that_is_used(
-    manifest: Manifest, slices: list[ResourceSlice], doubt: Doubt, message: str
-) -> None:
-    assert found_on(manifest, slices, ROWS).doubts == {doubt: message}
+def test_a_doubt_is_reported_with_the_model_that_is_used(manifest: Manifest, doubt: Doubt, message: str) -> None:
+    assert found_on(manifest, known=ROWS).doubts == {doubt: message}
+
+
+def test_slices_without_a_product_are_reported() -> None:
+    nameless = claims.slice_of(claims.NVIDIA, NAME, {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}})
+    message = "the ResourceSlices of driver gpu.nvidia.com name no product; the node has no model"
+    assert found_on(node(), [nameless], ROWS).doubts == {Doubt.NAMELESS: message}
 
 
 @cases(
