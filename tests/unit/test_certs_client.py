@@ -16,7 +16,7 @@ from certs import parsing, state, steps
 from certs.rotation import Rotation
 from tests.rotation_world import LONG, SEEN_LONG, START, Pod, World
 from tests.tables import cases
-from vcuda.x509 import Names, common_name, is_ours, make_authority, make_client
+from vcuda.x509 import Names, common_name, is_ours, make_authority
 
 DAY = timedelta(days=1)
 NAME = "vcuda-quota-apiserver"
@@ -143,10 +143,3 @@ def test_the_cas_of_a_config_map_are_read(config_map: dict[str, Any] | None, fou
     read = parsing.read_client_cas(config_map, "vcuda-client-ca", "vcuda-quota")
     [hook] = read.hooks
     assert (len(hook.bundle), hook.faulty, bool(read.read_only)) == found
-
-
-def test_a_client_certificate_does_not_outlive_its_authority() -> None:
-    authority = make_authority(START, DAY, client=True)
-    leaf = make_client(authority, NAME, START)
-    assert state.signed_by(leaf.certificate, authority.certificate)
-    assert leaf.expires == authority.expires

@@ -182,14 +182,6 @@ def test_warnings_about_the_quota_are_printed_with_the_decisions(directory: Path
     assert (result.exit_code, result.stderr.startswith("Warning: kube-system: system namespace")) == (0, True)
 
 
-@pytest.mark.parametrize("text", ["", "\n \n"])
-def test_an_empty_quota_file_is_an_error(directory: Path, text: str) -> None:
-    (directory / "quota.yaml").write_text(text)
-    result = check(directory, cards(1))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.endswith("must not be empty; write {} to limit no namespace\n")
-
-
 def test_every_fault_of_a_bad_quota_is_printed(directory: Path) -> None:
     (directory / "quota.yaml").write_text("team-a: {quota: {M40: -1}, pools: [x]}")
     result = check(directory, cards(1))

@@ -71,12 +71,18 @@ def test_the_data_of_a_config_map_is_text(data: str, path: Path) -> None:
         read_quota(path)
 
 
-@pytest.mark.parametrize("text", ["kind: ConfigMap", "kind: ConfigMap\ndata: {other: x}"])
-def test_a_config_map_without_a_quota_is_rejected(text: str, path: Path) -> None:
+@cases(
+    "text, message",
+    no_data=("kind: ConfigMap", "the ConfigMap has no key gpu_quota"),
+    another_key=("kind: ConfigMap\ndata: {other: x}", "the ConfigMap has no key gpu_quota"),
+    an_empty_file=("", "must not be empty; write {} to limit no namespace"),
+    only_blanks=("\n \n", "must not be empty; write {} to limit no namespace"),
+)
+def test_a_file_without_a_quota_is_rejected(text: str, message: str, path: Path) -> None:
     path.write_text(text)
     with pytest.raises(BadInput) as caught:
         read_quota(path)
-    assert str(caught.value) == f"{path}: the ConfigMap has no key gpu_quota"
+    assert str(caught.value) == f"{path}: {message}"
 
 
 @pytest.mark.parametrize("text", ["{", "team-a: {quota: {M40: -8}}", "team-a: {quota: {M40: 2024-13-45}}", "[" * 5000])
