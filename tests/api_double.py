@@ -40,8 +40,6 @@ def lost_reply(_method: str, _timeout: float, effect: Effect) -> bytes:
 
 
 def rejected(error: VcudaError, *methods: str) -> Delivery:
-    """Return a delivery that rejects every call of these methods with this error, and delivers all others."""
-
     def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
         if method in methods:
             raise error
@@ -152,7 +150,6 @@ class ApiDouble(Handle):
         return Heard(self.put(path, body, timeout=timeout, on_done=lambda: dates.append(self.date())), date=dates[0])
 
     def post(self, path: str, body: bytes, _params: object = None, timeout: float = 10) -> bytes:
-        """Create an object in a collection, or bind a pod."""
         manifest = json.loads(body)
 
         def effect() -> bytes:
@@ -262,7 +259,6 @@ class ApiDouble(Handle):
 
 
 def _merged(target: object, patch: object) -> Any:
-    """Return the target after a JSON merge patch."""
     if not isinstance(patch, dict):
         return patch
     kept = {**target} if isinstance(target, dict) else {}
@@ -325,8 +321,6 @@ class Late:
 
 
 def preceded_by(act: Callable[[], object]) -> Delivery:
-    """Return a delivery that calls ``act`` before each call."""
-
     def deliver(_method: str, _timeout: float, effect: Effect) -> bytes:
         act()
         return effect()

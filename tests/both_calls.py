@@ -63,7 +63,6 @@ def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **p
 
 
 def patched(pod: Manifest, patch: object) -> Manifest:
-    """Return a copy of the pod to which the JSON Patch is applied."""
     result: Manifest = jsonpatch.apply_patch(copy.deepcopy(pod), msgspec.json.encode(patch))
     return result
 

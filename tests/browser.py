@@ -83,7 +83,6 @@ BORDER = (
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
-    """Yield a browser. Without Chromium the test is skipped with a message."""
     if PROGRAM is None:
         pytest.skip("no chromium on PATH: apt-get install chromium")
     with sync_playwright() as playwright:
@@ -110,7 +109,6 @@ class Tab:
         self.page.on("request", lambda request: self.asked.append(request.url))
 
     def open(self, url: str) -> Page:
-        """Open the address, and wait until the usage page shows the state "live"."""
         self.page.goto(url)
         self.page.wait_for_selector("#state[data-state=live]")
         return self.page

@@ -30,7 +30,6 @@ def container(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifes
 
 
 def sidecar(limits: Mapping[str, Any] | None = None, **fields: Any) -> Manifest:
-    """Return a sidecar: an init container with restartPolicy Always."""
     return container(limits, restartPolicy="Always", **fields)
 
 
@@ -57,7 +56,6 @@ def pod(
 
 
 def vcuda_pod(limits: Mapping[str, Any] = ONE_CARD, **fields: Any) -> Manifest:
-    """Return a pod of one container with these limits."""
     return pod(container(limits), **fields)
 
 
@@ -67,17 +65,14 @@ def stored_pod(limits: Mapping[str, Any], uid: str = "pod-uid", **fields: Any) -
 
 
 def pod_of_cores(cores: int, **fields: Any) -> Manifest:
-    """Return a stored pod that requests this number of cores, and 1 MiB of memory."""
     return stored_pod({"nvidia.com/vcuda-core": cores, "nvidia.com/vcuda-memory": 1}, **fields)
 
 
 def requirement(key: str, operator: str, *values: str) -> Manifest:
-    """Return one requirement, an item of matchExpressions or matchFields."""
     return {"key": key, "operator": operator, **({"values": list(values)} if values else {})}
 
 
 def term(*expressions: Manifest, fields: Iterable[Manifest] = ()) -> Manifest:
-    """Return one nodeSelectorTerm."""
     expressed = {"matchExpressions": list(expressions)} if expressions else {}
     return {**expressed, **({"matchFields": list(fields)} if fields else {})}
 
@@ -99,7 +94,6 @@ def view(manifest: Mapping[str, Any]) -> Pod:
 
 
 def nodes(**by_name: Mapping[str, str]) -> Nodes:
-    """Return nodes. The arguments are the labels of each node by the name of the node."""
     return Nodes.of(by_name, LABELS)
 
 
@@ -117,12 +111,10 @@ def review(manifest: object, namespace: str = "team-a", **fields: Any) -> Admiss
 
 
 def policy_for(quota: NamespaceQuota, nodes: Nodes | None = None, namespace: str = "team-a") -> PolicySnapshot:
-    """Return the data by which the webhook decides, for a cluster in which only one namespace has a quota."""
     return PolicySnapshot(Quota({namespace: quota}, version="41"), nodes or Nodes(LABELS))
 
 
 def quota_faults(text: str) -> tuple[Fault, ...]:
-    """Return the faults of a quota document; empty if the document is valid."""
     try:
         parse_quota(text)
     except QuotaFault as refusal:

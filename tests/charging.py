@@ -114,11 +114,9 @@ def whole(quantity: str | float) -> int:
 
 
 def plus(*amounts: Amounts) -> Amounts:
-    """Add up the charges, separately for each of the three numbers."""
     cores, memory, card_memory = (sum(part) for part in zip(NOTHING, *amounts, strict=True))
     return cores, memory, card_memory
 
 
 def most(one: Amounts, other: Amounts) -> Amounts:
-    """Return the larger of the two charges, separately for each of the three numbers."""
     return max(one[0], other[0]), max(one[1], other[1]), max(one[2], other[2])

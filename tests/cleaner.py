@@ -75,7 +75,6 @@ def store(cleaner: Cleaner, **fields: Any) -> None:
 
 
 def lock(cleaner: Cleaner, value: str) -> None:
-    """Store the node with HAMi's lock annotation. The informer sees it."""
     cleaner.api.store(f"{NODES}/{NODE}", {"metadata": {"name": NODE, "uid": "uid-n", "annotations": {LOCK: value}}})
     cleaner.watch()
 
@@ -86,6 +85,5 @@ def marks_on(api: ApiDouble, path: str = POD) -> dict[str, str]:
 
 
 def bind(cleaner: Cleaner) -> None:
-    """Bind the pod to the node on which it was allocated."""
     pod = cleaner.api.objects[POD]
     cleaner.api.store(POD, {**pod, "spec": {**pod["spec"], "nodeName": NODE}})

@@ -13,7 +13,6 @@ ABOUT_NEIGHBOURS = (DOCS / "neighbours.md", DOCS / "workloads.md")
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Return the texts of the page's code blocks in this language, in order."""
     text = page.read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
@@ -25,6 +24,5 @@ def documented_objects() -> list[Json]:
 
 
 def documented(kind: str) -> Json:
-    """Return the only documented object of this kind."""
     [found] = [each for each in documented_objects() if each["kind"] == kind]
     return found

@@ -95,7 +95,6 @@ class Leader:
         self.sees(name)
 
     def filter(self, pod: Mapping[str, Any], names: Iterable[str] = ("n1",)) -> dict[str, Any]:
-        """Return the extender's answer to a scheduler that offers these nodes for the pod."""
         answer: dict[str, Any] = json.loads(
             self.allocator.filter(ExtenderArgs(msgspec.convert(pod, Pod), tuple(names)))
         )
@@ -115,7 +114,6 @@ def pod_path(name: str) -> str:
 
 
 def on_card(*cards: int, node: str = "n1") -> Mapping[str, str]:
-    """Return the annotations that allocate these cards of a node to the only container of a pod."""
     return {"tencent.com/predicate-node": node, "tencent.com/predicate-gpu-idx-0": ",".join(map(str, cards))}
 
 
@@ -132,7 +130,6 @@ def as_stored(api: ApiDouble, name: str) -> Manifest:
 
 
 def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
-    """Return the shares of cards that the journals record, by node and pod."""
     stored = (each for path, each in api.objects.items() if "/configmaps/gpu-placements." in path)
     found = (json.loads(each["data"]["placements"]) for each in stored)
     return {
@@ -145,5 +142,4 @@ def journaled(api: ApiDouble) -> dict[str, dict[str, list[Share]]]:
 
 
 def shares(api: ApiDouble, name: str) -> list[Share]:
-    """Return the shares of cards that the journals of all nodes record for a pod."""
     return [share for node in journaled(api).values() for share in node.get(name, ())]

@@ -48,7 +48,6 @@ class Cluster(ApiDouble):
             yield from map(json.loads, map(bytes, page.items))
 
     def post_heard(self, path: str, body: bytes, params: object = None, timeout: float = 10) -> Heard:
-        """Answer a dry run."""
         created = json.loads(body)
         is_probe = created["metadata"].get("name", "").startswith("_")
         (self.probes if is_probe else self.asked).append((path, params, created))

@@ -37,7 +37,6 @@ def helm(*arguments: str | Path, name: str = "helm", home: Path | None = None) -
 def templated(
     settings: Sequence[str] = (), *, chart: Path = CHART, name: str = "helm", apis: Sequence[str] = APIS
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``helm template`` with these settings, for example ``hami.enabled=true``."""
     options = [
         f"--kube-version={NEWEST}",
         *(f"--api-versions={each}" for each in apis),

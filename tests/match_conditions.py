@@ -81,13 +81,11 @@ ASKING: dict[str, Manifest] = {
 
 
 def declared(configuration: Manifest) -> list[Manifest]:
-    """Return the webhooks that a configuration of the manifests declares."""
     webhooks: list[Manifest] = yaml.safe_load(configuration["metadata"]["annotations"]["quota.vcuda.io/webhooks"])
     return webhooks
 
 
 def base_conditions(name: str) -> list[Manifest]:
-    """Return the matchConditions of the webhook of this name in the base."""
     documents = yaml.safe_load_all(REGISTRATION.read_text())
     [found] = [hook for document in documents for hook in declared(document) if hook["name"] == name]
     conditions: list[Manifest] = found["matchConditions"]

@@ -12,7 +12,6 @@ Labels = Mapping[str, str]
 
 
 def may_run_on(pod: Mapping[str, Any], name: str, labels: Labels) -> bool:
-    """Return whether the pod may run on a node with this name and these labels."""
     spec = pod["spec"]
     if spec.get("nodeName") and spec["nodeName"] != name:
         return False
@@ -37,7 +36,6 @@ def term_allows(term: Mapping[str, Any], name: str, labels: Labels) -> bool:
 
 
 def line_holds(line: Mapping[str, Any], found: Labels) -> bool:
-    """Return whether a node's labels or fields meet one requirement."""
     key, operator, values = line["key"], line["operator"], line.get("values") or []
     if operator == "In":
         return key in found and found[key] in values

@@ -62,7 +62,6 @@ class Reply(NamedTuple):
         return answer
 
     def samples(self, name: str, labels: Mapping[str, str]) -> list[float]:
-        """Return the values of the metric of this name that have these labels, from a body in Prometheus format."""
         families = text_string_to_metric_families(self.body.decode())
         samples = [sample for family in families for sample in family.samples]
         return [s.value for s in samples if s.name == name and labels.items() <= s.labels.items()]
@@ -193,7 +192,6 @@ class Server(OwnProcess):
         raise NotImplementedError
 
     def send(self, method: str, path: str, body: Body = None, headers: Mapping[str, str] = JSON_TYPE) -> Reply:
-        """Make one request on a new connection."""
         with closing(self.connect()) as connection:
             return exchange(connection, method, path, body, headers)
 
@@ -201,14 +199,12 @@ class Server(OwnProcess):
         return self.send("GET", path)
 
     def samples(self, name: str, **labels: str) -> list[float]:
-        """Return the samples of the metric of this name that have these labels."""
         return self.get("/metrics").samples(name, labels)
 
     def metric(self, name: str, **labels: str) -> float:
         return sum(self.samples(name, **labels))
 
     def await_metric(self, name: str, least: float, **labels: str) -> None:
-        """Return when the sum of the metric's values is at least ``least``."""
         eventually(lambda: self.metric(name, **labels) >= least, lambda: f"{name} {labels}\n{self.output()}")
 
     def await_ready(self) -> None:
@@ -254,7 +250,6 @@ class NodeProcess(StatusProcess):
         self.await_metric("vcuda_vm_sweeps_total", so_far + count, result=result)
 
     def await_moved(self, name: str) -> None:
-        """Return when a directory was moved to the trash."""
         self.await_log("moved", lambda line: line["directory"] == name)
 
 
@@ -300,7 +295,6 @@ class WebhookProcess(Server):
         return self.review("/validate", with_uid(patched(pod, response)), **fields)
 
     def worker(self) -> int:
-        """Return the process id of gunicorn's one worker."""
         pid = self.process.pid
         return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
 

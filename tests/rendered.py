@@ -44,12 +44,10 @@ def overlay_of(name: str) -> list[Json]:
 
 
 def copied(directory: Path) -> Path:
-    """Copy all manifests into ``directory``, so that a test can edit them."""
     return Path(shutil.copytree(MANIFESTS, directory / "manifests"))
 
 
 def composed(directory: Path, components: Sequence[str]) -> Path:
-    """Write a kustomization of the base and these components into ``directory``, and return its path."""
     target = copied(directory)
     both = {"resources": ["../base"], "components": [f"../components/{name}" for name in components]}
     (target / "both").mkdir()
@@ -63,25 +61,21 @@ def one(objects: Sequence[Json], kind: str, name: str) -> Json:
 
 
 def label(found: Json) -> str:
-    """Return KIND/NAME of the object."""
     return f"{found['kind']}/{found['metadata']['name']}"
 
 
 def webhooks(objects: Sequence[Json]) -> dict[str, Json]:
-    """Return every webhook of the webhook configurations, by the webhook's name."""
     configurations = [each for each in objects if each["kind"].endswith("WebhookConfiguration")]
     return {hook["name"]: hook for each in configurations for hook in declared(each)}
 
 
 def pod_specs(objects: Sequence[Json]) -> Iterator[tuple[Json, Json]]:
-    """Yield every object that creates pods, with the spec of these pods."""
     for found in objects:
         if found["kind"] in WORKLOADS:
             yield found, pod_spec(found)
 
 
 def ours(objects: Sequence[Json]) -> list[Json]:
-    """Return the objects that create pods of the image vcuda-quota, with any tag."""
     return [found for found, _ in pod_specs(objects) if container(found)["image"].partition(":")[0] == IMAGE]
 
 

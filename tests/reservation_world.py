@@ -102,7 +102,6 @@ class Leader:
         self.look()
 
     def look(self) -> None:
-        """Deliver the state of all stored objects to every watch."""
         for reflector in self._reflectors:
             catch_up(reflector)
 
@@ -161,7 +160,6 @@ class ReservationWorld:
             self.wire.give_up(self.wire.open[0])
 
     def store(self, clock: DriftingClock) -> LedgerStore:
-        """Return the client by which a process reads and writes ledgers."""
         return LedgerStore(
             self.api.kube,
             "vcuda-quota",
@@ -180,7 +178,6 @@ class ReservationWorld:
     def ask(
         self, replica: int, number: int = 1, model: str = "M40", size: str = "card", *, claim: bool = False
     ) -> None:
-        """Request the creation of ``number`` objects at the same time."""
         for _ in range(number):
             uid = f"uid-{len(self.subjects)}"
             edit = len(self._edits) - 1
@@ -261,13 +258,11 @@ class ReservationWorld:
 
     @property
     def limits(self) -> Mapping[str, Limit]:
-        """The limits of the newest quota."""
         return self._edits[-1]
 
     # Steps of the API server
 
     def storable(self) -> list[str]:
-        """Return the admitted objects that may be stored at any moment."""
         granted = (each for each in self.subjects.values() if each.before >= 0 and each.uid not in self.stored)
         in_time = (each for each in granted if self.time.now <= each.created + STORABLE_SECONDS)
         return [each.uid for each in in_time if each.uid not in self._ended]
@@ -279,7 +274,6 @@ class ReservationWorld:
         self.check()
 
     def end(self, most: int) -> None:
-        """End and delete up to ``most`` stored objects."""
         for uid in sorted(self.stored)[:most]:
             self.stored.remove(uid)
             self._ended.add(uid)
@@ -325,11 +319,9 @@ class ReservationWorld:
 
     @property
     def granted(self) -> float:
-        """Return the number of charges that the running replicas have admitted from their reservations."""
         return sum(replica.granted for replica in self.replicas)
 
     def crash(self, replica: int, *, lands: bool = False) -> None:
-        """Crash a replica, even during an API call, and start a new process in its place."""
         gone = self.replicas[replica]
         gone.loop.end()
         for call in self.wire.of(gone):
@@ -339,7 +331,6 @@ class ReservationWorld:
     # Steps of leaders
 
     def settle(self, leader: int = 0, *, look: bool = True) -> None:
-        """Have a leader settle, and answer all its calls."""
         if look:
             self.leaders[leader].look()
         self.leaders[leader].settle()

@@ -45,11 +45,9 @@ class Pod:
     ready_from: datetime | None = None
 
     def changes(self) -> list[datetime]:
-        """Return the times at which this pod will change."""
         return [*(due for due, _ in self.coming), *([self.ready_from] if self.ready_from else [])]
 
     def live(self, now: datetime) -> None:
-        """Apply the changes that are due."""
         if self.ready_from and self.ready_from <= now:
             self.ready, self.ready_from = True, None
         for due, leaf in self.coming:
@@ -159,7 +157,6 @@ class World(Clock):
         self.lost.clear()
 
     def works(self) -> bool:
-        """Return whether every webhook's caBundle trusts the leaf of every ready pod."""
         return all(
             trusts(hook.bundle, pod.leaf, self.time) for hook in self.state.hooks() for pod in self.pods if pod.ready
         )
@@ -177,7 +174,6 @@ class World(Clock):
         return self.state.serving.leaf
 
     def put(self, **parts: Any) -> None:
-        """Replace these parts of the state."""
         self.state = replace(self.state, **parts)
 
     def put_hooks(self, *places: int, **fields: Any) -> None:
@@ -189,7 +185,6 @@ class World(Clock):
         self.put(configurations=tuple(changed))
 
     def serve(self, leaf: x509.Certificate | None) -> None:
-        """Have every pod serve this leaf now."""
         for pod in self.pods:
             pod.leaf = leaf
 
@@ -199,7 +194,6 @@ class World(Clock):
         self.put(configurations=(*rest, replace(last, read_only=problem)))
 
     def decide(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
-        """Return the decision for the present state."""
         return plan(self.read(self.now), self.time, policy, seen)
 
     def take(self, policy: steps.RotationPolicy = NEW, seen: steps.SeenFor = SEEN_LONG) -> steps.Decision:
@@ -225,7 +219,6 @@ class World(Clock):
 
 
 def target_of(state: State, write: steps.Write) -> Authorities | Serving | Configuration:
-    """Return the object in the state that the write changes."""
     match write:
         case steps.WriteAuthorities():
             return state.authorities
@@ -247,7 +240,6 @@ def version_before(write: steps.Write) -> str:
 
 
 def versioned(state: State, write: steps.Write, version: str) -> State:
-    """Return the state with a new version of the object that was written."""
     target = target_of(state, write)
     written: Any = replace(target, version=version)
     match target:

@@ -122,20 +122,17 @@ class WatchingLeader:
         self._delivered[collection] = len(self._world.events[collection])
 
     def hear(self, collection: str, number: int) -> None:
-        """Deliver the next ``number`` events to a watch."""
         begin = self._delivered[collection]
         lines = self._world.events[collection][begin : begin + max(number, 0)]
         self._reflectors[collection].follow(read_event(line, "WATCH") for line in lines)
         self._delivered[collection] = begin + len(lines)
 
     def hear_until(self, moment: float) -> None:
-        """Deliver all events until this moment to both watches."""
         for collection in (PODS, CLAIMS):
             times = self._world.times[collection]
             self.hear(collection, bisect.bisect_right(times, moment) - self._delivered[collection])
 
     def hear_all(self) -> None:
-        """Deliver all events to both watches."""
         for collection in (PODS, CLAIMS):
             self.hear(collection, len(self._world.events[collection]))
 
@@ -185,7 +182,6 @@ class RunningWorld:
         return pod.admitted_at == self.now
 
     def admit_claim(self, claim: TrueClaim) -> bool:
-        """Send a claim through /validate."""
         self.claims[claim.uid] = claim
         if self._charge(claim.uid, MODEL, 0):
             claim.admitted_at = self.now
@@ -213,20 +209,17 @@ class RunningWorld:
         self._write(pod)
 
     def start(self, pod: TruePod) -> None:
-        """Admit, store and bind a pod."""
         self.admit(pod)
         self.store(pod)
         self.bind(pod)
 
     def allocate(self, pod: TruePod) -> None:
-        """Allocate the claim of a pod, and reserve it for that pod."""
         claim = self.claims[pod.claim]
         claim.users.append(pod)
         claim.reserved.append(pod)
         self._write(claim)
 
     def end(self, pod: TruePod) -> None:
-        """End the containers, and report that in the pod's status."""
         pod.runs_until = self.now
         self._write(pod, ended=True)
 
@@ -246,7 +239,6 @@ class RunningWorld:
         self._write(claim)
 
     def delete_claim(self, claim: TrueClaim) -> None:
-        """Delete a claim that no pod uses."""
         claim.stored = False
         self._remove(claim)
 
@@ -274,11 +266,9 @@ class RunningWorld:
         return self._store.read(TEAM).ledger
 
     def used(self) -> int:
-        """Return the cores that the ledger counts."""
         return self.ledger.usage(MODEL).used.cores
 
     def check(self) -> None:
-        """Check that the ledger counts at least the cores that may be in use."""
         assert self.used() >= self.held(), f"{self.held()} cores may be in use, and {self.used()} are counted"
 
     def settle(self, *, looks: bool = True) -> None:
@@ -334,7 +324,6 @@ class RunningWorld:
         return former + any(map(self._runs, claim.users))
 
     def may_be_stored(self, thing: TruePod | TrueClaim) -> bool:
-        """Return whether the API server may still store the object."""
         began = thing.path in self.api.objects or thing.stored
         never = isinstance(thing, TruePod) and thing.runs_until != -math.inf
         return not began and not never and self.now <= thing.admitted_at + STORABLE_SECONDS and not self._gone(thing)

@@ -79,7 +79,6 @@ class Settling:
         return self._registry.get_sample_value(f"vcuda_settle_{metric}")
 
     def relist(self) -> None:
-        """Deliver the state of all stored objects to every watch."""
         for reflector in self._reflectors:
             catch_up(reflector)
 

@@ -144,7 +144,6 @@ class Wire:
         self._go_on(call)
 
     def land(self) -> None:
-        """Let the server process every call in ``late``."""
         late, self.late = self.late, []
         for call in late:
             call.arrive()

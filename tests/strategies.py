@@ -36,13 +36,11 @@ KEYS = st.sampled_from(sorted(VALUES_OF))
 
 
 def label_sets() -> st.SearchStrategy[dict[str, str]]:
-    """The labels of a node: any of the keys in `VALUES_OF`, each with one of its values."""
     values = {key: st.sampled_from(values) for key, values in VALUES_OF.items()}
     return st.fixed_dictionaries({}, optional=values)
 
 
 def clusters() -> st.SearchStrategy[Nodes]:
-    """A cluster of at most four nodes."""
     return st.dictionaries(st.sampled_from(NODE_NAMES), label_sets()).map(lambda labels: nodes(**labels))
 
 

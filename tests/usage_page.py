@@ -39,7 +39,6 @@ class Markup(HTMLParser):
         self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """Return the attributes of every element of the page with this tag."""
         return [attributes for name, attributes in self.elements if name == tag]
 
 

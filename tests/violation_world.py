@@ -64,15 +64,12 @@ class Cluster(ApiDouble):
         self.store(f"{PODS}/{name}", {**pod, "metadata": {"name": name, "namespace": "team-a", **at}})
 
     def events(self, about: str = "") -> list[dict[str, Any]]:
-        """Return the Events about one pod or about all pods, sorted by the names of the Events."""
         return [found for path, found in sorted(self.objects.items()) if f"/events/{about}" in path]
 
     def told(self) -> list[tuple[str, str]]:
-        """Return the pod's name and the reason of each Event."""
         return [(event["involvedObject"]["name"], event["reason"]) for event in self.events()]
 
     def evicted(self) -> list[str]:
-        """Return the pod's name in each request for an eviction."""
         return [eviction["metadata"]["name"] for eviction in self.evictions]
 
 

@@ -14,7 +14,6 @@ from vcuda.kube import Kube
 
 @pytest.fixture
 def api() -> ApiDouble:
-    """An empty test double of the API server. It runs in the process of the test."""
     return ApiDouble()
 
 
@@ -33,20 +32,17 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture
 def script() -> Script:
-    """The answers that the scripted server gives to requests. A test adds answers to the script."""
     return Script()
 
 
 @pytest.fixture
 def server(script: Script) -> Iterator[str]:
-    """The URL of the server that gives the answers of the fixture `script`."""
     with serving(script) as url:
         yield url
 
 
 @pytest.fixture
 def kube(server: str, tmp_path: Path) -> Iterator[Kube]:
-    """A client of the server that gives the answers of the fixture `script`."""
     kubeconfig = tmp_path / "kubeconfig"
     write_kubeconfig(kubeconfig, server, {"token": "letmein"})
     kube = Kube.connect(kubeconfig)

@@ -118,7 +118,6 @@ def for_a_while(share: float, test: Callable[[], object]) -> int:
 
 
 def assert_harmless(reply_body: bytes) -> None:
-    """Assert that an answer shows no stack trace or other internals of the server."""
     assert not [trace for trace in _TRACES if trace in reply_body]
 
 

@@ -15,7 +15,6 @@ POD = {"group": "", "version": "v1", "kind": "Pod"}
 
 
 def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json:
-    """Return a user's manifest of a pod with one container that has these limits. It has no uid and no status."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",
@@ -25,7 +24,6 @@ def gpu_pod(name: str, namespace: str, limits: Json, **metadata: object) -> Json
 
 
 def card_pod(name: str, namespace: str, cards: int = 1) -> Json:
-    """Return a pod that requests whole cards by the resources of gpu-manager."""
     return gpu_pod(name, namespace, {"tencent.com/vcuda-core": 100 * cards})
 
 
@@ -38,12 +36,10 @@ def on_m40(pod: Json) -> Json:
 
 
 def pinned(pod: Json) -> Json:
-    """Return the pod with a node affinity that requires the model M40, as a user can write it."""
     return with_spec(pod, affinity=held_to("M40"))
 
 
 def review_of(manifest: object, **fields: object) -> Json:
-    """Return an AdmissionReview that creates ``manifest``. ``fields`` replace fields of its request."""
     metadata = manifest.get("metadata") if isinstance(manifest, dict) else None
     named = metadata if isinstance(metadata, dict) else {}
     request = {

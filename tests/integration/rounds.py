@@ -84,7 +84,6 @@ def running(reflector: Reflector[Any]) -> Iterator[None]:
 
 
 def stopped_at_its_first_object(kube: Kube) -> Reflector[int]:
-    """Return a reflector of ``PATH`` that was stopped while it decoded the first object of its LIST."""
     reflector: Reflector[int]
 
     def stop(_raw: bytes) -> int:

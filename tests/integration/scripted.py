@@ -73,7 +73,6 @@ def in_short(request: kmock.Request) -> str:
 
 @contextmanager
 def serving(script: Script) -> Iterator[str]:
-    """Run the scripted server on a free port, in a separate thread. Yield the URL."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="kmock")
     thread.start()
@@ -117,7 +116,6 @@ def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapp
 
 
 def status(code: int, message: str) -> Answer:
-    """Return an HTTP error answer whose body is an object of kind Status, as the API server writes it."""
     return Answer(status_object(code, message), status=code)
 
 
@@ -135,7 +133,6 @@ def stream(*parts: kmock.Payload) -> Answer:
 
 
 def item(name: str, version: int, uid: str = "", **fields: object) -> dict[str, object]:
-    """Return an object in namespace ``ns``. Its uid is ``uid-NAME`` by default."""
     metadata = {"namespace": "ns", "name": name, "uid": uid or f"uid-{name}", "resourceVersion": str(version)}
     return {"metadata": metadata, **fields}
 
@@ -149,13 +146,11 @@ def bookmark(version: int) -> bytes:
 
 
 def initial_events_end(version: int) -> bytes:
-    """Return the bookmark that ends a streamed list."""
     metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
     return event("BOOKMARK", {"kind": "ConfigMap", "metadata": metadata})
 
 
 def tear(request: kmock.Request) -> None:
-    """Close the client's connection in the middle of an answer."""
     raw = request._raw_request
     assert raw is not None
     assert raw.transport is not None
@@ -163,12 +158,10 @@ def tear(request: kmock.Request) -> None:
 
 
 def torn(*lines: bytes) -> Answer:
-    """Return an answer to a watch. After these ``lines`` the connection breaks."""
     return stream(*lines, tear)
 
 
 async def forever() -> None:
-    """Keep the connection of an answer open, and send nothing more until the client disconnects."""
     await asyncio.Event().wait()
 
 

@@ -91,10 +91,6 @@ def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_pat
 
 
 def watched(api: ApiDouble, *addresses: str) -> CertificateWatch:
-    """Return a certificate watch of a Service with these endpoints, each in its own EndpointSlice.
-
-    The cluster also has an EndpointSlice of another Service.
-    """
     for number, address in enumerate(addresses):
         store_slice(api, f"vcuda-webhook-{number}", "vcuda-webhook", address)
     store_slice(api, "another", "vcuda-extender", "192.0.2.1:1")

@@ -351,7 +351,6 @@ def texts(value: Json | list[Json] | str, key: str = "") -> Iterator[tuple[str, 
 
 
 def old_names(found: Sequence[Json]) -> list[tuple[str, str]]:
-    """Return the texts of the rendered objects that contain a default name of a namespace or of the quota ConfigMap."""
     others = [each for manifest in found if manifest["kind"] != "Namespace" for each in texts(manifest)]
     named = [
         (key, text) for key, text in others if not (key in NAME_KEYS and text in ("vcuda-quota", "00-vcuda-quota"))

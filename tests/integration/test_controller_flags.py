@@ -113,7 +113,6 @@ def faults() -> Faults:
 
 @pytest.fixture
 def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extender]:
-    """Return an extender that has not read its journals (the ConfigMaps with the placements of each node) yet."""
     make_certificates(tmp_path)
     pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
     listening, registry = Listening(("127.0.0.1", 0), ServingCertificate(tmp_path)), CollectorRegistry()

@@ -75,14 +75,12 @@ def run(command: str, cwd: Path, places: Mapping[str, Path], python: Path) -> No
 
 
 def stand_in(directory: Path) -> Path:
-    """Return a Python with pip and setuptools, which replaces the Python of the base image."""
     venv.create(directory, with_pip=True)
     shutil.copytree(Path(sysconfig.get_path("stdlib")) / "ensurepip", directory / "lib" / "python3.11" / "ensurepip")
     return directory
 
 
 def copied(instructions: list[str], source: Path) -> None:
-    """Copy the files that COPY instructions name. Assert that .dockerignore does not exclude them."""
     for text in instructions:
         *names, target = text.split()
         for name in names:
@@ -96,7 +94,6 @@ def copied(instructions: list[str], source: Path) -> None:
 
 @pytest.fixture(scope="module")
 def image() -> Iterator[Image]:
-    """The image, built in directories of this machine by the commands of the Dockerfile."""
     build, final = stages()
     directory = Path(tempfile.mkdtemp(prefix="image-"))
     directory.chmod(0o755)

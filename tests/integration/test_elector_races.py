@@ -53,7 +53,6 @@ class World:
         self.at(self.now, lambda: self._wait_for(thread.start))
 
     def run(self) -> None:
-        """Run all threads until they have ended. If a thread raised an exception, raise it again."""
         while self._due:
             self.now, _, action = heapq.heappop(self._due)
             action()

@@ -55,13 +55,11 @@ def extender(api: ApiDouble, registry: CollectorRegistry, listening: Listening) 
 
 
 def prioritized(scheduler: Scheduler) -> bool:
-    """Return whether the extender answers a valid request of the scheduler on this connection."""
     return post(scheduler, PRIORITIZE, {"Pod": {}})[0] == HTTPStatus.OK
 
 
 @contextmanager
 def connected(extender: Server, ca: Path, pair: Path | None) -> Iterator[Scheduler]:
-    """Connect to the extender, and trust this CA. ``pair``: the directory of the client certificate, if one is sent."""
     context = ssl.create_default_context(cafile=str(ca))
     if pair:
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")

@@ -53,7 +53,6 @@ def containers(pod: Manifest) -> list[Manifest]:
 
 
 def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
-    """Return the limits, or the requests, of one randomly chosen container of the pod."""
     asking = chance.choice(containers(pod))
     asking["resources"] = resources = asking.get("resources") or {}
     kind = chance.choice(["limits", "limits", "requests"])
@@ -76,7 +75,6 @@ def asks_more(pod: Manifest, chance: random.Random) -> None:
 
 
 def asks_elsewhere(pod: Manifest, chance: random.Random) -> None:
-    """Change the pod: swap the limits and the requests of a container."""
     resources = chance.choice(containers(pod)).get("resources") or {}
     resources["limits"], resources["requests"] = resources.get("requests"), resources.get("limits")
 
@@ -99,7 +97,6 @@ def opened(pod: Manifest, chance: random.Random) -> None:
 
 
 def held_otherwise(pod: Manifest, chance: random.Random) -> None:
-    """Change the pod: remove or replace one requirement of a node affinity term."""
     lines = chance.choice(terms(pod)).get("matchExpressions") or [{}]
     line = chance.choice(lines)
     change = chance.choice(["drop", "operator", "values", "key"])
@@ -136,7 +133,6 @@ def forged(pod: Manifest, chance: random.Random) -> None:
 
 
 def emptied(pod: Manifest, chance: random.Random) -> None:
-    """Change the pod: set a field to null, or remove the field."""
     part = chance.choice([pod["spec"], *containers(pod), *terms(pod)])
     key = chance.choice([*part, "none"])
     if chance.random() < 0.5:
@@ -184,7 +180,6 @@ def test_an_admitted_pod_is_charged_its_request_on_the_only_model_where_it_can_r
 
 
 def check(webhook: Webhook, quota: NamespaceQuota, stored: Manifest) -> str:
-    """Send the changed pod to /validate. Assert that the answer is correct, and return the outcome of the review."""
     verdict = webhook.validate(stored)
     usage = asyncio.run(webhook.ledgers.usage("team-a"))
     charged = {model: used.used for model, used in usage.items() if used.used.cores or used.used.memory}

@@ -123,7 +123,6 @@ def test_a_request_that_does_not_arrive_in_time_gets_408(target: Target) -> None
 
 
 def trickle(connection: ssl.SSLSocket) -> bytes:
-    """Send one more part of a request. Return the bytes that the server sends within the next half second."""
     connection.settimeout(0.5)
     try:
         connection.sendall(b"X: a\r\n")

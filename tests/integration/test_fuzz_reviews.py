@@ -48,7 +48,6 @@ def written(value: object) -> str:
 
 
 def places(value: object, here: Place = ()) -> Iterator[Place]:
-    """Yield the path of every value that is nested in a JSON value."""
     if here:
         yield here
     keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else []
@@ -57,7 +56,6 @@ def places(value: object, here: Place = ()) -> Iterator[Place]:
 
 
 def changed(value: Any, place: Place, change: str, odd: Any) -> Any:
-    """Return a copy of the JSON value that is changed at ``place``. Some changes insert the value ``odd``."""
     key, rest = place[0], place[1:]
     if rest:
         inner = changed(value[key], rest, change, odd)

@@ -132,7 +132,6 @@ NOISE = st.one_of(st.binary(max_size=300), PIECES, LENGTHS, WHOLE)
 
 @st.composite
 def streams(draw: st.DrawFn) -> bytes:
-    """Random bytes, and valid requests that are cut off, repeated or extended."""
     stream = b"".join(draw(st.lists(NOISE, min_size=1, max_size=4)))
     for _ in range(draw(st.integers(0, 4))):
         at, more = draw(st.integers(0, len(stream))), draw(NOISE)

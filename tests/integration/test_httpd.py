@@ -51,7 +51,6 @@ class Held:
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """A function that runs a server with short timeouts for a WSGI application."""
     with ExitStack() as teardown:
 
         def run(application: Application = hello, threads: int = 8, seconds: float = SHORT, **more: Any) -> Server:
@@ -261,10 +260,6 @@ Show = Callable[..., tuple[Server, Feed]]
 
 @pytest.fixture
 def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
-    """A function that serves a usage page. Its arguments replace limits of the feed (the page's live updates).
-
-    It returns the server and the feed.
-    """
     with ExitStack() as teardown:
 
         def show(sample: Sample, **bounds: float) -> tuple[Server, Feed]:
@@ -280,7 +275,6 @@ def showing(running: Serve, monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
 
 
 def listen(server: Server, since: str) -> socket.socket:
-    """Return a connection that receives the live updates of the usage page."""
     listener = socket.create_connection(("127.0.0.1", server.port), timeout=PATIENT)
     listener.sendall(f"GET /updates?since={since} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return listener

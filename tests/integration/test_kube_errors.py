@@ -145,7 +145,6 @@ def test_a_proxy_is_used_to_reach_the_server(server: str, script: Script, tmp_pa
 
 @pytest.fixture
 def token(tmp_path: Path) -> Path:
-    """A file with an expired token, from which our API client reads its token."""
     (tmp_path / "token").write_text("old")
     return tmp_path / "token"
 

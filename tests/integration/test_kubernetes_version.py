@@ -59,10 +59,6 @@ Start = Callable[[str, str], AbstractContextManager[OwnProcess]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Start:
-    """A function that starts one of our programs with the URL of a test API server. The program is killed after the
-    test.
-    """
-
     @contextmanager
     def started(command: str, url: str) -> Iterator[OwnProcess]:
         make_certificates(tmp_path / "certs")

@@ -147,7 +147,6 @@ def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
 
 @asynccontextmanager
 async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator["asyncio.Task[None]"]:
-    """Run a large review that occupies the thread for large reviews until the end of the ``with`` statement."""
     held, free = threading.Event(), threading.Event()
 
     async def compute(_ledgers: object) -> None:

@@ -103,7 +103,6 @@ def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The kubeconfig of the server that answers each LIST with large objects."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         path = tmp_path_factory.mktemp("lists") / "kubeconfig"

@@ -32,7 +32,6 @@ def version_in(entry: str) -> str:
 
 
 def requirements(*options: tuple[str, str]) -> list[Requirement]:
-    """Return the packages that these options of setup.cfg require."""
     setup = configparser.ConfigParser()
     setup.read(PROJECT / "setup.cfg")
     lines = (line for section, option in options for line in setup[section][option].splitlines())

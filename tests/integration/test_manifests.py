@@ -152,7 +152,6 @@ CHOSEN = [{"name": "vcuda-quota", "newName": NAME, "newTag": TAG}]
 
 
 def with_images(found: Path, chosen: Path, content: Json) -> dict[str, str]:
-    """Return the images of the rendered objects after the user has set the image in the kustomization ``found``."""
     found.parent.mkdir(exist_ok=True)
     found.write_text(json.dumps({**content, "images": CHOSEN}))
     return images(rendered(chosen))
@@ -240,14 +239,12 @@ def test_every_alert_has_a_line_with_the_problem_and_one_with_the_remedy(objects
 
 
 def sections(page: Path) -> dict[str, str]:
-    """Return the text of each section of a page, by the anchor of the section's heading."""
     _, *parts = re.split(r"^#+ (.+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     anchors = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in parts[::2]]
     return dict(zip(anchors, parts[1::2], strict=True))
 
 
 def runbooks(objects: Sequence[Json]) -> dict[str, tuple[str, str]]:
-    """Return the page and the section to which the annotation runbook_url of each alert leads."""
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     found = ((rule["alert"], rule["annotations"]["runbook_url"].partition("#")) for rule in group["rules"])
     return {alert: (page, section) for alert, (page, _, section) in found}

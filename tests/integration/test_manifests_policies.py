@@ -83,7 +83,6 @@ class Evaluation:
 
 
 def admits(name: str, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> bool:
-    """Return whether the ValidatingAdmissionPolicy admits the request."""
     spec, asked = policies()[name], Evaluation(found, old, rights, **request)
     if not asked.meets_conditions(spec):
         return True

@@ -28,7 +28,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(plugin: Path, tmp_path: Path, *arguments: str, name: str = "kubectl-gpuquota") -> tuple[int, str, str]:
-    """Run the plugin's file under this name, with a Python that has no packages, and without kubectl."""
     write_python(tmp_path)
     named = tmp_path / name
     named.symlink_to(plugin)

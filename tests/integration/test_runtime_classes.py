@@ -60,7 +60,6 @@ def webhook(directory: Path, cluster: Cluster) -> Iterator[WebhookProcess]:
 
 
 def answer(process: WebhookProcess, runtime_class: str) -> int:
-    """Return the status code of the webhook's answer to a pod that has this runtime class and requests no GPU."""
     asked = pod(container(), runtimeClassName=runtime_class, metadata={"namespace": "team-a"})
     response = process.review("/validate", asked)
     status: int = HTTPStatus.OK if response["allowed"] else response["status"]["code"]

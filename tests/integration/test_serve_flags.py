@@ -33,7 +33,6 @@ def files(tmp_path: Path) -> Path:
 
 
 def run(directory: Path, flags: str) -> subprocess.CompletedProcess[str]:
-    """Run ``vcuda-webhook serve`` with flags that it rejects."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("VCUDA_", "KUBE"))}
     command = [str(SCRIPTS / "vcuda-webhook"), "serve", *flags.split()]
     return subprocess.run(

@@ -33,7 +33,6 @@ NO_PAIR, KNOWN, OTHER_NAME, STRANGER, NEXT = None, "known", "other-name", "stran
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Client certificates by name, each with the certificate of its CA. Two of the certificates have the same CA."""
     base, known = tmp_path_factory.mktemp("pairs"), make_authority(NOW)
 
     def make(name: str, authority: Signed, common_name: str = "apiserver") -> None:
@@ -70,7 +69,6 @@ def trust(directory: Path, pairs: Path, *names: str) -> None:
 
 
 def ask(server: WebhookProcess, pairs: Path, line: str, pair: str | None) -> Reply:
-    """Send a request to the webhook on a new connection, with this client certificate or without one."""
     made = server.await_log("certificate made for this run")["ca"]
     server.tls = ssl.create_default_context(cafile=made)
     if pair:

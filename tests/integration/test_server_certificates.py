@@ -22,7 +22,6 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
-    """A running webhook process that reads its certificate from the directory."""
     write_as_kubelet(directory, new_leaf())
     (directory / "ca.crt").write_bytes(AUTHORITY.certificate_pem())
     quota = tmp_path / "gpuquota.yaml"
@@ -32,7 +31,6 @@ def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
 
 
 def presented_by(server: WebhookProcess) -> bytes | None:
-    """Open a new connection, send a request, and return the server's certificate in DER."""
     with closing(server.connect()) as connection:
         assert exchange(connection, "GET", "/healthz").status == HTTPStatus.OK
         assert connection.sock is not None
@@ -58,7 +56,6 @@ def test_the_webhook_serves_a_new_certificate_without_a_lost_request_and_never_a
 
 
 def replace_worker(server: WebhookProcess) -> None:
-    """Kill the only worker process of the webhook, and wait until gunicorn has forked a new one."""
     killed, pid = server.worker(), server.process.pid
     os.kill(killed, signal.SIGKILL)
     children = Path(f"/proc/{pid}/task/{pid}/children")

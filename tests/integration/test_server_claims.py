@@ -31,7 +31,6 @@ def held(count: int = 1) -> Manifest:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]:
-    """A standalone webhook with devices of three drivers, a ResourceClaimTemplate, and a claim in namespace full."""
     directory = tmp_path_factory.mktemp("cluster")
     quota, nodes = directory / "gpuquota.yaml", directory / "cluster.yaml"
     quota.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": CONFIG}))
@@ -45,7 +44,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]
 
 
 def review(server: WebhookProcess, manifest: Manifest, **fields: object) -> Json:
-    """Send a manifest through /mutate and /validate, as the API server does. Return the last answer."""
     kind = {"group": GROUP, "version": VERSION, "kind": manifest["kind"]}
     return server.admit(manifest, kind=kind, **fields)
 

@@ -22,7 +22,6 @@ def server(target: Target) -> WebhookProcess:
 
 
 def fault_of(reply: Reply) -> str:
-    """Assert that the answer is an HTTP error with its status and message in JSON, and return the message."""
     assert b"Traceback" not in reply.body
     answer = reply.decoded()
     assert answer.keys() == {"error", "status"}

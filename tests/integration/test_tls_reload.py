@@ -31,14 +31,12 @@ def write_as_issue(directory: Path, leaf: Signed) -> None:
 
 
 def served_by(server: Echo) -> bytes | None:
-    """Open a new connection, assert that it works, and return the certificate that the server presents, in DER."""
     with server.connect(trusting()) as connection:
         assert echo(connection, b"ping") == b"ping"
         return connection.getpeercert(binary_form=True)
 
 
 def logged(serving: ServingCertificate, polls: int = 3) -> list[EventDict]:
-    """Let the server poll its certificate files several times for changes. Return the log lines of these polls."""
     with capture_logs() as lines:
         for _ in range(polls):
             serving.poll()
@@ -157,7 +155,6 @@ bad_pairs = pytest.mark.parametrize(("certificate", "key", "fault"), BAD_PAIRS.v
 
 
 def write_raw(directory: Path, certificate: bytes | None, key: bytes | None) -> None:
-    """Replace the contents of the certificate file and the key file. If a content is None, remove the file."""
     directory.mkdir(exist_ok=True)
     for name, content in (("tls.crt", certificate), ("tls.key", key)):
         (directory / name).unlink(missing_ok=True)

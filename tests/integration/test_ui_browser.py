@@ -59,7 +59,6 @@ def opened(browser: Browser, leader: Served) -> Iterator[Tab]:
 
 
 def names(page: Page) -> list[str]:
-    """Return the names in the visible rows of the page's table, from top to bottom."""
     found = page.locator("#rows > tr:not([hidden]) > th a, .pods #rows > tr:not([hidden]) > th")
     return [row.strip() for row in found.all_inner_texts()]
 

@@ -28,12 +28,10 @@ class Served:
     """The login address to which a proxy redirects each request. Empty while the reader's session is valid."""
 
     def lead(self) -> None:
-        """Make the server act as the leader, with new live updates."""
         self.feed = Feed(self.sample.source(), self.views)
         self.feed.start()
 
     def stand_by(self) -> None:
-        """Make the server act as a standby, and end all live updates."""
         if self.feed:
             self.feed.close()
         self.feed = None

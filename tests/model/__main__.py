@@ -29,7 +29,6 @@ def main() -> int:
 
 
 def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
-    """Explore the model within each of these bounds. Print the number of states, and the steps to any violation."""
     found = []
     print(f"{'states':>10}{'transitions':>13}{'seconds':>9}  bounds")
     for title, bounds in cases.items():
@@ -43,13 +42,11 @@ def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
 
 
 def progress(states: int) -> None:
-    """Print the number of explored states if stderr is a terminal."""
     if sys.stderr.isatty():
         print(f"\r{states:>10,}", end="", file=sys.stderr, flush=True)
 
 
 def show_broken(rule: str) -> int:
-    """Print the steps by which one deliberately wrong rule leads to a violation. Return the exit status."""
     mutant = next((each for each in MUTANTS if each.broken == rule), None)
     if mutant is None:
         print("must be one of:", *(each.broken for each in MUTANTS), sep="\n  ")
@@ -60,7 +57,6 @@ def show_broken(rule: str) -> int:
 
 
 def show(result: Explored) -> None:
-    """Print the steps that lead to a violation, one on each line, and then the violation."""
     for number, step in enumerate(result.trace, 1):
         print(f"{number:>4}  {step}")
     print(f"      {result.fault or 'nothing is wrong'}")

@@ -25,7 +25,6 @@ class Explored(NamedTuple):
 
 
 def steps(world: World, bounds: Bounds) -> list[Step]:
-    """Return every step that a rule permits in this state (world)."""
     return [*serving(world, bounds), *keeping(world, bounds)]
 
 

@@ -197,7 +197,6 @@ class World(NamedTuple):
 
 
 def first(bounds: Bounds) -> World:
-    """Return the state (world) before the first step."""
     idle = Replica(0, bounds.lease + 1)
     slots = bounds.replicas + bounds.crashes + 1
     opened = not bounds.new_namespace

@@ -22,12 +22,10 @@ def disk() -> Iterator[Disk]:
 
 @pytest.fixture
 def agent(disk: Disk) -> Agent:
-    """A node agent that has just been started, so it has not swept the disk yet."""
     return Agent(disk)
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    """Counts the calls by which sweeps change the disk. Until the test ends, it replaces the called functions."""
     with monkeypatch.context() as patched:
         yield Steps(patched)

@@ -123,7 +123,6 @@ class Disk:
         return path
 
     def age(self, path: Path, seconds: float) -> None:
-        """Set the modification time of a directory to so many seconds before now."""
         stamp = self.clocks.wall - seconds
         os.utime(path, (stamp, stamp), follow_symlinks=False)
 
@@ -136,7 +135,6 @@ class Disk:
 
     @contextmanager
     def untouched(self) -> Iterator[None]:
-        """Assert that the tree ``guarded`` does not change during the ``with`` statement."""
         before = snapshot(self.guarded)
         yield
         assert snapshot(self.guarded) == before
@@ -162,7 +160,6 @@ class Agent:
     def sweep(
         self, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, DirectoryOutcome]:
-        """Sweep the disk once. Return the outcome of each directory by its path."""
         said: list[DirectoryOutcome] = []
         self.run(said.append, give_up, stopping)
         return {outcome.path: outcome for outcome in said}
@@ -170,7 +167,6 @@ class Agent:
     def run(
         self, report: Report, give_up: Callable[[], bool] = lambda: False, stopping: Callable[[], bool] = lambda: False
     ) -> None:
-        """Sweep the disk once, and pass the outcome of each directory to ``report``."""
         with suppress(OutOfTime):
             self.blocked = self._sweep.run(report, give_up, stopping)
 
@@ -183,12 +179,10 @@ class Agent:
         self.disk.clocks.advance(2 * GRACE)
 
     def sweep_after_grace(self) -> dict[str, DirectoryOutcome]:
-        """Sweep the disk, advance the clocks past the grace period, and sweep again."""
         self.let_grace_pass()
         return self.sweep()
 
     def sweep_to_the_end(self) -> None:
-        """Sweep the disk until the directories of deleted pods are deleted, also from the trash."""
         self.sweep_after_grace()
         for _ in range(2):
             self.disk.clocks.advance(RETENTION)

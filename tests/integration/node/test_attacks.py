@@ -195,7 +195,6 @@ sys.stdin.read()
 
 @contextmanager
 def held(path: Path, how: str) -> Iterator[None]:
-    """Start another process that uses this directory, or a file in it, until the end of the ``with`` statement."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -247,7 +246,6 @@ def nothing() -> None:
 def around_the_move(
     monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = nothing
 ) -> None:
-    """Call ``before`` just before the next rename of a directory into the trash, and ``after`` just after it."""
     plain = fs.rename
 
     def rename(name: str, parent: int, new_name: str, new_parent: int) -> None:

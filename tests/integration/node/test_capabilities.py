@@ -23,7 +23,6 @@ def capabilities() -> list[str]:
 
 
 def given_to_containers(path: Path, mode: int) -> None:
-    """Add a directory of this mode, with a file in it. Then make a container's user the owner of the whole tree."""
     inner = path / "main" / "tmp"
     inner.mkdir()
     (inner / "file").touch()

@@ -41,7 +41,6 @@ class Server(NamedTuple):
 
 @pytest.fixture
 def server(disk: Disk) -> Iterator[Server]:
-    """A FUSE server that does not answer. Its file system is mounted next to the root, which the node agent sweeps."""
     need_root()
     path = disk.base / "tenant"
     path.mkdir()
@@ -51,7 +50,6 @@ def server(disk: Disk) -> Iterator[Server]:
 
 @contextmanager
 def held(path: Path, how: str, server: Server | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Start another process that has this path open, or has it as its working directory."""
     command = (sys.executable, "-c", HOLD, path, how)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         if server and how == "cwd":

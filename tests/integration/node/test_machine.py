@@ -132,7 +132,6 @@ class Node(RuleBasedStateMachine):
         assert not names & set(self.there)
 
     def teardown(self) -> None:
-        """Sweep the disk without further disturbance, and assert that no directory of a deleted pod is left."""
         try:
             for _ in range(8):
                 self.the_watch_catches_up()

@@ -16,7 +16,6 @@ from tests.integration.node.disk import HOUR, RETENTION, Agent, Disk, bind_mount
 
 @contextmanager
 def mounted_in_a_container(source: Path, target: Path) -> Iterator[None]:
-    """Start another process that mounts the directory in its own mount namespace, as a container does."""
     script = 'mount --bind "$0" "$1" && echo mounted && read line'
     command = ("unshare", "--mount", "sh", "-c", script, source, target)
     pipe = subprocess.PIPE

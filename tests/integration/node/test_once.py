@@ -61,7 +61,6 @@ class Once:
         return done
 
     def verdicts(self, pods: str, *flags: str | Path) -> Mapping[str, tuple[str, str | None]]:
-        """Run the command. Return what it did with each directory, and the reason."""
         rows = json.loads(self(pods, *flags, "-o", "json").stdout)
         return {row["directory"]: (row["verdict"], row["reason"]) for row in rows}
 
@@ -153,7 +152,6 @@ def test_the_pods_are_read_from_standard_input(disk: Disk, once: Once) -> None:
 
 @pytest.fixture
 def as_root(disk: Disk) -> Once:
-    """Runs ``vcuda-controller node --once`` as root, for tests that do not depend on the user."""
     need_root()
     return Once(disk, 0)
 
@@ -237,7 +235,6 @@ def roomy() -> Iterator[Disk]:
 
 
 def peak(disk: Disk, *flags: str) -> int:
-    """Run the command ``vcuda-controller node --once``, and return its peak memory in KiB."""
     file = disk.base / "pods.json"
     file.write_text(listed())
     where = ("--root", disk.root, "--node", NODE, "--pods", file, "--scheme", disk.scheme)

@@ -134,7 +134,6 @@ def kubelet(tmp_path: Path) -> KubeletPods:
 
 @pytest.fixture
 def views(monkeypatch: pytest.MonkeyPatch) -> list[View]:
-    """The test doubles that replace the reflectors of the test, in the order in which they were created."""
     made: list[View] = []
 
     def make(*_: object, on_event: OnEvent[tuple[str, ...]], **__: object) -> View:

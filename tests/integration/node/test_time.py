@@ -44,7 +44,6 @@ def test_a_deletion_that_is_out_of_time_continues_in_the_next_sweep(
 
 
 def files_in_trash(disk: Disk) -> dict[str, int]:
-    """Return the number of files in each directory of the trash, by the name before the move into the trash."""
     trashed = (disk.root / TRASH).iterdir()
     return {path.name.partition(".")[0]: sum(each.is_file() for each in path.rglob("*")) for path in trashed}
 

@@ -26,7 +26,6 @@ MOUNTS = f"""\
 
 
 def descend(path: Path, levels: int) -> None:
-    """Create ``levels`` nested directories. Each of them has a sibling."""
     at = os.open(path, os.O_RDONLY)
     for level in range(levels):
         os.mkdir("beside", dir_fd=at)
@@ -100,7 +99,6 @@ def test_a_tree_that_is_both_deep_and_wide_is_rejected_and_not_kept_in_memory(
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """A replacement of /proc that shows one process, the test itself, with the mounts in `MOUNTS`."""
     process = tmp_path / "proc" / "self"
     (process / "ns").mkdir(parents=True)
     (process / "ns" / "mnt").symlink_to("mnt:[4026531841]")
