@@ -9,22 +9,13 @@ from pathlib import Path
 import pytest
 
 
-def promtool(command: str, file: Path) -> str:
-    """Run `promtool COMMAND rules FILE`. Return its output if it fails, and otherwise an empty text.
-
-    If promtool is not installed, skip the test.
-    """
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("no promtool on PATH: install Debian's package prometheus")
-    done = subprocess.run((program, command, "rules", file), capture_output=True, text=True, check=False, timeout=60)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
-
-
 def fault_of_value(
     directory: Path, expression: str, series: Mapping[str, str], expected: float, *, at: str, rules: object = None
 ) -> str:
     """Return an empty text if the expression has the expected value at time ``at``, and otherwise promtool's output."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("no promtool on PATH: install Debian's package prometheus")
     test = {
         "interval": "1m",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -35,4 +26,6 @@ def fault_of_value(
     (directory / "rules.yaml").write_text(json.dumps(rules or {"groups": []}))
     tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
     (directory / "test.yaml").write_text(json.dumps(tests))
-    return promtool("test", directory / "test.yaml")
+    command = (program, "test", "rules", directory / "test.yaml")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return "" if done.returncode == 0 else done.stdout + done.stderr

@@ -3,7 +3,6 @@
 promtool evaluates the rules.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from tests.integration.promtool import fault_of_value, promtool
+from tests.integration.promtool import fault_of_value
 from tests.rendered import MANIFESTS
 
 pytestmark = pytest.mark.slow
@@ -162,8 +161,3 @@ def test_every_alert_has_its_cases() -> None:
 def test_an_alert_fires_only_in_its_situation(tmp_path: Path, alert: str, series: Series, fires: bool) -> None:
     expression = f'sum(count_over_time(ALERTS{{alertname="{alert}",alertstate="firing"}}[2h])) > bool 0 or vector(0)'
     assert fault_of_value(tmp_path, expression, series, float(fires), at="145m", rules=RULES) == ""
-
-
-def test_promtool_finds_no_fault_in_the_rules(tmp_path: Path) -> None:
-    (tmp_path / "rules.yaml").write_text(json.dumps(RULES))
-    assert promtool("check", tmp_path / "rules.yaml") == ""

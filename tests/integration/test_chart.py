@@ -6,7 +6,6 @@ Wrong values are rejected before anything is applied, and the message names the 
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from tests.helm import CHART, NEWEST, helm, templated
+from tests.helm import APIS, CHART, NEWEST, helm, templated
 from tests.rendered import Json, images, one, pod_spec
 from tests.tables import cases
 from tools import install_yaml
@@ -72,8 +71,8 @@ def is_of_a_hook(found: Json) -> bool:
     return "helm.sh/hook" in found["metadata"].get("annotations", {})
 
 
-def rejection(*settings: str, chart: Path = CHART, name: str = "helm", apis: Sequence[str] | None = None) -> str:
-    done = templated(settings, chart=chart, name=name, **({} if apis is None else {"apis": apis}))
+def rejection(*settings: str, name: str = "helm", apis: Sequence[str] = APIS) -> str:
+    done = templated(settings, name=name, apis=apis)
     assert done.returncode != 0, done.stdout
     return done.stderr
 
@@ -376,16 +375,6 @@ def test_one_file_has_the_same_objects_as_the_chart_if_namespaces_are_named(tmp_
     file = tmp_path / "install.yaml"
     install_yaml.write("vcuda-quota:0.1.0", ("prometheus",), file, names=OTHER_NAMES)
     assert unlike(objects(file.read_text()), charted(*NAMED, "prometheus.enabled=true")) == {}
-
-
-def test_a_fault_in_a_copy_of_the_chart_is_found(tmp_path: Path) -> None:
-    chart = Path(shutil.copytree(CHART, tmp_path / "chart"))
-    file = chart / "templates" / "workloads.yaml"
-    file.write_text(file.read_text().replace("--drain-seconds=5", "--drain-seconds=6"))
-    done = templated(chart=chart)
-    copied = {each: found for each, found in objects(done.stdout).items() if not is_of_a_hook(found)}
-    [found] = unlike(copied, render())
-    assert (found.kind, found.name) == ("Deployment", "vcuda-webhook")
 
 
 def test_one_file_has_the_same_objects_with_the_image_that_was_named(tmp_path: Path) -> None:

@@ -13,13 +13,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from certs.cli import issue, main
+from certs.cli import main
 from vcuda.tls import File, serving_files, signing_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
@@ -165,14 +164,6 @@ def test_every_option_is_an_environment_variable(directory: Path) -> None:
     assert document["ip"] == ["10.0.0.7"]
     assert len(document["files"]) == 4
     assert leaf_of(directory).not_valid_after_utc < datetime.now(UTC) + timedelta(days=8)
-
-
-def test_the_help_names_the_variable_of_every_option() -> None:
-    shown = run("--help").stdout
-    options = [parameter for parameter in issue.params if isinstance(parameter, click.Option)]
-    names = [(option.opts[-1].lstrip("-")).replace("-", "_").upper() for option in options]
-    assert len(names) == 9
-    assert [name for name in names if f"VCUDA_CERTS_{name}" not in shown] == []
 
 
 def test_the_table_and_the_json_show_the_files_and_their_expiry(directory: Path) -> None:

@@ -116,15 +116,3 @@ def test_only_claims_of_the_schedulers_that_a_flag_names_are_admitted(files: Pat
             about = {"kind": {"group": "resource.k8s.io", "version": "v1", "kind": asked["kind"]}}
             answer = server.review("/validate", asked, userInfo={"username": user}, **about)
             assert answer["allowed"] is (user in named)
-
-
-def test_a_flag_has_priority_over_its_environment_variable(files: Path) -> None:
-    env = {"VCUDA_QUOTA": str(files / "faults.yaml")}
-    with serving("--standalone", "--quota", files / "good.yaml", env=env) as server:
-        assert server.admit(card_pod("pod", "team-a"))["allowed"]
-
-
-def test_the_help_has_an_example_command() -> None:
-    shown = CliRunner().invoke(main, ["serve", "--help"]).stdout
-    assert shown.count("vcuda-webhook serve --") >= 3
-    assert "vcuda-webhook serve --standalone --quota gpuquota.yaml" in shown
