@@ -55,7 +55,7 @@ def _found() -> str | NoKubectl:
 
 
 def kubectl() -> str:
-    """Return the path of kubectl. If there is none, skip the test. Only test_kubectl.py then fails."""
+    """Return the path of kubectl. If there is none, skip the test. Only one test of test_manifests.py then fails."""
     found = _found()
     if isinstance(found, NoKubectl):
         pytest.skip(str(found), allow_module_level=True)

@@ -1,8 +1,11 @@
 """Each alert of the component prometheus fires on the metrics of its problem, and not on similar metrics without it.
 
-promtool evaluates the rules.
+The PromQL queries in docs/workloads.md return the documented figures. promtool evaluates rules and queries.
 """
 
+import json
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +13,7 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from tests.integration.promtool import fault_of_value
+from tests.documented import DOCS, blocks, documented
 from tests.rendered import MANIFESTS
 
 pytestmark = pytest.mark.slow
@@ -46,6 +49,28 @@ MEMORY, MEMORY_LIMIT = f"vcuda_quota_used_memory_bytes{_MODEL}", f"vcuda_quota_l
 DAY = 86400
 
 Series = Mapping[str, str]
+
+
+def fault_of_value(
+    directory: Path, expression: str, series: Mapping[str, str], expected: float, *, at: str, rules: object = None
+) -> str:
+    """Return an empty text if the expression has the expected value at time ``at``, and otherwise promtool's output."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("no promtool on PATH: install Debian's package prometheus")
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": at, "exp_samples": [{"labels": "{}", "value": expected}]}
+        ],
+    }
+    (directory / "rules.yaml").write_text(json.dumps(rules or {"groups": []}))
+    tests = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (directory / "test.yaml").write_text(json.dumps(tests))
+    command = (program, "test", "rules", directory / "test.yaml")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 class Case(NamedTuple):
@@ -161,3 +186,41 @@ def test_every_alert_has_its_cases() -> None:
 def test_an_alert_fires_only_in_its_situation(tmp_path: Path, alert: str, series: Series, fires: bool) -> None:
     expression = f'sum(count_over_time(ALERTS{{alertname="{alert}",alertstate="firing"}}[2h])) > bool 0 or vector(0)'
     assert fault_of_value(tmp_path, expression, series, float(fires), at="145m", rules=RULES) == ""
+
+
+# Tests of the queries in docs/workloads.md
+
+
+QUOTA = '{namespace="team-a",model="A100"}'
+REPLICAS = 'kube_deployment_status_replicas{namespace="team-a",deployment="inference"}'
+WAITING = 'jobs_waiting{namespace="team-a"}'
+
+
+def quota(limit: float, used: float) -> dict[str, float]:
+    """Return the metrics of the leader, and of a former leader, whose series remain in Prometheus for some minutes."""
+    leaders = [QUOTA.replace("}", f',pod="vcuda-controller-{pod}"}}') for pod in "ab"]
+    names = {"vcuda_quota_limit_cores": limit, "vcuda_quota_used_cores": used}
+    return {f"{name}{leader}": value for name, value in names.items() for leader in leaders}
+
+
+def constant(figures: dict[str, float]) -> dict[str, str]:
+    return {name: f"{value}+0x10" for name, value in figures.items()}
+
+
+@pytest.mark.parametrize(("used", "free"), [(0, 8), (250, 5.5), (900, -1)])
+def test_the_documented_query_gives_the_free_cards(tmp_path: Path, used: float, free: float) -> None:
+    [query] = blocks(DOCS / "workloads.md", "promql")
+    assert fault_of_value(tmp_path, query, constant(quota(800, used)), free, at="5m") == ""
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "used", "wanted"),
+    [(5, 2, 200, 5), (20, 2, 200, 8), (20, 2, 800, 2), (0, 3, 300, 0)],
+    ids=["few wait", "no more than the quota", "others use the quota", "none wait"],
+)
+def test_the_documented_scaler_asks_for_no_more_pods_than_the_quota_admits(
+    tmp_path: Path, waiting: float, running: float, used: float, wanted: float
+) -> None:
+    [trigger] = documented("ScaledObject")["spec"]["triggers"]
+    figures = {**quota(800, used), REPLICAS: running, WAITING: waiting}
+    assert fault_of_value(tmp_path, trigger["metadata"]["query"], constant(figures), wanted, at="5m") == ""

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 from kubernetes_validate import utils
 
 from tests.integration.overlays import every_overlay
+from tests.kubectl import find_kubectl
 from tests.match_conditions import declared
 from tests.rendered import (
     BASE,
@@ -90,6 +92,11 @@ def registered(found: Json) -> Json:
 
 
 every_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def test_there_is_a_kubectl_that_renders_the_manifests() -> None:
+    """Without a suitable kubectl only this test fails. The other tests that render manifests are skipped."""
+    assert find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
 
 
 def test_there_is_a_schema_of_every_supported_version() -> None:

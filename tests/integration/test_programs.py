@@ -3,12 +3,15 @@
 Each script has completion for three shells.
 """
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS
 
 PROGRAMS = ("vcuda-webhook", "vcuda-controller", "vcuda-certs", "kubectl-gpuquota")
@@ -81,3 +84,21 @@ def test_kubectl_gets_the_words_that_may_follow(words: tuple[str, ...], suggeste
     """The last line is a number in cobra's format: 4 if no file names may follow, and 0 if file names may follow."""
     *lines, last = complete(*words)
     assert ([line.partition("\t")[0] for line in lines], last) == (suggested, directive)
+
+
+@pytest.mark.parametrize(("until", "decision"), [("2999-12-31", "admitted"), ("2000-01-01", "refused")])
+@pytest.mark.parametrize("environment", [{}, {"PYTHONTZPATH": ""}], ids=["zones of the system", "zones of the package"])
+def test_check_decides_by_the_present_grants(
+    tmp_path: Path, until: str, decision: str, environment: dict[str, str]
+) -> None:
+    """The image has no time zone database, so the package must have one."""
+    quota, pod = tmp_path / "gpuquota.yaml", tmp_path / "pod.yaml"
+    entry = {"quota": {"M40": 1}, "time_zone": "Europe/Berlin", "grants": [{"M40": 1, "until": until}]}
+    quota.write_text(json.dumps({"team-a": entry}))
+    pod.write_text(json.dumps(card_pod("train", "team-a", cards=2)))
+    command = (SCRIPTS / "vcuda-webhook", "check", "--quota", quota, "-o", "json", pod)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    [row] = json.loads(done.stdout)["objects"]
+    assert (row["decision"], done.stderr) == (decision, "")
+    if decision == "admitted":
+        assert "a grant ends at 3000-01-01 00:00 Europe/Berlin" in row["reason"]

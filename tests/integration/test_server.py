@@ -6,6 +6,7 @@ Many concurrent callers never get more than the quota.
 import json
 import os
 import signal
+import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -128,3 +129,27 @@ def test_each_admission_is_one_log_line_with_all_details(quota: Path) -> None:
     assert all(line["ms"] > 0 for line in lines)
     assert {line["level"] for line in lines} == {"info"}
     assert "write 100 or 200" in lines[2]["message"]
+
+
+# The API server calls webhooks by Go's http.Transport, which closes a connection that was idle for 90 s. This is the
+# default of SetTransportDefaults in k8s.io/apimachinery.
+API_SERVER_IDLE_SECONDS = 90.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(API_SERVER_IDLE_SECONDS + 120)
+def test_a_connection_stays_open_longer_than_the_api_servers_idle_timeout(server: WebhookProcess) -> None:
+    with closing(server.connect()) as used, closing(server.connect()) as unused:
+        unused.connect()
+        assert exchange(used, "GET", "/healthz").status == 200
+        for connection, seconds in ((used, API_SERVER_IDLE_SECONDS + 1), (unused, 0.1)):
+            assert isinstance(connection.sock, ssl.SSLSocket)
+            kept = connection.sock
+            kept.settimeout(seconds)
+            # A server sends nothing on an idle connection. So recv() ends before its timeout only if the server closes
+            # the connection.
+            with pytest.raises(TimeoutError):
+                kept.recv(1)
+            kept.settimeout(10)
+            assert exchange(connection, "GET", "/healthz").status == 200
+            assert connection.sock is kept

@@ -3,10 +3,12 @@
 This is also true while the API server is down, and if clients keep connections open without a request.
 """
 
+import asyncio
 import json
 import os
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -14,13 +16,13 @@ from http import HTTPStatus
 from http.client import HTTPSConnection, RemoteDisconnected
 from pathlib import Path
 
+import kmock
 import pytest
 
 from tests.e2e.installation import make_certificates
 from tests.integration.reviews import card_pod, review_of
-from tests.integration.scripted import write_kubeconfig
-from tests.integration.silent import silence
-from tests.processes import PATIENCE, Reply, WebhookProcess, exchange, serving
+from tests.integration.scripted import Answer, Script, forever, serving as serving_api, tear, write_kubeconfig
+from tests.processes import PATIENCE, Reply, WebhookProcess, eventually, exchange, serving
 
 LONG = ("--drain-seconds", "600")
 """The flag for a drain that is longer than any test. During its drain, a stopping webhook still answers.
@@ -31,6 +33,28 @@ A second SIGTERM to the worker ends the drain.
 LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
 TOKEN = "a-token-nobody-may-see"
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
+
+
+class Silence(Script):
+    """A test double of an API server that hangs. It answers the request for its version, and no other request.
+
+    ``over``: ends the requests for the ledger without an answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def __call__(self, request: kmock.Request) -> kmock.Payload:
+        self.seen.append(request)
+        if request.url.path == "/version":
+            return Answer({"gitVersion": "v1.37.2"}).render()
+        return Answer((self._hold, tear) if request.url.path == LEDGER else forever).render()
+
+    async def _hold(self) -> bytes:
+        while not self.over.is_set():
+            await asyncio.sleep(0.02)
+        return b""
 
 
 @pytest.fixture
@@ -121,18 +145,19 @@ def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> Non
     """When the drain ends, the webhook still handles a request: it waits for the API server to return a ledger."""
     edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
     fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
+    api = Silence()
     with (
-        silence() as api,
-        serving(*in_cluster(tmp_path, certificates, api.url), *LONG, ca=certificates / "ca.crt") as (server),
+        serving_api(api) as url,
+        serving(*in_cluster(tmp_path, certificates, url), *LONG, ca=certificates / "ca.crt") as server,
         ThreadPoolExecutor(1) as pool,
         closing(server.connect()) as other,
     ):
         in_flight = pool.submit(server.review, "/quota", edit, **fields)
-        api.await_request(LEDGER, PATIENCE)
+        eventually(lambda: LEDGER in [str(request.url.path) for request in api.seen])
         leave(server, other)
         assert_come_again(close_gate(server, other), "this replica is stopping")
         assert not in_flight.done()
-        api.hang_up(LEDGER)
+        api.over.set()
         response = in_flight.result(PATIENCE)
         assert response["allowed"]
         assert response["warnings"][0].startswith("team-a: the quota was not compared with the current usage")
