@@ -13,8 +13,8 @@ from certs.cluster import ClusterStore
 from certs.parsing import ObjectRefs
 from certs.plan import plan
 from certs.rotation import MAX_ATTEMPTS, MAX_STEPS, Rotation
-from certs.state import Configuration, State
-from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, SetBundles, StepRefused, Write
+from certs.state import State
+from certs.steps import Done, End, MakeAuthority, RotationPolicy, SeenFor, StepRefused, Write
 from tests.integration.scripted import Answer, Script, status, write_kubeconfig
 from tests.rotation_world import NEW, POLICY, World, healthy
 from tools.ports import free_ports
@@ -76,17 +76,6 @@ def test_the_ca_and_the_serving_certificate_must_be_in_two_secrets(kubeconfig: P
     ended = run(kubeconfig, command, "--ca-secret", "vcuda-webhook-tls")
     assert ended.exit_code == 2
     assert "--ca-secret and --serving-secret must be different" in ended.output
-
-
-def test_without_usable_credentials_the_command_says_so(tmp_path: Path) -> None:
-    ended = run(tmp_path / "kubeconfig", "rotate")
-    assert ended.exit_code == 2
-    assert "No usable kubeconfig at" in ended.output
-
-
-def test_an_answer_that_is_not_json_is_quoted(script: Script, kubeconfig: Path) -> None:
-    script.answers += [VERSION, Answer(b"<html>go away</html>", status=400)]
-    assert "<html>go away</html>" in run(kubeconfig, "rotate").output
 
 
 @pytest.mark.parametrize("off", [timedelta(minutes=6), -timedelta(days=3650)])
@@ -214,12 +203,6 @@ def test_a_secret_that_must_not_be_written_ends_the_run() -> None:
     world = failing(Forbidden(403, "forbidden by RBAC"))
     with pytest.raises(Forbidden):
         rotate(world)
-
-
-def test_a_write_that_the_api_server_rejects_is_distinguished(script: Script, store: ClusterStore) -> None:
-    script.answers.append(status(403, "not allowed"))
-    with pytest.raises(Forbidden, match="not allowed"):
-        store.write(SetBundles(Configuration("MutatingWebhookConfiguration", "x", "1", ()), (), "a test"))
 
 
 def test_a_run_whose_steps_are_always_reverted_ends() -> None:

@@ -3,7 +3,6 @@
 It makes no request except the one for the version.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -13,12 +12,9 @@ import pytest
 
 from tests.e2e.installation import make_certificates
 from tests.integration.scripted import Answer, Script, serving, status, write_kubeconfig
-from tests.processes import PATIENCE, SCRIPTS, OwnProcess
+from tests.processes import SCRIPTS, OwnProcess
 
 OLD = Answer({"major": "1", "minor": "29+", "gitVersion": "v1.29.4-gke.7"})
-NEW = Answer({"major": "1", "minor": "30+", "gitVersion": "v1.30.4-gke.123"})
-UNKNOWN = Answer({"gitVersion": "our own build"})
-FORBIDDEN = status(403, 'forbidden: User "somebody" cannot get path "/version"')
 
 PASSWORD, TOKEN = "hunter2", "a-token-nobody-may-see"
 
@@ -41,12 +37,10 @@ class Versioned(Script):
     def __init__(self, *versions: Answer) -> None:
         super().__init__()
         self.versions = list(versions)
-        self.went_on = threading.Event()
 
     def __call__(self, request: kmock.Request) -> kmock.Payload:
         self.seen.append(request)
         if request.url.path != "/version":
-            self.went_on.set()
             return status(503, "no other request is served").render()
         return (self.versions.pop(0) if len(self.versions) > 1 else self.versions[0]).render()
 
@@ -94,25 +88,3 @@ def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_
         assert process.wait() == 1
     assert script.requests() == {"GET /version"}
     assert len(script.seen) > 3
-
-
-@pytest.mark.parametrize(
-    ("command", "version", "warnings"),
-    [
-        *((command, NEW, 0) for command in (*LASTING, *CERTS[1:])),
-        *((command, UNKNOWN, 1) for command in (*LASTING, *CERTS[1:])),
-        *((command, FORBIDDEN, 1) for command in (LASTING[0], CERTS[-1])),
-    ],
-)
-def test_any_other_version_is_used_and_an_unknown_one_logs_a_warning(
-    start: Start, command: str, version: Answer, warnings: int
-) -> None:
-    """A cluster whose version is unknown may still have a supported Kubernetes."""
-    script = Versioned(version)
-    with serving(script) as url, start(command, url) as process:
-        assert script.went_on.wait(PATIENCE)
-        if command in LASTING:
-            assert process.terminate() == 0
-        process.wait()
-        assert process.output().count("the version of Kubernetes at") == warnings
-        assert "is older than" not in process.output()

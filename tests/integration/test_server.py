@@ -18,7 +18,6 @@ from threading import Barrier
 import pytest
 from cryptography import x509
 
-from tests.builders import held_to
 from tests.integration.reviews import card_pod, gpu_pod, patched, pinned, review_of, with_uid
 from tests.processes import PATIENCE, WebhookProcess, exchange, serving
 
@@ -40,17 +39,6 @@ def quota(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(quota: Path) -> Iterator[WebhookProcess]:
     with serving("--standalone", "--quota", quota) as running:
         yield running
-
-
-def test_a_pod_within_its_quota_is_pinned_to_a_model_and_then_charged(server: WebhookProcess) -> None:
-    pod = card_pod("within", "team-a")
-    proposed = server.review("/mutate", pod)
-    assert proposed["allowed"]
-    assert proposed["auditAnnotations"]["model"] == "M40"
-    pod = patched(pod, proposed)
-    assert pod["spec"]["affinity"] == held_to("M40", "public")
-    verdict = server.review("/validate", with_uid(pod))
-    assert verdict == {"uid": verdict["uid"], "allowed": True}
 
 
 def test_a_crowd_of_callers_gets_exactly_the_quota(server: WebhookProcess) -> None:

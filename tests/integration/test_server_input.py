@@ -105,21 +105,6 @@ def test_a_body_over_3_mib_is_413_and_the_connection_stays_usable(server: Webhoo
         assert exchange(connection, "GET", "/healthz").body == b"ok\n"
 
 
-def test_a_torn_chunk_is_400_and_ends_the_connection(server: WebhookProcess) -> None:
-    """After a malformed chunk, the server cannot find the beginning of the next request."""
-    with closing(server.connect()) as connection:
-        connection.putrequest("POST", "/mutate")
-        connection.putheader("Content-Type", "application/json")
-        connection.putheader("Transfer-Encoding", "chunked")
-        connection.endheaders()
-        connection.send(b"no length\r\n")
-        response = connection.getresponse()
-        reply = Reply(response.status, response.headers, response.read())
-        assert reply.status == HTTPStatus.BAD_REQUEST
-        assert fault_of(reply) == "the request cannot be answered: Invalid character in chunk size"
-        assert connection.sock is None or connection.sock.recv(1) == b""
-
-
 def test_a_body_of_3_mib_is_read(server: WebhookProcess) -> None:
     review = encoded(card_pod("large", "steady"))
     assert server.send("POST", "/mutate", review.ljust(LIMIT)).decoded()["response"]["allowed"]

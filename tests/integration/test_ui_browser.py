@@ -301,17 +301,6 @@ def test_the_page_shows_when_its_figures_were_read_also_if_they_do_not_change(
     expect(updated).to_have_text(re.compile(r"\d:\d\d:\d\d"))
 
 
-@pytest.mark.parametrize(("path", "file"), [("", "gpu-usage.csv"), ("namespaces/notebooks", "gpu-pods.csv")])
-def test_the_figures_can_be_downloaded(opened: Tab, leader: Served, path: str, file: str) -> None:
-    page = opened.open(leader.url + path)
-    with page.expect_download() as download:
-        page.get_by_role("link", name="CSV").click()
-    assert download.value.suggested_filename == file
-    assert len(download.value.path().read_text().splitlines()) > 7
-    address = page.get_by_role("link", name="JSON").evaluate("(link) => link.href")
-    assert page.request.get(address).json()["items"]
-
-
 def test_a_page_that_waits_for_a_leader_shows_its_figures_when_it_leads(browser: Browser, leader: Served) -> None:
     leader.stand_by()
     opened = Tab(browser)
