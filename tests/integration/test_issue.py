@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import ssl
 import stat
 import subprocess
@@ -11,7 +10,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from click.testing import CliRunner, Result
@@ -19,6 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from certs.cli import main
+from tests.integration.tls_echo import echo, echoing
 from vcuda.tls import File, serving_files, signing_files, write_files
 from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
@@ -55,26 +54,13 @@ def new_set(*, with_ca_key: bool = False) -> tuple[File, ...]:
 
 
 def handshake(directory: Path, hostname: str) -> str:
-    """Serve one TLS connection with the files of ``directory`` to a client that checks ``hostname``.
-
-    Return the text that the client receives from the server.
-    """
+    """Serve one TLS connection with the files of ``directory`` to a client that checks ``hostname``."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     client = ssl.create_default_context(cafile=directory / "ca.crt")
     client.verify_flags |= ssl.VERIFY_X509_STRICT
-    near, far = socket.socketpair()
-
-    def answer() -> None:
-        with server.wrap_socket(far, server_side=True) as connection:
-            connection.sendall(b"hello")
-
-    thread = Thread(target=answer)
-    thread.start()
-    with near, client.wrap_socket(near, server_hostname=hostname) as connection:
-        received = connection.recv(5).decode()
-    thread.join()
-    return received
+    with echoing(lambda: server) as serving, serving.connect(client, hostname) as connection:
+        return echo(connection, b"hello").decode()
 
 
 @pytest.fixture

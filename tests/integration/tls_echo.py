@@ -23,11 +23,11 @@ class Echo(ThreadingTCPServer):
             while received := connection.recv(64):
                 connection.sendall(received)
 
-    def connect(self, client: ssl.SSLContext) -> ssl.SSLSocket:
-        """Connect to the server, and check that its certificate is for 127.0.0.1. Raises ssl.SSLError if not."""
+    def connect(self, client: ssl.SSLContext, hostname: str = "127.0.0.1") -> ssl.SSLSocket:
+        """Connect to the server, and check that its certificate is for this name. Raises ssl.SSLError if not."""
         near = socket.create_connection(self.socket.getsockname())
         try:
-            return client.wrap_socket(near, server_hostname="127.0.0.1")
+            return client.wrap_socket(near, server_hostname=hostname)
         except OSError:
             near.close()
             raise
