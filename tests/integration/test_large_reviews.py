@@ -4,11 +4,12 @@ They get the same answers as small reviews. The event loop continues to serve ot
 """
 
 import asyncio
+import functools
 import gc
 import itertools
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +28,14 @@ from webhook.metrics import Metrics
 
 LARGE = {"note": "x" * LARGE_REVIEW}
 EDIT = {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "operation": "UPDATE"}
+
+
+def in_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(**fixtures: object) -> None:
+        asyncio.run(test(**fixtures))
+
+    return run
 
 
 class Ledgers(MemoryLedgers):
@@ -73,76 +82,58 @@ async def allowed(webhook: Service, path: str, raw: bytes) -> bool:
 
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
-def test_a_large_pod_gets_the_same_answer_as_a_small_one(path: str) -> None:
-    async def answers() -> list[Any]:
-        small = body(pod_of_cores(100, annotations={"note": "x"}, affinity=held_to("M40")))
-        told = [
-            json.loads(await service(MemoryLedgers()).answer(path, raw, ReviewDeadline.after(10)))
-            for raw in (small, large())
-        ]
-        return [each["response"] for each in told]
-
-    small, of_large = asyncio.run(answers())
-    assert of_large == small
+@in_a_loop
+async def test_a_large_pod_gets_the_same_answer_as_a_small_one(path: str) -> None:
+    small = body(pod_of_cores(100, annotations={"note": "x"}, affinity=held_to("M40")))
+    told = [await service(MemoryLedgers()).answer(path, raw, ReviewDeadline.after(10)) for raw in (small, large())]
+    assert json.loads(told[0])["response"] == json.loads(told[1])["response"]
 
 
-def test_only_the_event_loop_touches_the_ledgers() -> None:
+@in_a_loop
+async def test_only_the_event_loop_touches_the_ledgers() -> None:
     ledgers = Ledgers()
-
-    async def create() -> None:
-        webhook = service(ledgers)
-        assert await allowed(webhook, "/mutate", body(vcuda_pod(annotations=LARGE)))
-        assert await allowed(webhook, "/validate", large())
-        document = {"data": {"gpu_quota": "team-a: {quota: {M40: 9}}"}, "metadata": {"name": "gpuquota"}}
-        edit = {**EDIT, "namespace": "kube-system", "name": "gpuquota"}
-        assert await allowed(webhook, "/quota", body(document, **edit))
-
-    asyncio.run(create())
+    webhook = service(ledgers)
+    assert await allowed(webhook, "/mutate", body(vcuda_pod(annotations=LARGE)))
+    assert await allowed(webhook, "/validate", large())
+    document = {"data": {"gpu_quota": "team-a: {quota: {M40: 9}}"}, "metadata": {"name": "gpuquota"}}
+    edit = {**EDIT, "namespace": "kube-system", "name": "gpuquota"}
+    assert await allowed(webhook, "/quota", body(document, **edit))
     assert ledgers.threads == {threading.current_thread().name}
 
 
-def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
+@in_a_loop
+async def test_many_large_pods_at_once_fill_the_quota_exactly() -> None:
     ledgers = Ledgers()
-
-    async def create() -> list[bool]:
-        webhook = service(ledgers)
-        return await asyncio.gather(*(allowed(webhook, "/validate", large(f"uid-{n}")) for n in range(16)))
-
-    assert sorted(asyncio.run(create())) == [False] * 12 + [True] * 4
+    webhook = service(ledgers)
+    admitted = await asyncio.gather(*(allowed(webhook, "/validate", large(f"uid-{n}")) for n in range(16)))
+    assert sorted(admitted) == [False] * 12 + [True] * 4
 
 
-def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
+@in_a_loop
+async def test_large_pods_that_wait_for_their_ledger_delay_no_other() -> None:
     """All large reviews that may run concurrently can wait for their ledgers at the same time."""
+    together = asyncio.Event()
 
-    async def create() -> list[bool]:
-        together = asyncio.Event()
+    async def until_all_are_there() -> None:
+        if ledgers.arrived == PLACES.grants:
+            together.set()
+        await together.wait()
 
-        async def until_all_are_there() -> None:
-            if ledgers.arrived == PLACES.grants:
-                together.set()
-            await together.wait()
-
-        ledgers = Ledgers(until_all_are_there)
-        webhook = service(ledgers, cards=100)
-        return await asyncio.gather(
-            *(allowed(webhook, "/validate", large(f"uid-{number}")) for number in range(PLACES.grants))
-        )
-
-    assert all(asyncio.run(create()))
+    ledgers = Ledgers(until_all_are_there)
+    webhook = service(ledgers, cards=100)
+    reviews = (allowed(webhook, "/validate", large(f"uid-{number}")) for number in range(PLACES.grants))
+    assert all(await asyncio.gather(*reviews))
 
 
-def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
+@in_a_loop
+async def test_the_event_loop_serves_others_while_a_large_pod_is_decided() -> None:
     """A second large review waits until the thread for large reviews is free."""
-
-    async def create() -> None:
-        webhook = service(MemoryLedgers())
-        async with computing(webhook, ReviewDeadline.after(PATIENT)):
-            behind = asyncio.create_task(allowed(webhook, "/validate", large()))
-            assert await allowed(webhook, "/validate", body(pod_of_cores(100, uid="small", affinity=held_to("M40"))))
-            assert not behind.done()
-        assert await behind
-
-    asyncio.run(create())
+    webhook = service(MemoryLedgers())
+    async with computing(webhook, ReviewDeadline.after(PATIENT)):
+        behind = asyncio.create_task(allowed(webhook, "/validate", large()))
+        assert await allowed(webhook, "/validate", body(pod_of_cores(100, uid="small", affinity=held_to("M40"))))
+        assert not behind.done()
+    assert await behind
 
 
 @asynccontextmanager
@@ -163,33 +154,28 @@ async def computing(webhook: Service, deadline: ReviewDeadline) -> AsyncIterator
         await asyncio.wait([task])
 
 
-def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
+@in_a_loop
+async def test_a_large_pod_whose_caller_disconnects_is_no_longer_computed() -> None:
     """A thread cannot be interrupted. So the thread itself checks regularly whether the caller has disconnected."""
+    logged: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    async with computing(service(MemoryLedgers()), deadline := ReviewDeadline.after(PATIENT)) as task:
+        task.cancel()
+    assert task.cancelled()
+    gc.collect()
+    assert logged == []
+    with pytest.raises(Dropped) as told:
+        deadline.check()
+    assert told.value.reason is DropReason.DISCONNECTED
 
-    async def create() -> DropReason:
-        logged: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
-        async with computing(service(MemoryLedgers()), deadline := ReviewDeadline.after(PATIENT)) as task:
-            task.cancel()
-        assert task.cancelled()
-        gc.collect()
-        assert logged == []
+
+@in_a_loop
+async def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_dropped() -> None:
+    webhook = service(MemoryLedgers())
+    async with computing(webhook, ReviewDeadline.after(PATIENT)):
         with pytest.raises(Dropped) as told:
-            deadline.check()
-        return told.value.reason
-
-    assert asyncio.run(create()) is DropReason.DISCONNECTED
-
-
-def test_a_large_pod_whose_deadline_passes_while_it_waits_for_its_turn_is_dropped() -> None:
-    async def create() -> DropReason:
-        webhook = service(MemoryLedgers())
-        async with computing(webhook, ReviewDeadline.after(PATIENT)):
-            with pytest.raises(Dropped) as told:
-                await webhook.answer("/validate", large(), ReviewDeadline.after(0.05))
-        return told.value.reason
-
-    assert asyncio.run(create()) is DropReason.LATE
+            await webhook.answer("/validate", large(), ReviewDeadline.after(0.05))
+    assert told.value.reason is DropReason.LATE
 
 
 @pytest.mark.parametrize("path", ["/mutate", "/validate"])
@@ -212,58 +198,49 @@ def test_a_large_pod_whose_deadline_passes_while_it_is_computed_is_dropped(path:
     assert checks >= 5
 
 
-def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
+@in_a_loop
+async def test_a_large_pod_whose_charge_may_be_written_is_decided_even_after_its_deadline() -> None:
     """If the review were dropped, its charge might be written without a pod, and would use quota until it expires."""
+    asked = asyncio.Event()
 
-    async def create() -> bool:
-        asked = asyncio.Event()
+    async def outlast_the_deadline() -> None:
+        asked.set()
+        await asyncio.sleep(deadline.left + 0.01)
 
-        async def outlast_the_deadline() -> None:
-            asked.set()
-            await asyncio.sleep(deadline.left + 0.01)
-
-        deadline = ReviewDeadline.after(0.5)
-        answer = json.loads(await service(Ledgers(outlast_the_deadline)).answer("/validate", large(), deadline))
-        assert asked.is_set()
-        return bool(answer["response"]["allowed"])
-
-    assert asyncio.run(create())
+    deadline = ReviewDeadline.after(0.5)
+    answer = json.loads(await service(Ledgers(outlast_the_deadline)).answer("/validate", large(), deadline))
+    assert asked.is_set()
+    assert answer["response"]["allowed"]
 
 
-def test_a_large_pod_that_only_reads_the_ledger_is_dropped_at_its_deadline() -> None:
-    async def create() -> DropReason:
-        webhook = service(Ledgers(asyncio.Event().wait))
-        dry_run = body(pod_of_cores(100, annotations=LARGE, affinity=held_to("M40")), dryRun=True)
-        with pytest.raises(Dropped) as told:
-            await webhook.answer("/validate", dry_run, ReviewDeadline.after(0.5))
-        return told.value.reason
-
-    assert asyncio.run(create()) is DropReason.LATE
+@in_a_loop
+async def test_a_large_pod_that_only_reads_the_ledger_is_dropped_at_its_deadline() -> None:
+    webhook = service(Ledgers(asyncio.Event().wait))
+    dry_run = body(pod_of_cores(100, annotations=LARGE, affinity=held_to("M40")), dryRun=True)
+    with pytest.raises(Dropped) as told:
+        await webhook.answer("/validate", dry_run, ReviewDeadline.after(0.5))
+    assert told.value.reason is DropReason.LATE
 
 
-def test_a_caller_of_a_large_pod_that_disconnects_does_not_affect_others() -> None:
-    async def create() -> None:
-        webhook = service(MemoryLedgers())
-        gone = asyncio.create_task(webhook.answer("/validate", large("gone"), ReviewDeadline.after(10)))
-        await asyncio.sleep(0)
-        gone.cancel()
-        assert all([await allowed(webhook, "/validate", large(f"uid-{n}")) for n in range(3)])
-
-    asyncio.run(create())
+@in_a_loop
+async def test_a_caller_of_a_large_pod_that_disconnects_does_not_affect_others() -> None:
+    webhook = service(MemoryLedgers())
+    gone = asyncio.create_task(webhook.answer("/validate", large("gone"), ReviewDeadline.after(10)))
+    await asyncio.sleep(0)
+    gone.cancel()
+    assert all([await allowed(webhook, "/validate", large(f"uid-{n}")) for n in range(3)])
 
 
 @pytest.mark.parametrize("error", [Unavailable("no answer"), RuntimeError("a fault of ours")], ids=repr)
-def test_an_error_reaches_the_caller_and_the_next_review_is_decided(error: Exception) -> None:
+@in_a_loop
+async def test_an_error_reaches_the_caller_and_the_next_review_is_decided(error: Exception) -> None:
     async def fail() -> None:
         raise error
 
-    async def create() -> None:
-        failing, webhook = service(Ledgers(fail)), service(MemoryLedgers())
-        for _ in range(2 * PLACES.grants):
-            with pytest.raises(type(error)):
-                await failing.answer("/validate", large(), ReviewDeadline.after(10))
-        with pytest.raises(BadReview):
-            await webhook.answer("/validate", b"x" * 2 * LARGE_REVIEW, ReviewDeadline.after(10))
-        assert await allowed(webhook, "/validate", large())
-
-    asyncio.run(create())
+    failing, webhook = service(Ledgers(fail)), service(MemoryLedgers())
+    for _ in range(2 * PLACES.grants):
+        with pytest.raises(type(error)):
+            await failing.answer("/validate", large(), ReviewDeadline.after(10))
+    with pytest.raises(BadReview):
+        await webhook.answer("/validate", b"x" * 2 * LARGE_REVIEW, ReviewDeadline.after(10))
+    assert await allowed(webhook, "/validate", large())
