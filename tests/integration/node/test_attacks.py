@@ -115,10 +115,6 @@ def bound(path: Path, stack: ExitStack, kind: int = socket.SOCK_STREAM) -> socke
     return server
 
 
-def listening(path: Path, stack: ExitStack) -> None:
-    bound(path / "app.sock", stack).listen()
-
-
 def listening_two_levels_below_like_gpu_manager(path: Path, stack: ExitStack) -> None:
     below = path / "main" / "sub"
     below.mkdir(parents=True)
@@ -132,13 +128,14 @@ def listening_with_a_full_queue(path: Path, stack: ExitStack) -> None:
         client.connect_ex(str(path / "app.sock"))
 
 
-def receiving_datagrams(path: Path, stack: ExitStack) -> None:
-    bound(path / "log.sock", stack, socket.SOCK_DGRAM)
-
-
 @pytest.mark.parametrize(
     "serve",
-    [listening, listening_with_a_full_queue, listening_two_levels_below_like_gpu_manager, receiving_datagrams],
+    [
+        pytest.param(lambda path, stack: bound(path / "app.sock", stack).listen(), id="listening"),
+        listening_with_a_full_queue,
+        listening_two_levels_below_like_gpu_manager,
+        pytest.param(lambda path, stack: bound(path / "log.sock", stack, socket.SOCK_DGRAM), id="receiving datagrams"),
+    ],
 )
 def test_a_directory_with_a_listening_socket_stays_until_the_socket_closes(
     disk: Disk, agent: Agent, serve: Callable[[Path, ExitStack], None]
@@ -239,12 +236,8 @@ def test_with_host_pid_an_unreadable_process_keeps_the_directories_it_may_use(
     assert Agent(disk, sees_all=sees_all).reason(uid(1)) is reason
 
 
-def nothing() -> None:
-    pass
-
-
 def around_the_move(
-    monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = nothing
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[], None], after: Callable[[], None] = lambda: None
 ) -> None:
     plain = fs.rename
 

@@ -74,23 +74,17 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looks]:
     looks.end()
 
 
-def never() -> bool:
-    return False
-
-
-def always() -> bool:
-    return True
-
-
-def look(scanner: ProcessScanner, root: OpenDirectory = ROOT, give_up: Ask = never, stopping: Ask = never) -> int:
+def look(
+    scanner: ProcessScanner, root: OpenDirectory = ROOT, stopping: Ask = lambda: False, *, give_up: bool = False
+) -> int:
     """Scan the processes as the agent does. Return the number of the scan whose result was used."""
-    return int(scanner.scan(root.mount, give_up, stopping).unseen[0])
+    return int(scanner.scan(root.mount, lambda: give_up, stopping).unseen[0])
 
 
 def take_no_time_for(scanner: ProcessScanner, looks: Looks) -> None:
     """Start a scan that makes progress, but does not end in the time of the sweep."""
     with pytest.raises(OutOfTime):
-        look(scanner, give_up=always, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
+        look(scanner, give_up=True, stopping=looks.after(SCAN_TIMEOUT_SECONDS + 1, moves=True))
 
 
 def test_a_scan_that_makes_progress_is_waited_for(looks: Looks) -> None:
@@ -126,7 +120,7 @@ def test_a_scan_that_stops_making_progress_is_refused(looks: Looks) -> None:
 def test_a_stop_ends_the_wait_at_once(looks: Looks) -> None:
     began = looks.now
     with pytest.raises(OutOfTime):
-        look(ProcessScanner(), stopping=always)
+        look(ProcessScanner(), stopping=lambda: True)
     assert looks.now == began
 
 
@@ -140,7 +134,7 @@ def test_a_sweep_whose_time_is_up_still_waits_for_the_scan_timeout(looks: Looks)
             return False
         return ask()
 
-    assert look(ProcessScanner(), give_up=always, stopping=stopping) == 1
+    assert look(ProcessScanner(), give_up=True, stopping=stopping) == 1
 
 
 @pytest.mark.parametrize(
@@ -157,7 +151,7 @@ def test_the_next_sweep_uses_a_scan_for_which_the_last_one_had_no_time(
     scanner = ProcessScanner()
     take_no_time_for(scanner, looks)
     with pytest.raises(OutOfTime):
-        look(scanner, give_up=always)
+        look(scanner, give_up=True)
     looks.end()
     looks.now += lain
     assert look(scanner, root) == number
