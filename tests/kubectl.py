@@ -17,46 +17,23 @@ WHAT_TO_DO = (
 )
 
 
-class NoKubectl(Exception):
-    """No kubectl that can render the manifests was found. The message says what to install."""
-
-
-def find_kubectl(assets: str | None, path: str | None) -> str:
-    """Return the path of a kubectl from ``assets`` (KUBEBUILDER_ASSETS), otherwise from ``path`` (PATH).
-
-    Raises NoKubectl if there is none, or if it is too old to render the manifests.
-    """
-    found = shutil.which("kubectl", path=assets) if assets else None
-    found = found or shutil.which("kubectl", path=path)
-    if found is None:
-        raise NoKubectl(f"no kubectl to render the manifests with. {WHAT_TO_DO}")
-    version = version_of(found)
-    matched = re.match(r"v1\.(\d+)", version)
-    if matched is None or int(matched[1]) < FIRST_MINOR:
-        raise NoKubectl(f"{found} ({version}) cannot render the manifests. {WHAT_TO_DO}")
-    return found
-
-
-def version_of(program: str) -> str:
-    """Return the version that a kubectl reports, for example v1.37.2, or `no version` if it reports none."""
-    command = (program, "version", "--client", "--output=yaml")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    matched = re.search(r"gitVersion: (\S+)", done.stdout)
-    return matched[1] if matched else "no version"
-
-
 @functools.cache
-def _found() -> str | NoKubectl:
-    """Return the path of kubectl, or the error. The result is cached, because every test of the manifests needs it."""
-    try:
-        return find_kubectl(os.environ.get("KUBEBUILDER_ASSETS"), os.environ.get("PATH"))
-    except NoKubectl as error:
-        return error
+def find_kubectl() -> tuple[str, str]:
+    """Return the path of a kubectl in KUBEBUILDER_ASSETS or PATH, and why it cannot be used; empty if it can."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    found = (shutil.which("kubectl", path=assets) if assets else None) or shutil.which("kubectl")
+    if found is None:
+        return "", "no kubectl to render the manifests with"
+    command = (found, "version", "--client", "--output=yaml")
+    told = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
+    version = re.search(r"gitVersion: v1\.(\d+)", told)
+    usable = version is not None and int(version[1]) >= FIRST_MINOR
+    return found, "" if usable else f"{found} is too old to render the manifests: {told}"
 
 
 def kubectl() -> str:
     """Return the path of kubectl. If there is none, skip the test. Only one test of test_manifests.py then fails."""
-    found = _found()
-    if isinstance(found, NoKubectl):
-        pytest.skip(str(found), allow_module_level=True)
+    found, problem = find_kubectl()
+    if problem:
+        pytest.skip(f"{problem}. {WHAT_TO_DO}", allow_module_level=True)
     return found

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from controller.metrics import SettleMetrics
 from controller.settle.settler import Settler
 from tests import builders
 from tests.api_double import Api, ApiDouble
+from tests.quota_map import QUOTA, store_quota
 from tests.replicas import LEDGER
 from tests.reservation_subjects import LIMITS, TEAM, Subject
 from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
@@ -36,7 +37,6 @@ from webhook.ledger.leases import RATE_SECONDS
 from webhook.ledger.ledgers import ChargeRequest, Decision
 from webhook.metrics import LedgerMetrics
 
-QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 CALL_SECONDS = 8.0
 """The seconds for which the API server waits for an answer to /validate."""
 
@@ -252,8 +252,7 @@ class ReservationWorld:
         """Edit the quota. All processes see the edit at once, except that a decision in progress uses the old quota."""
         self._edits.append({**limits})
         document = json.dumps({TEAM: {"quota": {model: limit.most_cores // 100 for model, limit in limits.items()}}})
-        metadata = {"name": "gpuquota", "namespace": "kube-system"}
-        self.api.store(QUOTA, {"metadata": metadata, "data": {"gpu_quota": document}})
+        store_quota(self.api, document)
         self._version = self.api.objects[QUOTA]["metadata"]["resourceVersion"]
 
     @property
@@ -400,6 +399,3 @@ class ReservationWorld:
 
 def _sum(subjects: Iterable[Subject]) -> Charge:
     return total(each.charge for each in subjects)
-
-
-Scenario = Callable[[ReservationWorld], None]

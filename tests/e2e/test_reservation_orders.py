@@ -15,9 +15,10 @@ from tests import reservation_scenarios as scenarios
 from tests.e2e.cluster import Cluster
 from tests.e2e.dra import claims_path, served
 from tests.e2e.served_api import ServedApi
+from tests.quota_map import QUOTA
 from tests.reservation_machine import ReservationMachine
 from tests.reservation_subjects import TEAM
-from tests.reservation_world import QUOTA, ReservationWorld
+from tests.reservation_world import ReservationWorld
 from vcuda.kube import Kube
 
 LEDGERS = "vcuda-quota"

@@ -42,9 +42,13 @@ def server(script: Script) -> Iterator[str]:
 
 
 @pytest.fixture
-def kube(server: str, tmp_path: Path) -> Iterator[Kube]:
-    kubeconfig = tmp_path / "kubeconfig"
-    write_kubeconfig(kubeconfig, server, {"token": "letmein"})
+def kubeconfig(server: str, tmp_path: Path) -> Path:
+    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
+    return tmp_path / "kubeconfig"
+
+
+@pytest.fixture
+def kube(kubeconfig: Path) -> Iterator[Kube]:
     kube = Kube.connect(kubeconfig)
     yield kube
     kube.close()

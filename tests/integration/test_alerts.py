@@ -28,12 +28,10 @@ def steady(value: float) -> str:
     return f"{value}+0x{MINUTES}"
 
 
-def rising(step: float, start: float = 0) -> str:
-    return f"{start}+{step}x{MINUTES}"
+def rising(step: float) -> str:
+    return f"0+{step}x{MINUTES}"
 
 
-NEVER = "_"
-"""A metric series without a sample, in promtool's notation."""
 REJECTED = (
     'apiserver_admission_webhook_rejection_count{name="validate.quota.vcuda.io",error_type="calling_webhook_error"}'
 )

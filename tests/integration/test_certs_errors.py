@@ -36,12 +36,6 @@ def run(kubeconfig: Path, *arguments: str) -> Result:
 
 
 @pytest.fixture
-def kubeconfig(server: str, tmp_path: Path) -> Path:
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "letmein"})
-    return tmp_path / "kubeconfig"
-
-
-@pytest.fixture
 def store(kubeconfig: Path) -> ClusterStore:
     return ClusterStore(Kube.connect(kubeconfig), REFS, LABELS)
 

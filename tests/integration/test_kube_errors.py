@@ -163,10 +163,9 @@ def test_an_expired_token_is_read_again_and_the_request_is_retried(script: Scrip
     assert [request.headers["Authorization"] for request in script.seen] == ["Bearer old", "Bearer new"]
 
 
-def test_credentials_are_read_once_a_second_and_after_each_401(script: Script, server: str, tmp_path: Path) -> None:
-    write_kubeconfig(tmp_path / "kubeconfig", server, {"token": "t"})
+def test_credentials_are_read_once_a_second_and_after_each_401(script: Script, kubeconfig: Path) -> None:
     configuration = Configuration(retries=False)
-    looked, now, load = [0], [0.0], loader(tmp_path / "kubeconfig", None)
+    looked, now, load = [0], [0.0], loader(kubeconfig, None)
     load(configuration)
     configuration.refresh_api_key_hook = lambda _: looked.append(0)  # type: ignore[assignment]  # the client declares no type for the hook
     sender = Sender(ApiClient(configuration), load, lambda: now[0])
@@ -259,11 +258,10 @@ def test_an_unusable_kubeconfig_is_bad_input(tmp_path: Path, text: str | None) -
 
 
 def test_without_a_kubeconfig_the_default_place_is_read(
-    tmp_path: Path, script: Script, server: str, monkeypatch: pytest.MonkeyPatch
+    script: Script, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_kubeconfig(tmp_path / "mine", server, {"token": "t"})
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "mine"))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
     script.answers.append(Answer({}))
     assert Kube.connect().get("/version") == b"{}"
 

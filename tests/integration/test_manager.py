@@ -1,6 +1,5 @@
 """Tests of the leading controller: the health that it reports, objects that it cannot decode, and its stop."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from tests.api_double import ApiDouble, Effect
 from tests.builders import LABELS, container
 from tests.cleaner import POD, START, marks_on
 from tests.processes import eventually
+from tests.quota_map import store_quota
 from tests.waiting import PATIENT
 from vcuda.kube import QuotaPlace
 from vcuda.quota.model import OVER_QUOTA
@@ -64,9 +64,7 @@ CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
 
 
 def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiDouble, leader: Leader) -> None:
-    document = json.dumps({"team-a": {"quota": {"M40": 4}}})
-    metadata = {"name": "gpuquota", "namespace": "kube-system"}
-    api.store(f"{CONFIG_MAPS.format('kube-system')}/gpuquota", {"metadata": metadata, "data": {"gpu_quota": document}})
+    store_quota(api, "team-a: {quota: {M40: 4}}")
     for name in ("team-a", "team-b"):
         api.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "uid": name}})
     condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40"}

@@ -7,6 +7,7 @@ and the write lands only if the ledger still has the version that the leader rea
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from typing import Any
 
 from tests.model.serving import Rule, Step, change, compare_and_swap, name
 from tests.model.world import (
@@ -172,21 +173,21 @@ def loss(world: World, bounds: Bounds) -> Iterator[Step]:
 
     The new ledger reserves the whole limit, so that nothing is admitted, until REAP or OPEN removes this reservation.
     """
-    nothing = (NOTHING,) * len(world.reserved)
     if world.exists and world.losses:
-        refused = compare_and_swap(world, bounds._replace(broken=""))
-        pods = {i: _forgotten(pod) for i, pod in enumerate(refused.pods)}
-        late = (NO_LATE,) * len(world.late)
-        gone_by_hand = refused._replace(reserved=nothing, late=late, exists=False, losses=world.losses - 1)
-        yield ("the ledger is deleted",), change(gone_by_hand, pods)
+        yield ("the ledger is deleted",), _without_ledger(world, bounds, losses=world.losses - 1)
     if not world.exists:
+        nothing = (NOTHING,) * len(world.reserved)
         at_once = bounds.broken == "recreated and used at once"
         anew = counted(world, world.newest, bounds)._replace(reserved=nothing, exists=True)
         yield ("the ledger is made",), anew if at_once else _with(anew, len(nothing) - 1, Reserved(EVERYTHING))
 
 
-def _forgotten(pod: Pod) -> Pod:
-    return pod._replace(pending=NOT_PENDING, held=NOT_HELD)
+def _without_ledger(world: World, bounds: Bounds, **others: Any) -> World:
+    """Return the world after the deletion of the ledger, by which every write that was sent before is rejected."""
+    refused = compare_and_swap(world, bounds._replace(broken=""))
+    pods = {i: pod._replace(pending=NOT_PENDING, held=NOT_HELD) for i, pod in enumerate(refused.pods)}
+    reserved, late = (NOTHING,) * len(world.reserved), (NO_LATE,) * len(world.late)
+    return change(refused, pods, reserved=reserved, late=late, exists=False, **others)
 
 
 def open_early(world: World, bounds: Bounds) -> Iterator[Step]:
@@ -209,13 +210,8 @@ def end(world: World, bounds: Bounds) -> Iterator[Step]:
     held = world.terminating and bounds.broken != "ended with something terminating"
     charged = world.pending or held or any(each.amount for each in world.reserved)
     if world.exists and world.ends and (not charged or bounds.broken == "ended with something pending"):
-        ended = compare_and_swap(world, bounds._replace(broken=""))
-        pods = {i: _forgotten(pod) for i, pod in enumerate(ended.pods)}
-        nothing, late = (NOTHING,) * len(world.reserved), (NO_LATE,) * len(world.late)
-        gone_for_good = ended._replace(
-            unseen=(), reserved=nothing, late=late, exists=False, ends=world.ends - 1, unmarking=world.marked
-        )
-        yield ("the ledger ends",), change(gone_for_good, pods)
+        ended = _without_ledger(world, bounds, unseen=(), ends=world.ends - 1, unmarking=world.marked)
+        yield ("the ledger ends",), ended
     if world.unmarking:
         yield ("its mark goes",), world._replace(marked=False, unmarking=False)
 
