@@ -15,18 +15,16 @@ from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 
-from controller.metrics import SettleMetrics
-from controller.settle.settler import Settler
 from tests import builders
 from tests.api_double import Api, ApiDouble
 from tests.quota_map import QUOTA, store_quota
 from tests.replicas import LEDGER
 from tests.reservation_subjects import LIMITS, TEAM, Subject
 from tests.stepped import DriftingClock, OpenCall, SteppedLoop, TrueTime, Wire, WireExecutor
-from tests.watching import catch_up
+from tests.watching import catch_up, unwatched_settler
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.errors import LedgerLost, Unavailable, VcudaError
-from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
+from vcuda.kube import LedgerStore, Reflector
 from vcuda.ledger.ledger import Admitted, Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
 from vcuda.placement.nodes import Nodes
@@ -85,16 +83,7 @@ class Leader:
         self._wire = world.wire
         clock = DriftingClock(world.time, rate)
         kube = world.api.kube
-        quota, nodes = QuotaInformer(kube, QuotaPlace(), frozenset()), NodeInformer(kube, builders.LABELS)
-        self._settler = Settler(
-            kube,
-            world.store(clock),
-            quota,
-            nodes,
-            metrics=SettleMetrics(CollectorRegistry()),
-            on_report=lambda *_: None,
-            clock=clock.now,
-        )
+        self._settler, quota, nodes = unwatched_settler(kube, world.store(clock), clock=clock.now)
         self._reflectors: list[Reflector[Any]] = [quota.reflector, self._settler.ledgers, self._settler.pods.reflector]
         if world.claims:
             self._reflectors.append(self._settler.claims.reflector)

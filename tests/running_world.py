@@ -12,18 +12,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-
-from controller.metrics import SettleMetrics
 from controller.settle.charge_ages import SettleTiming
-from controller.settle.settler import Settler
 from tests import builders
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
 from tests.quota_map import store_quota
+from tests.watching import unwatched_settler
 from vcuda.allocations.stored_claims import ClaimCharge
 from vcuda.errors import VcudaError
-from vcuda.kube import LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
+from vcuda.kube import LedgerStore, Reflector
 from vcuda.kube.reflector import SILENCE
 from vcuda.kube.watch import read_event
 from vcuda.ledger.ledger import Admitted, Ledger
@@ -94,17 +91,8 @@ class WatchingLeader:
     def __init__(self, world: "RunningWorld") -> None:
         self._world = world
         kube = world.api.kube
-        quota, nodes = QuotaInformer(kube, QuotaPlace(), frozenset()), NodeInformer(kube, builders.LABELS)
-        self.settler = Settler(
-            kube,
-            world.new_store(),
-            quota,
-            nodes,
-            metrics=SettleMetrics(CollectorRegistry()),
-            on_report=lambda *_: None,
-            timing=SettleTiming(max_terminating=MAX_TERMINATING),
-            clock=world.clock,
-        )
+        timing = SettleTiming(max_terminating=MAX_TERMINATING)
+        self.settler, quota, nodes = unwatched_settler(kube, world.new_store(), timing=timing, clock=world.clock)
         self._reflectors: Mapping[str, Reflector[Any]] = {
             PODS: self.settler.pods.reflector,
             CLAIMS: self.settler.claims.reflector,

@@ -8,13 +8,11 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from controller.metrics import SettleMetrics
-from controller.settle.settler import Settler
 from tests.api_double import ApiDouble
-from tests.builders import LABELS, Manifest
+from tests.builders import Manifest
 from tests.quota_map import store_quota
 from tests.replicas import Replica
-from tests.watching import catch_up
-from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace
+from tests.watching import catch_up, unwatched_settler
 from vcuda.ledger.ledger import Ledger, Pending
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.model import Charge
@@ -53,12 +51,9 @@ class Settling:
         self._registry = CollectorRegistry()
         self._ahead = 0.0
         self.goes_on = False
-        quota, nodes = QuotaInformer(api.kube, QuotaPlace(), frozenset()), NodeInformer(api.kube, LABELS)
-        self.settler = Settler(
+        self.settler, quota, nodes = unwatched_settler(
             api.kube,
             replica.store,
-            quota,
-            nodes,
             metrics=SettleMetrics(self._registry),
             on_report=self._on_report,
             exists=lambda _: not gone,

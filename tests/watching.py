@@ -4,11 +4,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from controller.claims import ClaimInformer
+from controller.metrics import SettleMetrics
 from controller.pods import PodInformer
+from controller.settle.settler import Settler
 from tests.api_double import ApiDouble
 from tests.builders import LABELS
-from vcuda.kube import LedgerStore, Reflector
+from vcuda.kube import Kube, LedgerStore, NodeInformer, QuotaInformer, QuotaPlace, Reflector
 
 
 def catch_up(reflector: Reflector[Any]) -> None:
@@ -17,6 +21,13 @@ def catch_up(reflector: Reflector[Any]) -> None:
     reflector.relist()
     reflector.listed_version = listed or reflector.listed_version
     reflector.synced.set()
+
+
+def unwatched_settler(kube: Kube, store: LedgerStore, **options: Any) -> tuple[Settler, QuotaInformer, NodeInformer]:
+    """Return a settler, with its informers of the quota and of nodes. None of them has read any object yet."""
+    quota, nodes = QuotaInformer(kube, QuotaPlace(), frozenset()), NodeInformer(kube, LABELS)
+    given = {"metrics": SettleMetrics(CollectorRegistry()), "on_report": lambda *_: None, **options}
+    return Settler(kube, store, quota, nodes, **given), quota, nodes
 
 
 def claim_informer(

@@ -52,3 +52,9 @@ def kube(kubeconfig: Path) -> Iterator[Kube]:
     kube = Kube.connect(kubeconfig)
     yield kube
     kube.close()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory for certificates, which does not exist yet."""
+    return tmp_path / "certs"

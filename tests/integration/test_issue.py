@@ -63,11 +63,6 @@ def handshake(directory: Path, hostname: str) -> str:
         return echo(connection, b"hello").decode()
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "certs"
-
-
 def test_the_program_writes_keys_that_their_owner_alone_can_read_and_shows_none(directory: Path) -> None:
     """The umask of the process is 0, so only the program itself restricts the modes."""
     program = "import os; os.umask(0); from certs.cli import main; main()"

@@ -107,12 +107,6 @@ def test_no_request_is_repeated_after_a_failure(kube: Kube, script: Script) -> N
     assert len(script.seen) == 1
 
 
-def test_a_refused_connection_is_unreachable(tmp_path: Path) -> None:
-    write_kubeconfig(tmp_path / "kubeconfig", "http://127.0.0.1:1", {"token": "t"})
-    with pytest.raises(Unavailable, match=f"GET {PATH}"):
-        Kube.connect(tmp_path / "kubeconfig").get(PATH)
-
-
 @pytest.mark.parametrize("kind", [JSON_PATCH, MERGE_PATCH])
 def test_a_body_arrives_byte_for_byte_under_its_content_type(kube: Kube, script: Script, kind: str) -> None:
     script.answers.append(Answer({}))

@@ -6,13 +6,11 @@ The memory does not depend on the number of the objects.
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
+import kmock
 import pytest
 
 from controller.refusals import CLAIM_REASON
@@ -20,7 +18,7 @@ from controller.retry.refused import MOST_OWNER_BYTES
 from examples.claims import NVIDIA, claim, entry, template
 from tests.builders import ONE_CARD, stored_pod
 from tests.integration.list_reader import READERS
-from tests.integration.scripted import write_kubeconfig
+from tests.integration.scripted import Script, serving, stream, write_kubeconfig
 from vcuda.quota.model import OVER_QUOTA
 
 OBJECTS = 80
@@ -63,32 +61,17 @@ REST = {
 """The JSON of an object without its metadata, by kind. It is made only once, because it is large."""
 
 
-class Lists(BaseHTTPRequestHandler):
+class Lists(Script):
     """Answers each LIST in pages of large objects, as the API server does. LISTs of kinds that the test does not use
     are empty.
     """
 
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        asked = {key: value for key, (value, *_) in parse_qs(url.query).items()}
-        kind = url.path.rpartition("/")[2]
-        begin, objects = int(asked.get("continue", 0)), OBJECTS if kind in SAMPLES else 0
-        end = min(begin + int(asked["limit"]), objects)
+    def __call__(self, request: kmock.Request) -> kmock.Payload:
+        kind = str(request.url.path).rpartition("/")[2]
+        begin, objects = int(request.params.get("continue", 0)), OBJECTS if kind in SAMPLES else 0
+        end = min(begin + int(request.params["limit"]), objects)
         head = {"resourceVersion": "7", "continue": str(end) if end < objects else ""}
-        self.send_response(200)
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-        try:
-            for part in _list(head, kind, range(begin, end)):
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
-            self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the reader has closed the connection
-            self.close_connection = True
-
-    def log_message(self, *_: object) -> None:
-        """Log no requests."""
+        return stream(*_list(head, kind, range(begin, end))).render()
 
 
 def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
@@ -103,12 +86,10 @@ def _list(head: dict[str, str], kind: str, numbers: range) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def kubeconfig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Lists) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(Lists()) as url:
         path = tmp_path_factory.mktemp("lists") / "kubeconfig"
-        write_kubeconfig(path, f"http://127.0.0.1:{server.server_port}", {"token": "t"})
+        write_kubeconfig(path, url, {"token": "t"})
         yield path
-        server.shutdown()
 
 
 @pytest.mark.parametrize("what", READERS)

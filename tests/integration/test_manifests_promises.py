@@ -200,24 +200,6 @@ def test_there_is_no_own_priority_class_and_the_systems_classes_are_permitted(ov
         assert (each["metadata"]["namespace"], spec.get("priorityClassName")) in allowed, label(each)
 
 
-def test_an_update_stops_no_replica_before_a_new_one_is_ready(base: list[Json]) -> None:
-    update = one(base, "Deployment", "vcuda-webhook")["spec"]["strategy"]["rollingUpdate"]
-    assert (update["maxSurge"], update["maxUnavailable"]) == (1, 0)
-
-
-def test_every_selector_matches_its_pods(base: list[Json]) -> None:
-    labels = {
-        label(workload): workload["spec"]["template"]["metadata"]["labels"]
-        for workload, _ in pod_specs(base)
-        if workload["kind"] in ("Deployment", "DaemonSet")
-    }
-    selectors = {
-        "Deployment/vcuda-webhook": one(base, "Service", "vcuda-webhook")["spec"]["selector"],
-        "Deployment/vcuda-controller": one(base, "Deployment", "vcuda-controller")["spec"]["selector"]["matchLabels"],
-    }
-    assert all(selector.items() <= labels[name].items() for name, selector in selectors.items())
-
-
 # Tests of properties that only one overlay or component has
 
 

@@ -16,11 +16,6 @@ from vcuda.x509 import DEVELOPMENT, make_authority, make_leaf
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "certs"
-
-
-@pytest.fixture
 def server(directory: Path, tmp_path: Path) -> Iterator[WebhookProcess]:
     write_as_kubelet(directory, new_leaf())
     (directory / "ca.crt").write_bytes(AUTHORITY.certificate_pem())

@@ -56,11 +56,6 @@ def weak_pair() -> tuple[bytes, bytes]:
     return weak.public_bytes(Encoding.PEM), pem_of(key)
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "certs"
-
-
 def test_only_tls_1_2_and_1_3_are_supported(directory: Path) -> None:
     write_plainly(directory, new_leaf())
     serving = ServingCertificate(directory)

@@ -23,7 +23,7 @@ def main() -> int:
     if asked.broken:
         return show_broken(asked.broken)
     found = explore_all(FULL if asked.full else SMALL)
-    survivors = [each.broken for each in MUTANTS if not explore(each.broken_bounds, rest_every=each.rest_every).fault]
+    survivors = [each.broken for each in MUTANTS if not explore(each.broken_bounds, each.rest_every).fault]
     print(f"{len(MUTANTS)} broken rules, {len(MUTANTS) - len(survivors)} found out", *survivors, sep=", not: ")
     return 1 if survivors or any(each.fault for each in found) else 0
 
@@ -32,18 +32,13 @@ def explore_all(cases: Mapping[str, Bounds]) -> list[Explored]:
     found = []
     print(f"{'states':>10}{'transitions':>13}{'seconds':>9}  bounds")
     for title, bounds in cases.items():
-        result = explore(bounds, progress, REST_EVERY)
+        result = explore(bounds, REST_EVERY)
         found.append(result)
-        print(f"\r{result.states:>10,}{result.transitions:>13,}{result.seconds:>9.1f}  {title}", flush=True)
+        print(f"{result.states:>10,}{result.transitions:>13,}{result.seconds:>9.1f}  {title}", flush=True)
         if result.fault:
             show(result)
     print(f"{sum(each.states for each in found):>10,} states in {sum(each.seconds for each in found):.0f} s")
     return found
-
-
-def progress(states: int) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{states:>10,}", end="", file=sys.stderr, flush=True)
 
 
 def show_broken(rule: str) -> int:
@@ -51,7 +46,7 @@ def show_broken(rule: str) -> int:
     if mutant is None:
         print("must be one of:", *(each.broken for each in MUTANTS), sep="\n  ")
         return 2
-    result = explore(mutant.broken_bounds, rest_every=mutant.rest_every)
+    result = explore(mutant.broken_bounds, mutant.rest_every)
     show(result)
     return 1 if result.fault else 0
 

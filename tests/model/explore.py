@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from tests.model.keeping import keeping
@@ -64,7 +63,7 @@ def _refusable(world: World, live: int, bounds: Bounds) -> int:
     return live + world.terminating
 
 
-def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, rest_every: int = 0) -> Explored:
+def explore(bounds: Bounds, rest_every: int = 0) -> Explored:
     """Explore all states (worlds), or stop at the first violation.
 
     ``rest_every``: the number of states for each state that is checked for charges that are never released; 0 for none.
@@ -85,8 +84,6 @@ def explore(bounds: Bounds, told: Callable[[int], None] = lambda _states: None, 
                 continue
             new = new._replace(pods=tuple(shared.setdefault(pod, pod) for pod in new.pods))  # type: ignore[misc]  # equal pods
             before[new] = world
-            if len(before) % 20_000 == 0:
-                told(len(before))
             fault = fault_of(new, bounds)
             if not fault and rest_every and len(before) % rest_every == 0:
                 fault = unrest_of(new, bounds)
