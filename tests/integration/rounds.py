@@ -1,7 +1,4 @@
-"""Runs a reflector (a cache of one kind of objects, kept current by a watch) for a limited number of attempts.
-
-In our programs, a reflector runs without this limit in a thread.
-"""
+"""Runs a reflector (a cache of objects, kept current by a watch) for a limited number of attempts."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -72,10 +72,7 @@ def fault_of_value(
 
 
 class Case(NamedTuple):
-    """The test cases of one alert, each a set of metric series.
-
-    The alert must fire with some of the sets, and must be silent with the others.
-    """
+    """Sets of metric series with which an alert must fire, and sets with which it must be silent."""
 
     firing: Sequence[Series]
     silent: Sequence[Series]

@@ -1,7 +1,4 @@
-"""The Helm chart renders the same objects as kustomize.
-
-Wrong values are rejected before anything is applied, and the message names the value.
-"""
+"""The Helm chart renders the same objects as kustomize, and rejects wrong values with their names."""
 
 import itertools
 import json

@@ -1,7 +1,4 @@
-"""Two controllers compete for the Lease. Even if their calls to the API server fail or are late, only one leads.
-
-The tests run in virtual time.
-"""
+"""Two controllers compete for the Lease in virtual time. Even if their calls fail or are late, only one leads."""
 
 import heapq
 import itertools
@@ -20,10 +17,7 @@ from vcuda.errors import Unavailable, VcudaError
 
 
 class World:
-    """A virtual clock for several threads, of which only one runs at a time.
-
-    When a thread sleeps, the thread with the earliest wake-up time runs.
-    """
+    """A virtual clock for several threads. Only one thread runs at a time, in the order of their wake-up times."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -79,10 +73,7 @@ class Phase(NamedTuple):
 
 
 class Life(NamedTuple):
-    """One candidate for the Lease: the outcomes of its calls, and the times of its start and stop.
-
-    The times are multiples of the lease duration.
-    """
+    """A candidate for the Lease. Its start and stop are multiples of the lease duration."""
 
     phases: tuple[Phase, ...]
     start: float

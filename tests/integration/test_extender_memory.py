@@ -1,7 +1,4 @@
-"""The memory that the scheduler extender needs while it receives several of the largest bodies at once.
-
-The extender runs as a separate process, so that its memory can be measured.
-"""
+"""The memory of the scheduler extender, as a separate process, while it receives several of the largest bodies."""
 
 import itertools
 import ssl

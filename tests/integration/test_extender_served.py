@@ -111,10 +111,7 @@ def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged
 
 
 class Body:
-    """A request body whose last part arrives when the test permits it.
-
-    ``begun`` is set when the extender starts to read the body.
-    """
+    """A request body whose last part arrives when the test permits it. ``begun``: the extender reads the body."""
 
     def __init__(self) -> None:
         self.begun, self.arrives = threading.Event(), threading.Event()

@@ -1,7 +1,4 @@
-"""The webhook still answers valid requests while other clients are slow or silent, are many, or send large bodies.
-
-The other clients keep their connections open during the valid requests.
-"""
+"""The webhook still answers valid requests while other clients are slow or silent, are many, or send large bodies."""
 
 import json
 import socket

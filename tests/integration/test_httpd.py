@@ -1,7 +1,4 @@
-"""The HTTP server of the controller's status and usage pages.
-
-No client can use up its threads or memory, or stop the process.
-"""
+"""No client can use up threads or memory of the controller's HTTP server for status and usage, or stop the process."""
 
 import socket
 import threading

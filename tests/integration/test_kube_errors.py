@@ -1,7 +1,4 @@
-"""For each kind of failure, our API client raises its own exception.
-
-The answers are scripted, because a healthy API server does not give them.
-"""
+"""For each kind of failure, our API client raises its own exception. The answers are scripted."""
 
 import asyncio
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""If the Kubernetes version is too old, every program ends with one error.
-
-It makes no request except the one for the version.
-"""
+"""If the Kubernetes version is too old, every program ends with one error, and makes no other request."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -29,10 +26,7 @@ EVERY = (*CERTS, *LASTING, f"{NODE} --once")
 
 
 class Versioned(Script):
-    """A test double of an API server. It answers requests for /version with these answers, in order.
-
-    The last of the answers is repeated. Every other request is answered with 503.
-    """
+    """Answers /version with these answers, and repeats the last one. Any other request gets a 503."""
 
     def __init__(self, *versions: Answer) -> None:
         super().__init__()

@@ -1,7 +1,4 @@
-"""Reviews of large pods, and of edits of the quota, are not decided in the event loop's thread.
-
-They get the same answers as small reviews. The event loop continues to serve other reviews.
-"""
+"""Reviews of large pods, and of edits of the quota, are not decided in the event loop's thread."""
 
 import asyncio
 import functools
@@ -39,10 +36,7 @@ def in_a_loop(test: Callable[..., Coroutine[None, None, None]]) -> Callable[...,
 
 
 class Ledgers(MemoryLedgers):
-    """A test double of the ledgers that records the thread of each call.
-
-    Before it decides a charge, it awaits ``until``.
-    """
+    """A test double of the ledgers. It records the thread of each call, and awaits ``until`` before each charge."""
 
     def __init__(self, until: Callable[[], Any] | None = None) -> None:
         super().__init__()

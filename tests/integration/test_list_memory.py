@@ -1,7 +1,4 @@
-"""Tenants can create large objects. Our programs read a LIST of them in little memory.
-
-The memory does not depend on the number of the objects.
-"""
+"""Our programs read a LIST of large objects, which tenants can create, in little memory."""
 
 import json
 import subprocess
@@ -62,9 +59,7 @@ REST = {
 
 
 class Lists(Script):
-    """Answers each LIST in pages of large objects, as the API server does. LISTs of kinds that the test does not use
-    are empty.
-    """
+    """Answers each LIST in pages of large objects. LISTs of kinds that are not in `SAMPLES` are empty."""
 
     def __call__(self, request: kmock.Request) -> kmock.Payload:
         kind = str(request.url.path).rpartition("/")[2]

@@ -1,7 +1,4 @@
-"""The lock files have a permitted version of each required package, with hashes, for every platform of the image.
-
-They have no unneeded package.
-"""
+"""The lock files have a permitted version, with hashes, of each required package, and no unneeded package."""
 
 import configparser
 import importlib.metadata

@@ -1,7 +1,4 @@
-"""The component `page`, which makes the usage page reachable by a Service.
-
-The leading controller writes the Service's EndpointSlice. A network policy admits only the proxy to the page.
-"""
+"""The component `page`: a Service for the usage page, which only a proxy may reach."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""`kubectl gpuquota` with a real kubectl.
-
-The tests cover kubeconfigs, contexts and namespaces, and clusters that cannot be reached.
-"""
+"""`kubectl gpuquota` with a real kubectl: kubeconfigs, contexts, namespaces, and unreachable clusters."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""The console scripts of the package. If packages are missing, a script names the extra to install.
-
-Each script has completion for three shells.
-"""
+"""The console scripts of the package: missing packages, completion, and `vcuda-webhook check` with grants."""
 
 import json
 import os

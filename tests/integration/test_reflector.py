@@ -1,7 +1,4 @@
-"""A reflector keeps a view of all objects of one kind by a LIST and a watch.
-
-In these tests its server fails, ends watches, stays silent, or sends invalid data.
-"""
+"""A reflector whose server fails, ends watches, stays silent, or sends invalid data."""
 
 import json
 

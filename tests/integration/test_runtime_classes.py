@@ -1,7 +1,4 @@
-"""The webhook judges a RuntimeClass by its name and its handler.
-
-If the webhook cannot list RuntimeClasses, it still serves.
-"""
+"""The webhook judges a RuntimeClass by its name and its handler, and by its name if it cannot list them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +23,7 @@ FAST: Json = {"metadata": {"name": "fast", "uid": "r-1", "resourceVersion": "6"}
 
 
 class Cluster(Script):
-    """A test double of an API server of version 1.30, with a quota document and without nodes.
-
-    ``classes``: the answer to the LIST of RuntimeClasses.
-    """
+    """A double of an API server 1.30 without nodes. ``classes``: the answer to the LIST of RuntimeClasses."""
 
     def __init__(self, classes: Answer) -> None:
         super().__init__()

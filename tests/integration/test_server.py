@@ -1,7 +1,4 @@
-"""``vcuda-webhook serve --standalone`` over TLS: its answers, metrics and log lines.
-
-Many concurrent callers never get more than the quota.
-"""
+"""``vcuda-webhook serve --standalone`` over TLS: its answers, metrics, log lines, and many concurrent callers."""
 
 import json
 import os

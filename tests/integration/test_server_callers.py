@@ -1,7 +1,4 @@
-"""Tests of the webhook with ``--client-ca``. It answers API servers and probes, and rejects other callers.
-
-The tests use real TLS.
-"""
+"""The webhook with ``--client-ca`` answers API servers and probes, and rejects other callers."""
 
 import json
 import ssl

@@ -1,7 +1,4 @@
-"""The usage page in a browser.
-
-The tests use mouse, keyboard and screen reader, wide and narrow screens, and live updates.
-"""
+"""The usage page in a browser: mouse, keyboard, screen reader, wide and narrow screens, and live updates."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -29,10 +26,7 @@ Size = tuple[int, int]
 
 @dataclass
 class Served:
-    """A running server of the usage page, and the data of the page.
-
-    ``feed``: the live updates. If it is None, the server acts as a standby.
-    """
+    """A running server of the usage page, as the leader, or as a standby if it has no ``feed``."""
 
     sample: Sample
     views: Views = field(default_factory=Views)

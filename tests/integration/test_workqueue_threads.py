@@ -1,7 +1,4 @@
-"""Threads wait until a key of the work queue is due.
-
-The tests check which thread wakes, and when.
-"""
+"""Threads that wait until a key of the work queue is due: which thread wakes, and when."""
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,4 @@
-"""The rules of the API server and its callers, of time, and of the replicas.
-
-Each rule yields the steps that it permits.
-"""
+"""The rules of the API server and its callers, of time, and of the replicas. Each yields the steps that it permits."""
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain

@@ -1,7 +1,4 @@
-"""Mounts FUSE file systems (file systems in user space) whose server has ended or does not answer.
-
-If the server has ended, an access to the file system fails. If the server does not answer, the access waits.
-"""
+"""Mounts FUSE file systems (file systems in user space) whose server has ended or does not answer."""
 
 import errno
 import os

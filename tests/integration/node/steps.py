@@ -17,10 +17,7 @@ class Killed(BaseException):
 
 
 class Steps:
-    """Counts the steps: the calls that change the disk.
-
-    ``before`` is called before each step, with the step's number and arguments.
-    """
+    """Counts the calls that change the disk. ``before`` is called before each, with its number and arguments."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.taken = 0

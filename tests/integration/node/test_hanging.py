@@ -1,7 +1,4 @@
-"""Some processes take very long to inspect: they have a file on a FUSE server that does not answer, or very many files.
-
-The node agent waits for such a process, but only for a bounded time.
-"""
+"""The node agent waits only for a bounded time for processes that take very long to inspect."""
 
 import subprocess
 import sys

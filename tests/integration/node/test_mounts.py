@@ -1,7 +1,4 @@
-"""The node agent never removes a mounted directory, and never enters another file system.
-
-The mounts of these tests are in its root (the directory with one directory per pod), on the root, and next to it.
-"""
+"""The node agent never removes a mounted directory, and never enters another file system."""
 
 import subprocess
 from collections.abc import Callable, Iterator

@@ -103,11 +103,7 @@ def test_a_view_without_the_agents_own_pod_is_not_used(kube: Kube, script: Scrip
 
 
 class View:
-    """A test double of a reflector (a cache of pods, kept current by a watch). Its cache is always complete and
-    current.
-
-    A test sets the pods in it.
-    """
+    """A test double of a reflector whose cache is always complete and current. A test sets the pods in it."""
 
     def __init__(self, on_event: OnEvent[tuple[str, ...]]) -> None:
         self.synced, self.alive = threading.Event(), True

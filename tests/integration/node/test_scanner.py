@@ -1,7 +1,4 @@
-"""The node agent scans all processes for open files before it removes directories.
-
-These tests are about the time that the agent waits for a scan, and about scans that have not ended by then.
-"""
+"""The time that the node agent waits for a scan of all processes, and scans that have not ended by then."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,4 @@
-"""A sweep (a pass of the node agent) removes some directories of pods and keeps the others.
-
-This depends on the API server, the kubelet, the age of the directory and earlier sweeps.
-"""
+"""A sweep (a pass of the node agent) removes some directories of pods and keeps the others."""
 
 import pytest
 

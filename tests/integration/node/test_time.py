@@ -1,7 +1,4 @@
-"""A sweep (a pass of the node agent over all directories) has a limited time.
-
-If the time is over, or the agent must stop, the next sweep continues. So every directory is finally handled.
-"""
+"""A sweep (a pass of the node agent) has a limited time. The next sweep continues, so every directory is handled."""
 
 from functools import partial
 

@@ -1,7 +1,4 @@
-"""Walks over directory trees and scans of mounts need few file descriptors and little memory.
-
-A walk detects that its tree was moved.
-"""
+"""Walks over directory trees and scans of mounts need few file descriptors and little memory."""
 
 import os
 from pathlib import Path
