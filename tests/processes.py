@@ -35,11 +35,7 @@ Fields = dict[str, Any]
 
 
 def eventually(holds: Callable[[], T], told: Callable[[], object] = str, timeout: float = PATIENCE) -> T:
-    """Call ``holds`` repeatedly. Return its result as soon as it is true. Raises TimeoutError with the text of
-    ``told``.
-
-    Use it for changes that no event announces: a metric, a file, or the state of an API server.
-    """
+    """Return the result of ``holds`` as soon as it is true. Raises TimeoutError with the text of ``told``."""
     deadline = time.monotonic() + timeout
     while not (found := holds()):
         if time.monotonic() > deadline:
@@ -308,10 +304,7 @@ def memory(pid: int, field: str = "VmHWM", file: str = "status") -> int:
 
 
 def serving(*flags: str | Path, ca: Path | None = None, env: Mapping[str, str] | None = None) -> WebhookProcess:
-    """Run `vcuda-webhook serve` with these flags on a free port of 127.0.0.1 during the ``with`` statement.
-
-    ``env`` adds to its environment. By default --drain-seconds is 0, so the webhook stops at once.
-    """
+    """Run `vcuda-webhook serve` on a free port during the ``with`` statement. ``env`` adds to its environment."""
     return WebhookProcess(flags, ca, env or {})
 
 

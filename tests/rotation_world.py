@@ -255,10 +255,7 @@ def versioned(state: State, write: steps.Write, version: str) -> State:
 def healthy(
     *lags: timedelta, extra: Certificates = (), policy: steps.RotationPolicy = POLICY, since: timedelta = timedelta()
 ) -> World:
-    """Return a world with no step due, ``since`` after its start. It has one pod for each lag, or two pods.
-
-    The caBundles also have the ``extra`` certificates.
-    """
+    """Return a world with no step due, ``since`` after its start, with a pod for each lag. ``extra``: more CAs."""
     authority = make_authority(START, policy.ca_life)
     leaf = make_leaf(authority, NAMES, START, policy.leaf_life)
     bundle = (*extra, authority.certificate)

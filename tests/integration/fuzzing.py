@@ -60,10 +60,7 @@ class Target:
                 connection.close()
 
     def assert_kept(self, used: socket.socket | None) -> None:
-        """Assert that the server has not closed the client's open connection ``kept``.
-
-        The socket is compared, because http.client silently opens a new one if the connection was closed.
-        """
+        """Compare the socket, because http.client silently opens a new one if the server has closed the connection."""
         assert used is not None
         assert self.kept.sock is used
 
@@ -91,9 +88,7 @@ class Target:
 
 @contextmanager
 def under_fire(directory: Path, *flags: str) -> Iterator[Target]:
-    """Run a webhook during the ``with`` statement. At the end, assert that its worker process was not replaced, and
-    that its log has no stack trace.
-    """
+    """Run a webhook. At the end, its worker process must be the first one, and its log must have no stack trace."""
     quota = directory / "gpuquota.yaml"
     quota.write_text(QUOTA)
     with serving("--standalone", "--quota", quota, *flags) as server, closing(server.connect()) as kept:
@@ -122,10 +117,7 @@ def assert_harmless(reply_body: bytes) -> None:
 
 
 def read_all(connection: socket.socket) -> tuple[bytes, bool]:
-    """Return the received bytes, and True if the server has closed the connection.
-
-    False: the server keeps the connection open and waits for more input.
-    """
+    """Return the received bytes, and False if the server keeps the connection open and waits for more input."""
     data = b""
     try:
         while more := connection.recv(2**16):
@@ -138,9 +130,7 @@ def read_all(connection: socket.socket) -> tuple[bytes, bool]:
 
 
 def answers_in(data: bytes) -> list[Answer]:
-    """Parse the consecutive HTTP answers in these bytes. Each answer must have a known length, and a body of JSON or
-    plain text.
-    """
+    """Parse consecutive HTTP answers. Each must have a known length, and a body of JSON or plain text."""
     answers = []
     while data:
         head, blank, rest = data.partition(b"\r\n\r\n")

@@ -59,9 +59,7 @@ class Script:
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Return a short form of each request: ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch
-        starts.
-        """
+        """Return each request as ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch starts."""
         return [in_short(request) for request in self.seen]
 
 
@@ -100,10 +98,7 @@ def serving(script: Script) -> Iterator[str]:
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
-    """Write a kubeconfig, as JSON, with one context.
-
-    ``way``: more fields of the kubeconfig's cluster, for example ``proxy-url``.
-    """
+    """Write a kubeconfig with one context. ``way``: more fields of its cluster, for example ``proxy-url``."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",

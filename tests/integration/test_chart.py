@@ -38,9 +38,7 @@ def setting_of(component: str) -> str:
 
 
 def combinations() -> list[tuple[str, ...]]:
-    """Return the combinations of components to test: each single component, each pair, and the two largest sets.
-    Combinations that the chart rejects are left out.
-    """
+    """Return each component, each pair, and the two largest sets, except sets that the chart rejects."""
     fork = "node-agent-nvidia-vcuda"
     largest = (COMPONENTS.keys() - left_out for left_out in ({"hami", fork}, {"scheduler", fork}))
     chosen = [set(), *({each} for each in COMPONENTS), *map(set, itertools.combinations(COMPONENTS, 2)), *largest]

@@ -59,10 +59,7 @@ class World:
 
 
 FATES = ("ok", "slow", "refused", "lost request", "lost reply", "late", "write lost", "last moment")
-"""The possible outcomes of a call to the API server.
-
-``late``: the call arrives after its sender has given up. ``write lost``: only calls that read arrive.
-"""
+"""Outcomes of a call. ``late``: it arrives after its sender has given up. ``write lost``: only reads arrive."""
 
 
 class Phase(NamedTuple):

@@ -35,10 +35,7 @@ HEAD, END = b'{"Pod":{},"Nodes":{"items":[', b"{}]}}"
 NODE = b'{"metadata":{"annotations":{"about":"' + b"n" * 2**16 + b'"},"name":"node-%08d"}},'
 PRIORITIZE = ("POST", "/scheduler/prioritize")
 FEW, SLOW = {0, 413}, {0, 200, 408, 500}
-"""The permitted HTTP statuses of answers: if the extender rejects the bodies, and if it reads them.
-
-0 means that the connection ended without an answer, for example because eight clients on one machine were too slow.
-"""
+"""Permitted statuses of rejected and of read bodies. 0: the connection ended, as clients may be too slow."""
 
 
 class Extender(OwnProcess):
@@ -57,10 +54,7 @@ def extender(tmp_path: Path) -> Iterator[Extender]:
 
 
 def largest(end: bytes) -> Iterator[bytes]:
-    """Yield the parts of the largest permitted body, with whole nodes as the scheduler sends them.
-
-    With ``end``, the last part closes the JSON. Without it, the body stays incomplete.
-    """
+    """Yield the largest permitted body with whole nodes, as the scheduler sends them. ``end`` closes the JSON."""
     count, rest = divmod(MAX_BODY - len(HEAD) - len(END), len(NODE % 0))
     yield from itertools.chain([HEAD], (NODE % number for number in range(count)), [b" " * rest, end])
 

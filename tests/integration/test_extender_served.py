@@ -100,9 +100,7 @@ def test_only_the_scheduler_is_answered(
 def test_a_client_that_only_does_the_handshake_delays_no_other_and_is_not_logged(
     extender: Server, scheduler: Scheduler
 ) -> None:
-    """`vcuda-certs` connects like this to read the certificate. If the extender logged each such connection with a
-    stack trace, other calls would wait for a second.
-    """
+    """`vcuda-certs` reads the certificate like this. A stack trace for each would delay other calls by a second."""
     with structlog.testing.capture_logs() as logs:
         for _ in range(40):
             assert served_leaf(f"127.0.0.1:{extender.port}", "localhost")

@@ -38,10 +38,7 @@ SOUND += [{"nvidia.com/gpu": 2}, {"nvidia.com/gpu": "1", "nvidia.com/gpumem-perc
 MODELS = ["M40", "P100", "A100", "V100"]
 DEVICE = 25
 WITH_ROWS = GpuResources(models=CardModels({"P100": ProductRow(("v1??",), DEVICE)}))
-"""Settings with one row in `gpu_models`.
-
-The row assigns the label value V100 to model P100, and makes one device of P100 a quarter of a card.
-"""
+"""A row in `gpu_models` that makes V100 a model P100, of which one device is a quarter of a card."""
 FORGED = ["quota.vcuda.io/model", "nvidia.com/use-gputype", "tencent.com/vcuda-core-limit", *strategies.ALLOCATIONS]
 OPEN = [{}, {"matchExpressions": []}, term(requirement("zone", "Exists")), term(requirement(MODEL, "NotIn", "V100"))]
 
@@ -62,10 +59,7 @@ def limits(pod: Manifest, chance: random.Random) -> dict[str, Any]:
 
 
 def terms(pod: Manifest) -> list[Manifest]:
-    """Return the terms of the pod's required node affinity.
-
-    If the pod has no affinity, return one empty term that is not part of the pod.
-    """
+    """Return the terms of the pod's required node affinity, or one empty term that is not part of the pod."""
     affinity = (pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}
     return (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms") or [{}]
 

@@ -90,10 +90,7 @@ def spoilt_reviews(draw: st.DrawFn) -> bytes:
 
 
 def must_be_refused(body: bytes) -> bool:
-    """Return whether this review would create a GPU pod in a namespace whose quota is 0.
-
-    The review is read by a JSON parser that the webhook does not use.
-    """
+    """Return whether this review creates a GPU pod beyond its quota. The webhook uses another JSON parser."""
     try:
         asked = json.loads(body)["request"]
         pod = asked["object"]

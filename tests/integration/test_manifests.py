@@ -34,10 +34,7 @@ pytestmark = pytest.mark.slow
 
 SUPPORTED = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 VERSIONS = sorted({version for version in map(utils.major_minor, utils.all_versions()) if version >= SUPPORTED[0]})
-"""The Kubernetes versions whose schemas the tests use.
-
-The manifests must also be valid on versions newer than the supported ones.
-"""
+"""The Kubernetes versions whose schemas the tests use: supported versions, and newer ones."""
 
 NO_SCHEMA = ("cert-manager.io/", "gateway.networking.k8s.io/", "monitoring.coreos.com/")
 """The API groups of other projects. No Kubernetes release has schemas of the kinds in them."""
@@ -54,18 +51,12 @@ OPTIONS = {
 
 BESIDE_ANY = ("cert-manager", "prometheus", *sorted(OPTIONS - {"node-agent-nvidia-vcuda"}))
 TOGETHER = {"hami": ("hami", *BESIDE_ANY), "scheduler": ("scheduler", *BESIDE_ANY)}
-"""The largest sets of components that can be combined, by name.
-
-Component `hami` excludes `scheduler`, and two node agents exclude each other.
-"""
+"""The largest sets of components. `hami` excludes `scheduler`, and two node agents exclude each other."""
 
 
 @functools.cache
 def known(document: str, version: str) -> bool:
-    """Return whether a Kubernetes release has the object's kind.
-
-    Raises ValidationError if the release has the kind, but lacks a field of the object.
-    """
+    """Return whether a release has the kind. Raises ValidationError if it lacks a field of the object."""
     try:
         kubernetes_validate.validate(json.loads(document), version, strict=True)
     except utils.SchemaNotFoundError:
@@ -74,19 +65,14 @@ def known(document: str, version: str) -> bool:
 
 
 def unknown(objects: Sequence[Json], version: str) -> set[str]:
-    """Return the objects whose kinds a Kubernetes release does not have, except kinds of other projects.
-
-    Raises ValidationError if an object of a known kind is invalid.
-    """
+    """Return the objects whose kinds a release does not have. Raises ValidationError if an object is invalid."""
     own = [each for each in objects if not each["apiVersion"].startswith(NO_SCHEMA)]
     assert len(own) > len(objects) / 2
     return {label(each) for each in own if not known(json.dumps(registered(each)), version)}
 
 
 def registered(found: Json) -> Json:
-    """Return the object. A webhook configuration gets the webhooks that its annotation declares, as `vcuda-certs`
-    registers them.
-    """
+    """Return the object. A webhook configuration gets its webhooks, as `vcuda-certs` registers them."""
     return {**found, "webhooks": declared(found)} if found["kind"].endswith("WebhookConfiguration") else found
 
 
@@ -114,9 +100,7 @@ every_choice = pytest.mark.parametrize("chosen", TOGETHER.values(), ids=TOGETHER
 
 @every_choice
 def test_components_can_be_combined_in_any_order(tmp_path: Path, chosen: tuple[str, ...]) -> None:
-    """Only the order of flags may differ. The component node-host-pid is always last, because it changes the node
-    agents.
-    """
+    """Only the order of flags may differ. node-host-pid is always last, because it changes the node agents."""
     backwards = [*(name for name in reversed(chosen) if name != "node-host-pid"), "node-host-pid"]
     one_way, other_way = (rendered(composed(tmp_path / order[0], order)) for order in (chosen, backwards))
     assert {version for version in VERSIONS if unknown(one_way, version)} == set()
@@ -311,9 +295,7 @@ def test_grafana_can_load_the_dashboard(objects: list[Json]) -> None:
 
 
 def test_our_mutating_webhook_is_called_before_those_of_hami_and_vgpu_manager() -> None:
-    """The API server calls mutating webhooks by the order of their configurations' names. HAMi's webhook rejects a pod
-    with a nodeName, so our webhook must replace the nodeName before.
-    """
+    """The order is that of the configurations' names. HAMi's webhook rejects a nodeName, which ours replaces."""
     [found] = [each for each in rendered(BASE) if each["kind"] == "MutatingWebhookConfiguration"]
     names = ["hami-webhook", "hami-dra-webhook", "vgpu-manager-webhook", found["metadata"]["name"]]
     assert min(names) == found["metadata"]["name"]

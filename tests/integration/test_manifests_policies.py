@@ -44,10 +44,7 @@ def policies() -> dict[str, Json]:
 
 
 def asking(rights: Collection[str]) -> dict[str, Any]:
-    """Return functions that replace CEL's `authorizer` for a user with these rights.
-
-    The calls build a text such as ``patch nodes``. The last call looks it up in the rights.
-    """
+    """Replace CEL's `authorizer`: its calls build a text such as ``patch nodes``, and look it up in the rights."""
 
     def add(before: str) -> Function:
         return lambda asked, name: celtypes.StringType(f"{asked}{before}{name}" if name else asked)

@@ -69,11 +69,7 @@ AGENTS = {
     "hami": ("vcuda-node-hami", {"gpu": "on"}),
     "vgpu-manager": ("vcuda-node-vgpu-manager", {"vgpu-manager-enable": "enable"}),
 }
-"""For each scheme (the resource names of one vendor): the DaemonSet of its node agent, and the DaemonSet's
-nodeSelector.
-
-The vendor's own DaemonSet has the same nodeSelector.
-"""
+"""For each scheme: the DaemonSet of its node agent, with the nodeSelector of the vendor's own DaemonSet."""
 
 every_agent = pytest.mark.parametrize("scheme", AGENTS)
 

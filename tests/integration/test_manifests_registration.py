@@ -34,10 +34,7 @@ def base() -> list[Json]:
 
 
 def test_the_webhook_is_called_for_all_namespaces_except_system_own_and_exempt_ones(base: list[Json]) -> None:
-    """By the policy in-effect.quota.vcuda.io, the controller finds out whether the webhook is called for a namespace.
-
-    So both must select the same namespaces.
-    """
+    """By the policy, the controller finds out where the webhook is called, so both must select the same."""
     own = [each["metadata"]["name"] for each in base if each["kind"] == "Namespace"]
     left_out = {"kubernetes.io/metadata.name": ["kube-system", *own], "quota.vcuda.io/enforced": ["false"]}
     selector = {"matchExpressions": [{"key": k, "operator": "NotIn", "values": v} for k, v in left_out.items()]}

@@ -67,9 +67,7 @@ def test_after_a_410_a_new_list_reports_the_missed_changes(kube: Kube, script: S
 
 
 def test_a_recreated_object_is_a_deletion_and_a_creation(kube: Kube, script: Script) -> None:
-    """The charge of an old pod must be released, and the new pod must be charged. A single change event would mix up
-    the two pods.
-    """
+    """A single change event would mix up the released charge of the old pod and the charge of the new pod."""
     script.answers.append(page(10, item("a", 3, uid="first", value=1)))
     script.answers.append(page(30, item("a", 20, uid="second", value=2)))
     script.watches.extend([GONE, stream(event("MODIFIED", item("a", 31, uid="third", value=3)))])

@@ -25,10 +25,7 @@ from tests.integration.scripted import Answer, Script, forever, serving as servi
 from tests.processes import PATIENCE, Reply, WebhookProcess, eventually, exchange, serving
 
 LONG = ("--drain-seconds", "600")
-"""The flag for a drain that is longer than any test. During its drain, a stopping webhook still answers.
-
-A second SIGTERM to the worker ends the drain.
-"""
+"""A drain that is longer than any test. The webhook still answers, until a second SIGTERM to the worker."""
 
 LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
 TOKEN = "a-token-nobody-may-see"

@@ -10,16 +10,10 @@ EXACT = Bounds(reserve=0)
 RESERVING = Bounds()
 
 RUNNING_ON = EXACT._replace(replicas=1, runs=2, presumed=1)
-"""Bounds in which the containers of a pod run for some ticks after its forced deletion.
-
-This is longer than a charge stays pending, and longer than a charge stays terminating by default.
-"""
+"""After a forced deletion, containers run on for longer than a charge stays pending or terminating."""
 
 RUNNING_ON_RESERVED = RESERVING._replace(replicas=1, runs=1)
-"""Bounds in which the containers of a pod run for only one tick after its forced deletion.
-
-This is not longer than the deadline of a pod, so a replica may admit the pod from its reservation.
-"""
+"""Containers run on for no longer than the deadline of a pod, so a replica may admit from its reservation."""
 
 SMALL = {
     "nothing reserved": EXACT,

@@ -64,10 +64,7 @@ def _refusable(world: World, live: int, bounds: Bounds) -> int:
 
 
 def explore(bounds: Bounds, rest_every: int = 0) -> Explored:
-    """Explore all states (worlds), or stop at the first violation.
-
-    ``rest_every``: the number of states for each state that is checked for charges that are never released; 0 for none.
-    """
+    """Explore all worlds, or stop at the first violation. ``rest_every``: see `Mutant.rest_every`."""
     began, transitions = time.monotonic(), 0
     start = canonical(first(bounds), bounds)
     # Maps each world to the world before it. Equal pods share one object, because otherwise a million worlds would not

@@ -38,10 +38,7 @@ Rule = Callable[[World, Bounds], Iterator[Step]]
 
 
 def change(world: World, pods: Mapping[int, Pod], replicas: Mapping[int, Replica] = NONE, **others: Any) -> World:
-    """Return the world with these pods and replicas replaced. The keys are the numbers of the pods and replicas.
-
-    ``others``: further fields of the world.
-    """
+    """Return the world with these pods and replicas, by their numbers, and these ``others`` of its fields."""
     new_pods = tuple([pods.get(i, pod) for i, pod in enumerate(world.pods)]) if pods else world.pods
     new_replicas = world.replicas
     if replicas:
@@ -88,10 +85,7 @@ BACK = {FLUSHED: GRANTED, SYNCED: WAITING}
 
 
 def api_server(world: World, bounds: Bounds) -> Iterator[Step]:
-    """DEADLINE: the API server stores a pod once, only after its admission, and before its deadline.
-
-    The function `time_passes` ensures the deadline.
-    """
+    """DEADLINE: a pod is stored once, only after its admission, and before its deadline (see `time_passes`)."""
     asked_new = False
     for i, pod in enumerate(world.pods):
         if (pod.stage == NEW and not asked_new) or (pod.stage == ASKED and bounds.asked_again):

@@ -171,10 +171,7 @@ class Agent:
             self.blocked = self._sweep.run(report, give_up, stopping)
 
     def let_grace_pass(self) -> None:
-        """Sweep once, and advance the clocks by more than the grace period.
-
-        This first sweep moves no directory, because the grace period of a directory begins when a sweep finds it.
-        """
+        """Sweep once, which begins the grace period of each directory, and let more than this period pass."""
         self.sweep()
         self.disk.clocks.advance(2 * GRACE)
 

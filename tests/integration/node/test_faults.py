@@ -23,10 +23,7 @@ from tests.integration.node.steps import Killed, Steps
 
 
 def until_rest(disk: Disk, agent: Agent) -> None:
-    """Sweep the disk until all directories of deleted pods are removed.
-
-    The agent waits longer after each failure, so the clocks are advanced between sweeps.
-    """
+    """Sweep until all directories of deleted pods are removed. After each failure the agent waits for longer."""
     for _ in range(4):
         agent.sweep()
         disk.clocks.advance(HOUR)

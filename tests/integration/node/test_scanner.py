@@ -47,10 +47,7 @@ class Looks:
                 thread.join(PATIENT)
 
     def after(self, seconds: float, *, moves: bool) -> Ask:
-        """Return a callback that advances the clock by ``seconds``, and returns False.
-
-        If ``moves``, each call of it also makes the scan report progress.
-        """
+        """Return a callback that lets ``seconds`` pass and returns False. If ``moves``, the scan reports progress."""
 
         def ask() -> bool:
             self.now += seconds
