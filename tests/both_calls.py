@@ -22,11 +22,7 @@ DEADLINE = 5.0
 
 
 def creation(
-    manifest: Manifest,
-    policy: PolicySnapshot,
-    ledgers: Ledgers,
-    choices: RecentChoices | None = None,
-    **fields: Any,
+    manifest: Manifest, policy: PolicySnapshot, ledgers: Ledgers, choices: RecentChoices | None = None, **fields: Any
 ) -> Creation:
     """Return a review of a new pod, five seconds before its deadline. ``fields``: fields of the review's request."""
     deadline = ReviewDeadline(DEADLINE, lambda: 0.0)
@@ -51,10 +47,9 @@ class Webhook:
 
 
 def validated_on_m40(manifest: Manifest, *allow: Allowance, units: str = "", **policy: Any) -> AdmissionResponse:
-    """Pin the pod to M40, and return the answer of /validate. The quota is 8 cards of M40.
+    """Pin the pod to M40, of which the quota has 8 cards and this ``allow``, and return the answer of /validate.
 
-    ``allow``: the permissions of the quota. ``units``: the value of gpu_units in the quota ConfigMap.
-    ``policy``: other fields of the `PolicySnapshot`.
+    ``units``: the value of gpu_units in the quota ConfigMap. ``policy``: other fields of the `PolicySnapshot`.
     """
     quota = NamespaceQuota({"M40": Limit(800)}, allow=frozenset(allow))
     known = parse_config({"gpu_quota": "{}", "gpu_units": units or "{}"}).resources

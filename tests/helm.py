@@ -1,7 +1,6 @@
 """Runs helm with the chart. Tests that need helm are skipped, with a hint, if it is not installed."""
 
 import functools
-import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -28,10 +27,9 @@ def program(name: str = "helm") -> str:
     return found
 
 
-def helm(*arguments: str | Path, name: str = "helm", home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    own = {} if home is None else {"HOME": str(home)}
+def helm(*arguments: str | Path, name: str = "helm") -> subprocess.CompletedProcess[str]:
     command = (program(name), *map(str, arguments))
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env={**os.environ, **own})
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def templated(

@@ -13,8 +13,7 @@ PACKAGES = ("webhook", "vcuda", "controller", "certs")
 def modules_of(work: Callable[[], object]) -> list[str]:
     """Return the modules whose functions the work calls, in the order of the first calls.
 
-    Other threads are traced only if they begin during the work. Functions of libraries, and code that runs at import,
-    are left out.
+    Libraries, code that runs at import, and threads that began earlier are left out.
     """
     found: dict[str, None] = {}
 

@@ -9,6 +9,7 @@ import pytest
 from tests.api_double import ApiDouble
 from tests.integration.fuzzing import Target, under_fire
 from tests.integration.scripted import Script, serving, write_kubeconfig
+from tests.rendered import BASE, Json, rendered
 from vcuda.kube import Kube
 
 
@@ -58,3 +59,8 @@ def kube(kubeconfig: Path) -> Iterator[Kube]:
 def directory(tmp_path: Path) -> Path:
     """A directory for certificates, which does not exist yet."""
     return tmp_path / "certs"
+
+
+@pytest.fixture
+def base() -> list[Json]:
+    return rendered(BASE)

@@ -13,7 +13,7 @@ PROGRAMS = {"vcuda-webhook": webhook_cli, "vcuda-controller": controller_cli, "v
 every_overlay = pytest.mark.parametrize("overlay", EVERY, ids=lambda overlay: overlay.name)
 
 
-def flags(workload: Json) -> dict[str, object]:
+def flags(workload: Json) -> Json:
     """Return the flags of a container, parsed by our program. Raises UsageError if it does not know a flag."""
     # In a cluster, kubelet replaces the variables of the downward API in the arguments. Here the test replaces them.
     program, command, *rest = [each.replace("$(POD_IP)", "192.0.2.1") for each in container(workload)["args"]]

@@ -5,7 +5,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -22,22 +22,21 @@ from controller.certificates import (
     is_late,
 )
 from tests.api_double import ApiDouble, Delivery, Effect, delivered, lost_request
+from tests.integration.pairs import NOW, new_leaf
 from tests.integration.tls_echo import Echo, echoing
 from tools.ports import free_ports
-from vcuda.tls import serving_files, write_files
-from vcuda.x509 import DEVELOPMENT, Signed, make_authority, make_leaf
+from vcuda.x509 import Signed
 
-NOW = datetime.now(UTC)
-AUTHORITY = make_authority(NOW)
-LEAF = make_leaf(AUTHORITY, DEVELOPMENT, NOW)
+LEAF = new_leaf()
 CORE = "/api/v1/namespaces/vcuda-quota"
 SLICES = "/apis/discovery.k8s.io/v1/namespaces/vcuda-quota/endpointslices"
 DAY = timedelta(days=1)
 
 
 @contextmanager
-def serving(directory: Path, leaf: Signed = LEAF) -> Iterator[Echo]:
-    write_files(directory, serving_files(AUTHORITY, leaf))
+def serving(directory: Path, certificate: bytes = LEAF.certificate_pem()) -> Iterator[Echo]:
+    (directory / "tls.crt").write_bytes(certificate)
+    (directory / "tls.key").write_bytes(LEAF.key_pem())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
     with echoing(lambda: context) as server:
@@ -78,11 +77,7 @@ def of_version_6(leaf: Signed) -> bytes:
 
 def test_an_unreadable_certificate_is_handled_as_an_unreachable_endpoint(tmp_path: Path) -> None:
     """Such a certificate must not stop `vcuda-certs` or the leading controller."""
-    (tmp_path / "tls.crt").write_bytes(of_version_6(LEAF))
-    (tmp_path / "tls.key").write_bytes(LEAF.key_pem())
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
-    with echoing(lambda: context) as server:
+    with serving(tmp_path, of_version_6(LEAF)) as server:
         found = dial(server.address, "x")
         shown = dial_for_the_controller(server.address, "x")
     assert found.leaf is None
@@ -131,9 +126,7 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
     [
         pytest.param(91, "was not renewed and expired at", id="expired"),
         pytest.param(
-            62,
-            "was not renewed and expires at",
-            id="the last third has begun, and a daily rotation has run since",
+            62, "was not renewed and expires at", id="the last third has begun, and a daily rotation has run since"
         ),
     ],
 )

@@ -177,9 +177,7 @@ def test_after_many_failures_in_a_row_the_run_ends_with_the_error() -> None:
 
 
 @pytest.mark.parametrize("policy", [POLICY, NEW])
-def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_reported(
-    policy: RotationPolicy,
-) -> None:
+def test_a_configuration_that_must_not_be_written_blocks_no_renewal_and_is_reported(policy: RotationPolicy) -> None:
     world = healthy(timedelta())
     world.put_hooks(0, bundle=())
     empty = world.state.configurations[0]

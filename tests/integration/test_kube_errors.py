@@ -8,18 +8,7 @@ import pytest
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 
-from tests.integration.scripted import (
-    Answer,
-    Script,
-    forever,
-    item,
-    page,
-    status,
-    stream,
-    tear,
-    torn,
-    write_kubeconfig,
-)
+from tests.integration.scripted import Answer, Script, forever, item, page, status, stream, tear, torn, write_kubeconfig
 from vcuda.errors import ApiError, BadInput, Conflict, Forbidden, Gone, ListOverdue, NotFound, TooLarge, Unavailable
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube
 from vcuda.kube.connection import KEPT_SECONDS, ApiRequest, Sender, loader

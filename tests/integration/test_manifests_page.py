@@ -8,10 +8,10 @@ import kubernetes_validate  # type: ignore[import-untyped]  # the package has no
 import pytest
 import yaml
 
-from controller.cli import main as controller_cli
 from controller.ui.leading import SERVICE
+from tests.integration.overlays import flags as flags_of
 from tests.pod_security import offences
-from tests.rendered import BASE, MANIFESTS, SYSTEM_NAMESPACE, Json, composed, container, label, one, pod_spec, rendered
+from tests.rendered import MANIFESTS, SYSTEM_NAMESPACE, Json, composed, container, label, one, pod_spec, rendered
 from vcuda.quota.terms import USAGE_NAME
 
 pytestmark = pytest.mark.slow
@@ -33,9 +33,7 @@ def page(tmp_path: Path) -> list[Json]:
 
 
 def flags(objects: Sequence[Json]) -> Json:
-    _, command, *rest = container(one(objects, "Deployment", "vcuda-controller"))["args"]
-    given = [each.replace("$(POD_IP)", "192.0.2.1") for each in rest]
-    return dict(controller_cli.commands[command].make_context(command, given).params)
+    return flags_of(one(objects, "Deployment", "vcuda-controller"))
 
 
 def port(objects: Sequence[Json], name: str) -> int:
@@ -44,8 +42,7 @@ def port(objects: Sequence[Json], name: str) -> int:
     return int(found)
 
 
-def test_without_the_component_the_page_is_on_the_loopback_address_and_has_no_service() -> None:
-    base = rendered(BASE)
+def test_without_the_component_the_page_is_on_the_loopback_address_and_has_no_service(base: list[Json]) -> None:
     assert flags(base)["ui_address"] == ("127.0.0.1", 8088)
     assert flags(base)["ui_advertise"] is None
     assert not [each for each in base if each["metadata"]["name"] in (SERVICE, "vcuda-quota-viewer")]

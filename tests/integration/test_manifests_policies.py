@@ -119,9 +119,7 @@ def change_allocation(new: Json, old: Json | None, rights: Collection[str] = ())
 
 
 @pytest.mark.parametrize("allocated", CHANGES)
-def test_only_an_account_that_may_bind_or_patch_nodes_changes_an_allocation_of_any_scheme(
-    allocated: Json,
-) -> None:
+def test_only_an_account_that_may_bind_or_patch_nodes_changes_an_allocation_of_any_scheme(allocated: Json) -> None:
     bare, note = {"metadata": {"name": "train"}}, pod({"note": "1"}, {"app": "a"})
     [(part, marks)] = [(key, marks) for key, marks in allocated["metadata"].items() if marks and key != "name"]
     other = {"metadata": {part: dict.fromkeys(marks, "2")}}
