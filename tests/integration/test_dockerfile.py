@@ -29,27 +29,24 @@ QUOTA = PROJECT / "manifests" / "examples" / "gpuquota.yaml"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-class Instruction(NamedTuple):
-    """One instruction of a Dockerfile."""
-
-    name: str
-    text: str
+Stage = list[tuple[str, str]]
+"""The instructions of a stage of the Dockerfile, each with its text."""
 
 
-def stages() -> list[list[Instruction]]:
-    found: list[list[Instruction]] = []
+def stages() -> list[Stage]:
+    found: list[Stage] = []
     for line in DOCKERFILE.read_text().replace("\\\n", "").splitlines():
         name, _, text = line.partition(" ")
         if not line or name == "#":
             continue
         if name == "FROM":
             found.append([])
-        found[-1].append(Instruction(name, text))
+        found[-1].append((name, text))
     return found
 
 
-def texts(stage: list[Instruction], name: str) -> list[str]:
-    return [each.text for each in stage if each.name == name]
+def texts(stage: Stage, wanted: str) -> list[str]:
+    return [text for name, text in stage if name == wanted]
 
 
 class Image(NamedTuple):
