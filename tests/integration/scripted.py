@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,30 +71,23 @@ def in_short(request: kmock.Request) -> str:
 
 @contextmanager
 def serving(script: Script) -> Iterator[str]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="kmock")
-    thread.start()
-    stop = asyncio.Event()
-    started: asyncio.Future[str] = loop.create_future()
+    started: Future[tuple[str, Callable[[], object]]] = Future()
 
     async def serve() -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
         async with kmock.RawHandler(strict=False) as handler, kmock.Server(handler) as server:
             handler << script  # kmock's operator << sets the responses
-            started.set_result(str(server.url).rstrip("/"))
+            started.set_result((str(server.url).rstrip("/"), lambda: loop.call_soon_threadsafe(stop.set)))
             await stop.wait()
 
-    async def url() -> str:
-        return await started
-
-    running = asyncio.run_coroutine_threadsafe(serve(), loop)
-    try:
-        yield asyncio.run_coroutine_threadsafe(url(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        running.result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with ThreadPoolExecutor(1, "kmock") as pool:
+        running = pool.submit(asyncio.run, serve())
+        url, end = started.result()
+        try:
+            yield url
+        finally:
+            end()
+            running.result()
 
 
 def write_kubeconfig(path: Path, server: str, user: Mapping[str, str], way: Mapping[str, str] | None = None) -> None:
