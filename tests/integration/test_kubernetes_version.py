@@ -1,7 +1,7 @@
 """If the Kubernetes version is too old, every program ends with one error, and makes no other request."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import kmock
@@ -42,29 +42,22 @@ class Versioned(Script):
         return {f"{request.method.value} {request.url.path}" for request in self.seen}
 
 
-Start = Callable[[str, str], AbstractContextManager[OwnProcess]]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Start:
-    @contextmanager
-    def started(command: str, url: str) -> Iterator[OwnProcess]:
-        make_certificates(tmp_path / "certs")
-        write_kubeconfig(tmp_path / "kubeconfig", url.replace("//", f"//us:{PASSWORD}@"), {"token": TOKEN})
-        program, *flags = command.format(directory=tmp_path).split()
-        process = OwnProcess((SCRIPTS / program, *flags, "--kubeconfig", tmp_path / "kubeconfig"), {})
-        try:
-            yield process
-        finally:
-            process.kill()
-
-    return started
+@contextmanager
+def started(directory: Path, command: str, url: str) -> Iterator[OwnProcess]:
+    make_certificates(directory / "certs")
+    write_kubeconfig(directory / "kubeconfig", url.replace("//", f"//us:{PASSWORD}@"), {"token": TOKEN})
+    program, *flags = command.format(directory=directory).split()
+    process = OwnProcess((SCRIPTS / program, *flags, "--kubeconfig", directory / "kubeconfig"), {})
+    try:
+        yield process
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_an_old_kubernetes_is_one_error_and_status_1_without_any_other_request(start: Start, command: str) -> None:
+def test_an_old_kubernetes_is_one_error_and_status_1_without_any_other_request(tmp_path: Path, command: str) -> None:
     script = Versioned(OLD)
-    with serving(script) as url, start(command, url) as process:
+    with serving(script) as url, started(tmp_path, command, url) as process:
         assert process.wait() == 1
         told = [line for line in process.output().splitlines() if not line.startswith("{")]
     oldest = "v1.30, the oldest supported version"
@@ -75,10 +68,10 @@ def test_an_old_kubernetes_is_one_error_and_status_1_without_any_other_request(s
 
 @pytest.mark.parametrize("command", LASTING)
 def test_an_api_server_that_does_not_answer_is_waited_for_and_asked_its_version_first(
-    start: Start, command: str
+    tmp_path: Path, command: str
 ) -> None:
     script = Versioned(*[status(503, "starting")] * 3, OLD)
-    with serving(script) as url, start(command, url) as process:
+    with serving(script) as url, started(tmp_path, command, url) as process:
         assert process.wait() == 1
     assert script.requests() == {"GET /version"}
     assert len(script.seen) > 3

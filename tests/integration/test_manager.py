@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from controller.manager import Leader
 from examples.allocations import allocated_pod
-from tests.api_double import ApiDouble, Effect
+from tests.api_double import ApiDouble, Delivery, Effect
 from tests.builders import LABELS, container
 from tests.cleaner import POD, START, marks_on
 from tests.processes import eventually
@@ -84,18 +84,22 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
     assert leader.trouble() is None
 
 
+def after(method: str, act: Callable[[], object]) -> Delivery:
+    def deliver(called: str, _timeout: float, effect: Effect) -> bytes:
+        answer = effect()
+        if called == method:
+            act()
+        return answer
+
+    return deliver
+
+
 def test_a_leader_without_an_extender_deletes_the_figures_of_an_earlier_one(api: ApiDouble, leader: Leader) -> None:
     """The figures are numbers of free cards, by which the webhook chooses models. Only an extender updates them."""
     path, gone = "/api/v1/namespaces/vcuda-quota/configmaps/gpu-cards", threading.Event()
     api.store(path, {"metadata": {"name": "gpu-cards"}, "data": {"cards.json": "[]"}})
 
-    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
-        answer = effect()
-        if method == "DELETE":
-            gone.set()
-        return answer
-
-    api.deliver = deliver
+    api.deliver = after("DELETE", gone.set)
     leader.start()
     assert gone.wait(PATIENT)
     assert path not in api.objects
@@ -108,14 +112,11 @@ def test_a_stop_waits_for_the_removal_in_progress(
     monkeypatch.setattr("controller.manager.STOP_TIMEOUT_SECONDS", PATIENT)
     patched, goes_on = threading.Event(), threading.Event()
 
-    def deliver(method: str, _timeout: float, effect: Effect) -> bytes:
-        answer = effect()
-        if method == "PATCH":
-            patched.set()
-            assert goes_on.wait(PATIENT)
-        return answer
+    def hold() -> None:
+        patched.set()
+        assert goes_on.wait(PATIENT)
 
-    api.deliver = deliver
+    api.deliver = after("PATCH", hold)
     leader.start()
     assert patched.wait(PATIENT)
     stopping = threading.Thread(target=leader.stop)
