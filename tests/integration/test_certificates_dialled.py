@@ -123,12 +123,8 @@ def test_the_controller_exports_when_each_endpoints_certificate_ends(tmp_path: P
 
 @pytest.mark.parametrize(
     ("days", "told"),
-    [
-        pytest.param(91, "was not renewed and expired at", id="expired"),
-        pytest.param(
-            62, "was not renewed and expires at", id="the last third has begun, and a daily rotation has run since"
-        ),
-    ],
+    [(91, "was not renewed and expired at"), (62, "was not renewed and expires at")],
+    ids=["expired", "the last third has begun, and a daily rotation has run since"],
 )
 def test_a_leaf_that_was_not_renewed_is_reported_once_a_day_on_the_service(
     tmp_path: Path, days: int, told: str

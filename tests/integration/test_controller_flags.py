@@ -103,16 +103,13 @@ def test_an_address_that_cannot_be_bound_is_bad_input(
     assert says in last
 
 
-Faults = threading.Semaphore
-
-
 @pytest.fixture
-def faults() -> Faults:
+def faults() -> threading.Semaphore:
     return threading.Semaphore(0)
 
 
 @pytest.fixture
-def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extender]:
+def beginning(api: ApiDouble, tmp_path: Path, faults: threading.Semaphore) -> Iterator[Extender]:
     make_certificates(tmp_path)
     pods, nodes = PodInformer(api.kube, LABELS, lambda _: None), NodeInformer(api.kube, LABELS)
     listening, registry = Listening(("127.0.0.1", 0), ServingCertificate(tmp_path)), CollectorRegistry()
@@ -133,7 +130,7 @@ def beginning(api: ApiDouble, tmp_path: Path, faults: Faults) -> Iterator[Extend
 
 @pytest.mark.parametrize("lost", [2, 3])
 def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_ready_once_it_listens(
-    api: ApiDouble, beginning: Extender, faults: Faults, lost: int
+    api: ApiDouble, beginning: Extender, faults: threading.Semaphore, lost: int
 ) -> None:
     api.deliver = Script(*[lost_request] * lost, methods=("LIST",))
     assert not beginning.serving
@@ -142,7 +139,7 @@ def test_journals_that_cannot_be_read_are_a_fault_after_three_tries_and_it_is_re
 
 
 def test_the_end_of_a_loop_is_reported_as_a_fault(
-    beginning: Extender, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    beginning: Extender, faults: threading.Semaphore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If this end were not reported, nobody would notice that the work of the loop has stopped."""
 
