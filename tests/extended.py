@@ -38,7 +38,6 @@ def gpu_node(name: str, cards: int) -> Node:
 
 
 def seen(stored: Mapping[str, Any]) -> StoredPod:
-    """Return a stored pod in the form in which the extender's watch keeps pods."""
     found = read_stored(msgspec.convert(stored, Pod), LABELS)
     assert found is not None
     return found

@@ -163,13 +163,11 @@ class World(Clock):
 
     @property
     def current(self) -> Signed:
-        """The CA that signs new leaves."""
         assert self.state.authorities.current
         return self.state.authorities.current
 
     @property
     def leaf(self) -> Signed:
-        """The leaf in the serving Secret."""
         assert self.state.serving.leaf
         return self.state.serving.leaf
 
@@ -189,7 +187,6 @@ class World(Clock):
             pod.leaf = leaf
 
     def lock(self, problem: Problem = LOCK) -> None:
-        """Forbid writes to the last configuration."""
         *rest, last = self.state.configurations
         self.put(configurations=(*rest, replace(last, read_only=problem)))
 

@@ -52,7 +52,6 @@ def objects(text: str) -> dict[Identity, Json]:
 
 
 def charted(*settings: str, name: str = "helm") -> dict[Identity, Json]:
-    """Return the objects that helm applies, without the objects of helm's hooks."""
     return {each: found for each, found in whole_chart(*settings, name=name).items() if not is_of_a_hook(found)}
 
 

@@ -155,7 +155,6 @@ def test_a_client_that_does_not_read_is_disconnected(running: Serve) -> None:
 
 
 def test_one_connection_too_many_gets_503_and_uses_no_thread(running: Serve) -> None:
-    """In this test, two threads serve requests, and two more connections wait for a thread."""
     held = Held()
     server = running(held, threads=2, seconds=20)
     with ExitStack() as stack:

@@ -192,7 +192,6 @@ def test_force_replaces_the_whole_set_and_no_other_file(directory: Path, earlier
 
 
 def test_a_reader_finds_a_complete_set_at_every_step(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test reads all files just before and just after the program replaces a link."""
     write_files(directory, new_set())
     old = contents(directory)
     seen: list[dict[str, bytes]] = []

@@ -86,7 +86,6 @@ def test_metrics_report_whether_the_quota_is_valid_and_when_the_certificate_expi
 
 
 def test_the_lines_of_gunicorn_are_structured_too(quota: Path) -> None:
-    """When a worker is killed, gunicorn writes a log line."""
     with serving("--standalone", "--quota", quota) as server:
         os.kill(server.worker(), signal.SIGKILL)
         told = server.await_log("gunicorn")

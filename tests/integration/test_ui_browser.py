@@ -379,7 +379,6 @@ def test_a_screen_reader_finds_a_table_with_headers_at_every_width(
 
 
 def test_hostile_names_are_shown_as_text(browser: Browser, served: Callable[[Sample], Served]) -> None:
-    """The page shows such a name when it is loaded, and again after a live update."""
     hostile = """<img src=x onerror="alert(1)">"'</td></script>"""
     sample = Sample()
     sample.report(namespace_use(hostile, model_use(hostile, 8, 1)))
