@@ -25,6 +25,7 @@ from controller.settle.publisher import Publisher
 from controller.ui.events import EventInformer
 from tests.api_double import ApiDouble
 from tests.builders import Manifest
+from tests.tables import cases
 from tests.unit.test_retrier import Retried
 from tests.unit.test_stored_claims import report
 from vcuda.errors import ListOverdue
@@ -61,14 +62,12 @@ def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@cases(
     "about",
-    [
-        pytest.param({"kind": "Nonsense", "name": "train", "uid": "1"}, id="another kind"),
-        pytest.param({"kind": LARGE, "name": "train", "uid": "1"}, id="a long kind"),
-        pytest.param({"kind": "Pod", "name": LARGE, "uid": "1"}, id="a long name"),
-        pytest.param({"kind": "Pod", "name": "train", "uid": "u" * (LONGEST_UID + 1)}, id="a long uid"),
-    ],
+    another_kind={"kind": "Nonsense", "name": "train", "uid": "1"},
+    a_long_kind={"kind": LARGE, "name": "train", "uid": "1"},
+    a_long_name={"kind": "Pod", "name": LARGE, "uid": "1"},
+    a_long_uid={"kind": "Pod", "name": "train", "uid": "u" * (LONGEST_UID + 1)},
 )
 def test_an_event_about_an_impossible_object_is_skipped(api: ApiDouble, about: dict[str, str]) -> None:
     store_event(api, "forged", **about)
@@ -181,22 +180,18 @@ def labels(api: ApiDouble) -> NamespaceLabels:
     return NamespaceLabels(api.kube, QuotaInformer(api.kube, QuotaPlace(), frozenset()), lambda _: None)
 
 
-@pytest.mark.parametrize(
-    ("path", "large", "watched"),
-    [
-        pytest.param(
-            "/api/v1/namespaces/team-{}",
-            {"labels": {ENFORCED_LABEL: "false"}, "annotations": {"note": LARGE}},
-            lambda api: labels(api).reflector,
-            id="annotations of a namespace",
-        ),
-        pytest.param(
-            f"/api/v1/namespaces/team-{{}}/configmaps/{USAGE_NAME}",
-            {"labels": USAGE_LABELS},
-            lambda api: Publisher(api.kube).published,
-            id="a report that a tenant wrote",
-        ),
-    ],
+@cases(
+    "path, large, watched",
+    annotations_of_a_namespace=(
+        "/api/v1/namespaces/team-{}",
+        {"labels": {ENFORCED_LABEL: "false"}, "annotations": {"note": LARGE}},
+        lambda api: labels(api).reflector,
+    ),
+    a_report_that_a_tenant_wrote=(
+        f"/api/v1/namespaces/team-{{}}/configmaps/{USAGE_NAME}",
+        {"labels": USAGE_LABELS},
+        lambda api: Publisher(api.kube).published,
+    ),
 )
 def test_only_a_small_part_of_a_large_object_is_kept(
     api: ApiDouble, path: str, large: Manifest, watched: Callable[[ApiDouble], object]

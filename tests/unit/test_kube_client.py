@@ -126,20 +126,16 @@ def test_a_body_is_read_although_its_connection_was_released() -> None:
     assert read_body(response, time.monotonic() + 60, 100) == b"a"
 
 
-@pytest.mark.parametrize(
-    ("headers", "texts"),
-    [
-        pytest.param([], (), id="none"),
-        pytest.param(['299 - "nearly used up"'], ("nearly used up",), id="as Kubernetes sends it"),
-        pytest.param(['299 - "one"', '299 - "two"'], ("one", "two"), id="one header per warning"),
-        pytest.param(
-            ['299 - "one, and more", 299 - "two"'], ("one, and more", "two"), id="one header for several warnings"
-        ),
-        pytest.param([r'299 - "a \"quoted\" word, C:\\x"'], ('a "quoted" word, C:\\x',), id="escapes"),
-        pytest.param(['299 - "für M40"'.encode().decode("latin-1")], ("für M40",), id="UTF-8, decoded as Latin-1"),
-        pytest.param(['110 proxy:80 "stale" "Sat, 25 Aug 2012 23:34:45 GMT"'], ("stale",), id="agent and date"),
-        pytest.param(["", "299", '299 - "cut', "nothing of the kind"], (), id="malformed"),
-    ],
+@cases(
+    "headers, texts",
+    none=([], ()),
+    as_Kubernetes_sends_it=(['299 - "nearly used up"'], ("nearly used up",)),
+    one_header_per_warning=(['299 - "one"', '299 - "two"'], ("one", "two")),
+    one_header_for_several_warnings=(['299 - "one, and more", 299 - "two"'], ("one, and more", "two")),
+    escapes=([r'299 - "a \"quoted\" word, C:\\x"'], ('a "quoted" word, C:\\x',)),
+    UTF_8_decoded_as_Latin_1=(['299 - "für M40"'.encode().decode("latin-1")], ("für M40",)),
+    agent_and_date=(['110 proxy:80 "stale" "Sat, 25 Aug 2012 23:34:45 GMT"'], ("stale",)),
+    malformed=(["", "299", '299 - "cut', "nothing of the kind"], ()),
 )
 def test_the_texts_of_warning_headers_are_read(headers: list[str], texts: tuple[str, ...]) -> None:
     assert warnings_in(headers) == texts

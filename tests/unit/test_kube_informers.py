@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, POOL
+from tests.tables import cases
 from vcuda.kube import NodeInformer, RuntimeClassInformer
 
 PATH = "/api/v1/nodes/gpu-1"
@@ -18,21 +17,19 @@ def node(labels: dict[str, str], annotations: dict[str, str] = OTHER, **fields: 
     return {"metadata": {"name": "gpu-1", "labels": labels, "annotations": annotations}, **fields}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "told", "model_changes"),
-    [
-        pytest.param(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), False, False, id="a heartbeat"),
-        pytest.param(node(M40), node(M40, {"a/b": "d"}), False, False, id="an unrelated annotation"),
-        pytest.param(node(M40), node(M40, LOCK), True, False, id="a lock"),
-        pytest.param(node(M40), node({**M40, POOL: "public"}), True, False, id="another label"),
-        pytest.param(node({}), node(M40), True, True, id="the node gets a model"),
-        pytest.param(node(M40), node({}), True, True, id="the node loses its model"),
-        pytest.param(node(M40), node(P100), True, True, id="the model changes"),
-        pytest.param(None, node(M40), True, True, id="the node is created"),
-        pytest.param(node(M40), None, True, True, id="the node is deleted"),
-        pytest.param(None, node({}), True, False, id="a node without a GPU is created"),
-        pytest.param(node({}), None, True, False, id="a node without a GPU is deleted"),
-    ],
+@cases(
+    "before, after, told, model_changes",
+    a_heartbeat=(node(M40), node(M40, status={"conditions": [{"type": "Ready"}]}), False, False),
+    an_unrelated_annotation=(node(M40), node(M40, {"a/b": "d"}), False, False),
+    a_lock=(node(M40), node(M40, LOCK), True, False),
+    another_label=(node(M40), node({**M40, POOL: "public"}), True, False),
+    the_node_gets_a_model=(node({}), node(M40), True, True),
+    the_node_loses_its_model=(node(M40), node({}), True, True),
+    the_model_changes=(node(M40), node(P100), True, True),
+    the_node_is_created=(None, node(M40), True, True),
+    the_node_is_deleted=(node(M40), None, True, True),
+    a_node_without_a_GPU_is_created=(None, node({}), True, False),
+    a_node_without_a_GPU_is_deleted=(node({}), None, True, False),
 )
 def test_only_relevant_changes_of_a_node_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: bool, model_changes: bool

@@ -3,15 +3,14 @@
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.tables import cases
 from vcuda.kube import Backoff
 
 
-@pytest.mark.parametrize(
-    ("draw", "delays"),
-    [
-        pytest.param(1.0, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10], id="the longest random delay"),
-        pytest.param(0.0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5], id="the shortest random delay"),
-    ],
+@cases(
+    "draw, delays",
+    the_longest_random_delay=(1.0, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10, 10, 10]),
+    the_shortest_random_delay=(0.0, [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5, 5, 5]),
 )
 def test_delays_double_up_to_the_ceiling(draw: float, delays: list[float]) -> None:
     backoff = Backoff(draw=lambda: draw)

@@ -8,6 +8,7 @@ import pytest
 from controller.settle.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
 from tests.api_double import ApiDouble
 from tests.quota_map import store_quota
+from tests.tables import cases
 from vcuda.errors import ApiError
 from vcuda.kube import QuotaInformer, QuotaPlace
 
@@ -42,19 +43,17 @@ class Labelled(ApiDouble):
         return value
 
 
-@pytest.mark.parametrize(
-    ("document", "label", "asks", "becomes"),
-    [
-        pytest.param(LIMITED, None, False, None, id="limited, never labelled"),
-        pytest.param(LIMITED, "false", False, "taking-effect", id="newly limited"),
-        pytest.param(LIMITED, "taking-effect", False, "taking-effect", id="limit not in effect yet"),
-        pytest.param(LIMITED, "taking-effect", True, None, id="limit in effect"),
-        pytest.param(LIMITED, "true", True, None, id="limited, label set by hand"),
-        pytest.param({"*": {"quota": {}}}, "false", True, "taking-effect", id="limited by the default entry"),
-        pytest.param(FREE, None, True, "false", id="without a limit"),
-        pytest.param(FREE, "taking-effect", True, "false", id="limit removed"),
-        pytest.param(FREE, "true", True, "false", id="without a limit, label set by hand"),
-    ],
+@cases(
+    "document, label, asks, becomes",
+    limited_never_labelled=(LIMITED, None, False, None),
+    newly_limited=(LIMITED, "false", False, "taking-effect"),
+    limit_not_in_effect_yet=(LIMITED, "taking-effect", False, "taking-effect"),
+    limit_in_effect=(LIMITED, "taking-effect", True, None),
+    limited_label_set_by_hand=(LIMITED, "true", True, None),
+    limited_by_the_default_entry=({"*": {"quota": {}}}, "false", True, "taking-effect"),
+    without_a_limit=(FREE, None, True, "false"),
+    limit_removed=(FREE, "taking-effect", True, "false"),
+    without_a_limit_label_set_by_hand=(FREE, "true", True, "false"),
 )
 def test_the_label_follows_the_quota(document: Any, label: str | None, asks: bool, becomes: str | None) -> None:
     api = Labelled(document, label, asks)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.tables import cases
 from vcuda.ledger.ledger import Ledger, Pending, Reservation
 from vcuda.quota.model import Charge, Limit, NamespaceQuota
 from webhook.ledger.leases import (
@@ -40,17 +41,15 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
     return demand
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "beside", "grants", "reserved"),
-    [
-        pytest.param(1000, 0, 0, 12, 30, id="five seconds of the demand"),
-        pytest.param(1000, 0, 0, LEAST_GRANTS - 3, 0, id="little demand: nothing"),
-        pytest.param(100, 40, 0, 12, 6, id="at most a tenth of the room"),
-        pytest.param(100, 40, 3, 12, 3, id="at most a quarter with the other replicas"),
-        pytest.param(60, 40, 0, 12, 2, id="room for 20 is enough"),
-        pytest.param(60, 41, 0, 12, 0, id="near the limit: nothing"),
-        pytest.param(60, 80, 0, 12, 0, id="over a lowered limit: nothing"),
-    ],
+@cases(
+    "limit, used, beside, grants, reserved",
+    five_seconds_of_the_demand=(1000, 0, 0, 12, 30),
+    little_demand_nothing=(1000, 0, 0, LEAST_GRANTS - 3, 0),
+    at_most_a_tenth_of_the_room=(100, 40, 0, 12, 6),
+    at_most_a_quarter_with_the_other_replicas=(100, 40, 3, 12, 3),
+    room_for_20_is_enough=(60, 40, 0, 12, 2),
+    near_the_limit_nothing=(60, 41, 0, 12, 0),
+    over_a_lowered_limit_nothing=(60, 80, 0, 12, 0),
 )
 def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
     limit: int, used: int, beside: int, grants: int, reserved: int
@@ -117,16 +116,14 @@ def test_demand_is_the_charges_of_the_last_four_seconds() -> None:
     assert demand.recent() == {}
 
 
-@pytest.mark.parametrize(
-    ("reserved", "granted", "seconds", "due"),
-    [
-        pytest.param(400, 1, 0.5, False, id="few new charges"),
-        pytest.param(400, 1, WRITE_SECONDS, True, id="a second after the last write"),
-        pytest.param(400, 0, WRITE_SECONDS, True, id="without new charges, to read the mark of waiting replicas"),
-        pytest.param(10, 7, 0.5, False, id="more than a quarter is left"),
-        pytest.param(10, 8, 0.5, True, id="less than a quarter is left"),
-        pytest.param(400, MOST_GRANTED, 0.5, True, id="many new charges"),
-    ],
+@cases(
+    "reserved, granted, seconds, due",
+    few_new_charges=(400, 1, 0.5, False),
+    a_second_after_the_last_write=(400, 1, WRITE_SECONDS, True),
+    without_new_charges_to_read_the_mark_of_waiting_replicas=(400, 0, WRITE_SECONDS, True),
+    more_than_a_quarter_is_left=(10, 7, 0.5, False),
+    less_than_a_quarter_is_left=(10, 8, 0.5, True),
+    many_new_charges=(400, MOST_GRANTED, 0.5, True),
 )
 def test_admitted_charges_are_written_when_a_write_is_due(
     reserved: int, granted: int, seconds: float, *, due: bool
@@ -140,14 +137,12 @@ def test_admitted_charges_are_written_when_a_write_is_due(
     assert lease.is_due is due
 
 
-@pytest.mark.parametrize(
-    ("room", "replicas", "seconds"),
-    [
-        pytest.param(10_000, 3, MOST_WRITE_SECONDS, id="enough for a long time"),
-        pytest.param(96, 1, 2.0, id="enough for 16 s"),
-        pytest.param(96, 2, WRITE_SECONDS, id="enough for 8 s, with two replicas"),
-        pytest.param(0, 1, WRITE_SECONDS, id="for none"),
-    ],
+@cases(
+    "room, replicas, seconds",
+    enough_for_a_long_time=(10_000, 3, MOST_WRITE_SECONDS),
+    enough_for_16_s=(96, 1, 2.0),
+    enough_for_8_s_with_two_replicas=(96, 2, WRITE_SECONDS),
+    for_none=(0, 1, WRITE_SECONDS),
 )
 def test_the_sooner_the_room_is_used_up_the_sooner_is_the_write(room: int, replicas: int, seconds: float) -> None:
     """The demand is six cards a second. ``room``: the free cards. ``seconds``: the time until the next write."""

@@ -64,17 +64,15 @@ def test_committed_and_pending_count_alike() -> None:
     assert isinstance(admit(full.ledger, "other", CARD, QUOTA, enforced=True), Refused)
 
 
-@pytest.mark.parametrize(
-    ("ledger", "asked", "limit"),
-    [
-        pytest.param(Ledger({"M40": Charge(701)}), CARD, Limit(800), id="one core over"),
-        pytest.param(held(8), CARD, Limit(800), id="full of pending charges"),
-        pytest.param(Ledger(), Pending("P100", Charge(1, 1)), Limit(0), id="a limit of 0"),
-        pytest.param(Ledger(), Pending("V100", Charge(1, 1)), Limit(0), id="a model that is not listed"),
-        pytest.param(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000), id="memory"),
-        pytest.param(Ledger({"M40": Charge(10_000)}), CARD, Limit(800), id="the limit was lowered below what is used"),
-        pytest.param(held(MOST_PENDING), CARD, Limit(800), id="too many pending charges too"),
-    ],
+@cases(
+    "ledger, asked, limit",
+    one_core_over=(Ledger({"M40": Charge(701)}), CARD, Limit(800)),
+    full_of_pending_charges=(held(8), CARD, Limit(800)),
+    a_limit_of_0=(Ledger(), Pending("P100", Charge(1, 1)), Limit(0)),
+    a_model_that_is_not_listed=(Ledger(), Pending("V100", Charge(1, 1)), Limit(0)),
+    memory=(held(3, SHARE), Pending("A100", Charge(1, 101)), Limit(200, 1000)),
+    the_limit_was_lowered_below_what_is_used=(Ledger({"M40": Charge(10_000)}), CARD, Limit(800)),
+    too_many_pending_charges_too=(held(MOST_PENDING), CARD, Limit(800)),
 )
 def test_a_rejection_has_every_figure(ledger: Ledger, asked: Pending, limit: Limit) -> None:
     decision = admit(ledger, "new", asked, QUOTA, enforced=True)
@@ -113,19 +111,17 @@ def test_the_usage_lists_every_charged_model() -> None:
     assert (Ledger().usages(), Ledger().usage("M40")) == ({}, Usage())
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "nearly"),
-    [
-        pytest.param(Limit(800), Charge(719), False, id="below nine tenths of the cores"),
-        pytest.param(Limit(800), Charge(720), True, id="nine tenths of the cores"),
-        pytest.param(Limit(800), Charge(800), True, id="all cores"),
-        pytest.param(Limit(70), Charge(63), True, id="nine tenths of a share"),
-        pytest.param(Limit(70), Charge(62), False, id="below nine tenths of a share"),
-        pytest.param(Limit(800, 1000), Charge(10, 899), False, id="below nine tenths of the memory"),
-        pytest.param(Limit(800, 1000), Charge(10, 900), True, id="nine tenths of the memory"),
-        pytest.param(Limit(800, 1000), Charge(10, 0, 720), True, id="nine tenths of the cards' memory"),
-        pytest.param(Limit(800), Charge(10, 10**6, 800), False, id="memory is not limited"),
-    ],
+@cases(
+    "limit, used, nearly",
+    below_nine_tenths_of_the_cores=(Limit(800), Charge(719), False),
+    nine_tenths_of_the_cores=(Limit(800), Charge(720), True),
+    all_cores=(Limit(800), Charge(800), True),
+    nine_tenths_of_a_share=(Limit(70), Charge(63), True),
+    below_nine_tenths_of_a_share=(Limit(70), Charge(62), False),
+    below_nine_tenths_of_the_memory=(Limit(800, 1000), Charge(10, 899), False),
+    nine_tenths_of_the_memory=(Limit(800, 1000), Charge(10, 900), True),
+    nine_tenths_of_the_cards_memory=(Limit(800, 1000), Charge(10, 0, 720), True),
+    memory_is_not_limited=(Limit(800), Charge(10, 10**6, 800), False),
 )
 def test_a_limit_is_nearly_full_from_nine_tenths(limit: Limit, used: Charge, nearly: bool) -> None:
     assert Admitted(Ledger(), Usage(used), limit).nearly_full is nearly
@@ -233,14 +229,12 @@ def test_a_count_is_as_old_as_the_older_of_its_parts(ledger: Ledger, *, before: 
     assert is_counted_before(ledger, "8", "") == before
 
 
-@pytest.mark.parametrize(
-    ("ledger", "view"),
-    [
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, ()), id="nothing new"),
-        pytest.param(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"}), id="only other pods are new"),
-        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, ()), id="an old view does not lower the count"),
-        pytest.param(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"}), id="an old view keeps pending charges"),
-    ],
+@cases(
+    "ledger, view",
+    nothing_new=(Ledger(ONE, "5", A), ObservedPods("7", ONE, ())),
+    only_other_pods_are_new=(Ledger(ONE, "5", A), ObservedPods("7", ONE, {"x", "y"})),
+    an_old_view_does_not_lower_the_count=(Ledger(TWO, "100", A), ObservedPods("99", ONE, ())),
+    an_old_view_keeps_pending_charges=(Ledger(TWO, "100", A), ObservedPods("99", ONE, {"a"})),
 )
 def test_without_changes_nothing_is_written(ledger: Ledger, view: ObservedPods) -> None:
     """A leader that was suspended may have an old view of the pods: with deleted pods, and without new pods."""

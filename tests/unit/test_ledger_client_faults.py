@@ -18,6 +18,7 @@ from tests.api_double import (
     preceded_by,
 )
 from tests.replicas import CARD, LEDGER, Clock, Gate, Replica, asked, kinds
+from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable, UnreadableLedger
 from vcuda.ledger.ledger import Admitted
@@ -56,14 +57,11 @@ def test_a_call_past_its_deadline_is_answered_busy_without_an_api_call(
 
 
 @pytest.mark.parametrize("opened", [False, True], ids=["creating", "replacing"])
-@pytest.mark.parametrize(
-    ("deliveries", "calls"),
-    [
-        ([lost_reply], ["WRITE", "GET"]),
-        ([lost_request], ["WRITE", "GET", "WRITE"]),
-        ([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"]),
-    ],
-    ids=["the reply was lost", "the request was lost", "request lost, then reply lost"],
+@cases(
+    "deliveries, calls",
+    the_reply_was_lost=([lost_reply], ["WRITE", "GET"]),
+    the_request_was_lost=([lost_request], ["WRITE", "GET", "WRITE"]),
+    request_lost_then_reply_lost=([lost_request, lost_reply], ["WRITE", "GET", "WRITE", "GET"]),
 )
 def test_a_write_without_an_answer_is_found_by_uid(
     api: ApiDouble, replica: Replica, deliveries: list[Callable[..., bytes]], calls: list[str], opened: bool

@@ -6,6 +6,7 @@ import uuid
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.tables import cases
 from vcuda.ledger.ledger import MOST_PENDING, Ledger, Pending, Terminating
 from vcuda.ledger.text import read_ledger, write_ledger
 from vcuda.quota.model import Charge
@@ -55,20 +56,18 @@ def test_a_ledger_stays_small_with_as_many_pending_as_there_may_be(shapes: int, 
 COUNTED = '{"format": 1, "committed": {}, "podResourceVersion": "", "pending": {"M40": [[%s]]}}'
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        pytest.param("", id="nothing"),
-        pytest.param("[]", id="no object"),
-        pytest.param('{"committed": {}, "podResourceVersion": "", "pending": {}}', id="no format"),
-        pytest.param("{", id="cut off"),
-        pytest.param('{"format": 2}', id="a later release's format"),
-        pytest.param('{"format": "1"}', id="a format that is not a number"),
-        pytest.param('{"format": 1}', id="a missing field"),
-        pytest.param(COUNTED % "1, 0", id="short"),
-        pytest.param(COUNTED % '1, 0, 0, "abc"', id="a uid without its end"),
-        pytest.param(COUNTED % f'1, 0, 0, "{"!" * 22}"', id="no Base64"),
-    ],
+    nothing="",
+    no_object="[]",
+    no_format='{"committed": {}, "podResourceVersion": "", "pending": {}}',
+    cut_off="{",
+    a_later_releases_format='{"format": 2}',
+    a_format_that_is_not_a_number='{"format": "1"}',
+    a_missing_field='{"format": 1}',
+    short=COUNTED % "1, 0",
+    a_uid_without_its_end=COUNTED % '1, 0, 0, "abc"',
+    no_Base64=COUNTED % f'1, 0, 0, "{"!" * 22}"',
 )
 def test_damaged_text_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):

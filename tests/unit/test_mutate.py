@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, Manifest, policy_for, required, requirement, vcuda_pod
+from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
@@ -108,14 +109,12 @@ class Counted(Ledgers):
 FULL = {"M40": 800, "P100": 200}
 
 
-@pytest.mark.parametrize(
-    ("stored", "outcome", "status"),
-    [
-        pytest.param(FULL, "over-quota", 403, id="stored pods leave no room"),
-        pytest.param({**FULL, "P100": 100}, "pinned", 200, id="stored pods leave room for one model"),
-        pytest.param({}, "pinned", 200, id="no stored pod"),
-        pytest.param(None, "over-quota-uncounted", 429, id="not counted in time"),
-    ],
+@cases(
+    "stored, outcome, status",
+    stored_pods_leave_no_room=(FULL, "over-quota", 403),
+    stored_pods_leave_room_for_one_model=({**FULL, "P100": 100}, "pinned", 200),
+    no_stored_pod=({}, "pinned", 200),
+    not_counted_in_time=(None, "over-quota-uncounted", 429),
 )
 def test_only_stored_objects_cause_a_rejection(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
     answer = asyncio.run(mutate(creation(vcuda_pod(), policy_for(QUOTA), Counted(FULL, stored))))
@@ -191,13 +190,11 @@ def test_a_dry_run_leaves_no_choice() -> None:
 FORECAST = "would be pinned to M40: the only possible model, 2 cards of 2 cards free"
 
 
-@pytest.mark.parametrize(
-    ("dry_run", "mode", "warnings"),
-    [
-        pytest.param(True, Mode.ENFORCE, [FORECAST], id="a dry run"),
-        pytest.param(True, Mode.AUDIT, [], id="a quota that only audits sends no warning"),
-        pytest.param(False, Mode.ENFORCE, [], id="not a dry run: only in the audit log"),
-    ],
+@cases(
+    "dry_run, mode, warnings",
+    a_dry_run=(True, Mode.ENFORCE, [FORECAST]),
+    a_quota_that_only_audits_sends_no_warning=(True, Mode.AUDIT, []),
+    not_a_dry_run_only_in_the_audit_log=(False, Mode.ENFORCE, []),
 )
 def test_a_dry_run_gets_the_reason_for_its_model(dry_run: bool, mode: Mode, warnings: list[str]) -> None:
     answer = mutated(vcuda_pod(), mode=mode, quota=NamespaceQuota({"M40": Limit(200)}), dry_run=dry_run)

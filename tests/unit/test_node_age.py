@@ -6,6 +6,7 @@ import pytest
 
 from controller.garbage.node.age import AgePolicy, ModifiedAge, Now, ObservedAge
 from controller.garbage.node.names import Keep, KeepReason
+from tests.tables import cases
 
 GRACE = 300.0
 WALL = 1_700_000_000.0
@@ -33,18 +34,16 @@ def watched() -> ObservedAge:
     return ObservedAge(GRACE, 2)
 
 
-@pytest.mark.parametrize(
-    ("moments", "last"),
-    [
-        pytest.param([at(0)], ONCE, id="seen once"),
-        pytest.param([at(0), at(1)], YOUNG, id="seen twice within a second"),
-        pytest.param([at(0), at(299)], YOUNG, id="seen twice, not for long enough"),
-        pytest.param([at(0), at(300)], None, id="seen twice, for long enough"),
-        pytest.param([at(0), at(60), at(120), at(300)], None, id="seen several times"),
-        pytest.param([at(0), at(1, wall=WALL + 1e9)], YOUNG, id="the clock jumps forward"),
-        pytest.param([at(0), at(300, wall=OLD - 1e6)], None, id="the clock jumps back to before the stamp"),
-        pytest.param([at(0), at(300, wall=OLD + 10)], YOUNG, id="the clock jumps back to just after the stamp"),
-    ],
+@cases(
+    "moments, last",
+    seen_once=([at(0)], ONCE),
+    seen_twice_within_a_second=([at(0), at(1)], YOUNG),
+    seen_twice_not_for_long_enough=([at(0), at(299)], YOUNG),
+    seen_twice_for_long_enough=([at(0), at(300)], None),
+    seen_several_times=([at(0), at(60), at(120), at(300)], None),
+    the_clock_jumps_forward=([at(0), at(1, wall=WALL + 1e9)], YOUNG),
+    the_clock_jumps_back_to_before_the_stamp=([at(0), at(300, wall=OLD - 1e6)], None),
+    the_clock_jumps_back_to_just_after_the_stamp=([at(0), at(300, wall=OLD + 10)], YOUNG),
 )
 def test_a_directory_must_be_seen_twice_and_for_the_whole_grace_period(
     watched: ObservedAge, moments: list[Now], last: Keep | None
@@ -52,13 +51,11 @@ def test_a_directory_must_be_seen_twice_and_for_the_whole_grace_period(
     assert seen(watched, *moments)[-1] == last
 
 
-@pytest.mark.parametrize(
-    ("stamp", "last"),
-    [
-        pytest.param(WALL + 1, YOUNG, id="changed lately"),
-        pytest.param(WALL, None, id="changed long ago"),
-        pytest.param(WALL + 1e9, None, id="changed in the future, by a clock that was ahead"),
-    ],
+@cases(
+    "stamp, last",
+    changed_lately=(WALL + 1, YOUNG),
+    changed_long_ago=(WALL, None),
+    changed_in_the_future_by_a_clock_that_was_ahead=(WALL + 1e9, None),
 )
 def test_a_directory_changed_within_the_grace_period_stays(
     watched: ObservedAge, stamp: float, last: Keep | None
@@ -103,14 +100,7 @@ def test_the_number_of_remembered_names_is_bounded() -> None:
     assert [watched.hold(name, 1, OLD) for name in "abc"] == [None, None, Keep(KeepReason.TOO_MANY)]
 
 
-@pytest.mark.parametrize(
-    ("stamp", "held"),
-    [
-        pytest.param(WALL - 300, False, id="old enough"),
-        pytest.param(WALL - 299, True, id="too young"),
-        pytest.param(WALL + 86400, True, id="in the future"),
-    ],
-)
+@cases("stamp, held", old_enough=(WALL - 300, False), too_young=(WALL - 299, True), in_the_future=(WALL + 86400, True))
 def test_a_single_sweep_uses_the_time_stamp_relative_to_the_list_of_pods(stamp: float, *, held: bool) -> None:
     [said] = seen(ModifiedAge(GRACE, as_of=WALL), at(86400), stamp=stamp)
     assert (said is not None and said.reason is KeepReason.YOUNG) == held

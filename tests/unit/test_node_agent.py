@@ -25,6 +25,7 @@ from controller.garbage.node.agent import (
 from controller.garbage.node.fs import OutOfTime
 from controller.garbage.node.names import Keep, KeepReason, MustStay
 from controller.garbage.node.pods import validate_listing
+from tests.tables import cases
 from vcuda.cli import printable
 
 UNKNOWN = Keep(KeepReason.PODS_UNKNOWN, "no list")
@@ -99,14 +100,12 @@ def test_a_sweep_sets_the_metrics(registry: CollectorRegistry) -> None:
     assert time.time() - (value("vcuda_vm_last_complete_sweep_timestamp_seconds") or 0) < 60
 
 
-@pytest.mark.parametrize(
-    ("result", "name", "healthy"),
-    [
-        pytest.param(None, "complete", True, id="complete"),
-        pytest.param(UNKNOWN, "blocked", True, id="blocked, so a restart would not help"),
-        pytest.param(OutOfTime(), "unfinished", True, id="unfinished"),
-        pytest.param(PermissionError(13, "Permission denied"), "failed", False, id="failed"),
-    ],
+@cases(
+    "result, name, healthy",
+    complete=(None, "complete", True),
+    blocked_so_a_restart_would_not_help=(UNKNOWN, "blocked", True),
+    unfinished=(OutOfTime(), "unfinished", True),
+    failed=(PermissionError(13, "Permission denied"), "failed", False),
 )
 def test_the_ends_of_sweeps_are_counted_and_five_periods_without_success_are_unhealthy(
     registry: CollectorRegistry, clock: list[float], result: Keep | BaseException | None, name: str, *, healthy: bool

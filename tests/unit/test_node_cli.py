@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from controller.cli import main
 from controller.garbage.node.names import VM_DIRECTORIES
+from tests.tables import cases
 
 STAY = ["--scheme", "gpu-manager", "--node", "gpu-7"]
 
@@ -20,26 +21,18 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return kubeconfig
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        pytest.param([], "--scheme", id="no scheme"),
-        pytest.param(STAY[:2], "--node", id="no node"),
-        pytest.param(STAY, "--pod-uid or --kubelet-pods is required", id="no pod uid and no kubelet directory"),
-        pytest.param(
-            [*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once", id="a file of pods without --once"
-        ),
-        pytest.param(
-            [*STAY, "--pod-uid", "u", "--host-pid"],
-            "--host-pid requires hostPID: true",
-            id="host PID without hostPID: true",
-        ),
-        pytest.param([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "must be HOST:PORT", id="no address"),
-        pytest.param([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure", id="over 100 %"),
-        pytest.param([*STAY, "--pod-uid", "u", "--period", "0"], "--period", id="no period"),
-        pytest.param([*STAY, "--pod-uid", "u"], "No usable kubeconfig", id="no cluster"),
-        pytest.param([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig", id="no cluster, with kubelet's pods"),
-    ],
+@cases(
+    "flags, says",
+    no_scheme=([], "--scheme"),
+    no_node=(STAY[:2], "--node"),
+    no_pod_uid_and_no_kubelet_directory=(STAY, "--pod-uid or --kubelet-pods is required"),
+    a_file_of_pods_without_once=([*STAY, "--pod-uid", "u", "--pods", "-"], "--pods requires --once"),
+    host_PID_without_hostPID_true=([*STAY, "--pod-uid", "u", "--host-pid"], "--host-pid requires hostPID: true"),
+    no_address=([*STAY, "--pod-uid", "u", "--status-address", "here:http"], "must be HOST:PORT"),
+    over_100=([*STAY, "--pod-uid", "u", "--disk-pressure", "101"], "--disk-pressure"),
+    no_period=([*STAY, "--pod-uid", "u", "--period", "0"], "--period"),
+    no_cluster=([*STAY, "--pod-uid", "u"], "No usable kubeconfig"),
+    no_cluster_with_kubelets_pods=([*STAY, "--kubelet-pods", "/"], "No usable kubeconfig"),
 )
 def test_bad_input_is_exit_status_2(no_cluster: Path, flags: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["node", "--kubeconfig", str(no_cluster), *flags])

@@ -101,13 +101,11 @@ def test_a_directory_stays_by_its_name_and_the_existing_pods(
     assert keep_in_root(form, name, kind, presence) == expected
 
 
-@pytest.mark.parametrize(
-    ("kubelet", "expected"),
-    [
-        pytest.param(None, Keep(KeepReason.STATIC), id="kubelet was not asked"),
-        pytest.param(frozenset({STATIC}), Keep(KeepReason.KUBELET), id="kubelet has the pod"),
-        pytest.param(frozenset[str](), None, id="kubelet no longer has the pod"),
-    ],
+@cases(
+    "kubelet, expected",
+    kubelet_was_not_asked=(None, Keep(KeepReason.STATIC)),
+    kubelet_has_the_pod=(frozenset({STATIC}), Keep(KeepReason.KUBELET)),
+    kubelet_no_longer_has_the_pod=(frozenset[str](), None),
 )
 def test_a_static_pods_directory_is_removed_only_if_kubelet_confirms(
     kubelet: frozenset[str] | None, expected: Keep | None

@@ -44,12 +44,10 @@ def test_a_mirror_pod_also_represents_its_static_pod() -> None:
     assert read_pods(listed(mirror), NODE).uids == {"a", STATIC}
 
 
-@pytest.mark.parametrize(
-    ("pods", "warns"),
-    [
-        pytest.param([pod("a"), pod("b", namespace="kube-system")], False, id="pods of two namespaces"),
-        pytest.param([pod("a"), pod("b")], True, id="pods of one namespace"),
-    ],
+@cases(
+    "pods, warns",
+    pods_of_two_namespaces=([pod("a"), pod("b", namespace="kube-system")], False),
+    pods_of_one_namespace=([pod("a"), pod("b")], True),
 )
 def test_a_list_of_one_namespace_gives_a_warning(pods: list[Json], *, warns: bool) -> None:
     assert bool(read_pods(listed(*pods), NODE).warning) == warns

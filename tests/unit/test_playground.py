@@ -21,6 +21,7 @@ from examples.playground.teams import (
     quota_manifest,
 )
 from examples.playground.texts import COMMANDS, verdict, welcome
+from tests.tables import cases
 from vcuda.errors import QuotaFault
 from vcuda.placement.registers import read_registers
 from vcuda.quota.document import parse_quota
@@ -41,14 +42,10 @@ def test_the_welcome_has_the_page_the_environment_and_five_commands() -> None:
         assert any(line.startswith(f"{team.namespace} ") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("has_go", "assets", "advice"),
-    [
-        pytest.param(False, None, "Install Go 1.26 or later (https://go.dev/dl)", id="without Go"),
-        pytest.param(
-            True, "/opt/assets", "Unset KUBEBUILDER_ASSETS, which is /opt/assets", id="a directory without the programs"
-        ),
-    ],
+@cases(
+    "has_go, assets, advice",
+    without_Go=(False, None, "Install Go 1.26 or later (https://go.dev/dl)"),
+    a_directory_without_the_programs=(True, "/opt/assets", "Unset KUBEBUILDER_ASSETS, which is /opt/assets"),
 )
 def test_every_missing_program_has_one_line_that_says_how_to_provide_it(
     has_go: bool, assets: str | None, advice: str

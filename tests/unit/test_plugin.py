@@ -11,6 +11,7 @@ from controller.plugin.usage_table import bar
 from tests.api_double import lost_request
 from tests.builders import vcuda_pod
 from tests.gpuquota import Cluster, explain, run
+from tests.tables import cases
 from vcuda.quota.terms import USAGE_LABELS
 
 M40 = {"model": "M40", "limit": 8.0, "used": 6.5, "pending": 1.0, "available": 1.5, "terminating": 0.0, "reserved": 0.0}
@@ -178,12 +179,10 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "labels"),
-    [
-        pytest.param("mine", USAGE_LABELS, id="another name"),
-        pytest.param("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}, id="without a label of the controller"),
-    ],
+@cases(
+    "name, labels",
+    another_name=("mine", USAGE_LABELS),
+    without_a_label_of_the_controller=("gpu-quota-usage", {"quota.vcuda.io/usage": "true"}),
 )
 def test_only_the_controllers_own_report_is_shown(cluster: Cluster, name: str, labels: dict[str, str]) -> None:
     """The policy that lets only the controller write reports may be missing, so the plugin checks name and labels."""

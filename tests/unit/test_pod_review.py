@@ -99,15 +99,13 @@ def test_another_kind_is_rejected_as_a_mistake_of_the_configuration(kind: GroupV
     assert review_of(review(vcuda_pod(), kind=kind), POLICY) == answer
 
 
-@pytest.mark.parametrize(
+@cases(
     "raw",
-    [
-        pytest.param(b"null", id="no object"),
-        pytest.param(b"[]", id="a list"),
-        pytest.param(b'{"spec": {"containers": [{"resources": {"limits": []}}]}}', id="limits are a list"),
-        pytest.param(b'{"spec": {"nodeName": "\xff"}}', id="no UTF-8"),
-        pytest.param(b'{"spec": {"containers": ' + b"[" * 100_000, id="nested very deeply"),
-    ],
+    no_object=b"null",
+    a_list=b"[]",
+    limits_are_a_list=b'{"spec": {"containers": [{"resources": {"limits": []}}]}}',
+    no_UTF_8=b'{"spec": {"nodeName": "\xff"}}',
+    nested_very_deeply=b'{"spec": {"containers": ' + b"[" * 100_000,
 )
 def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
     answer = review_of(review(None, object=msgspec.Raw(raw)), POLICY)
@@ -119,16 +117,14 @@ def test_an_object_that_is_no_pod_is_rejected(raw: bytes) -> None:
 # Tests of namespaces without a limit
 
 
-@pytest.mark.parametrize(
-    ("quota", "namespace", "limited"),
-    [
-        pytest.param(Quota(), "team-a", False, id="no quota at all"),
-        pytest.param(Quota({"team-b": QUOTA}), "team-a", False, id="no entry"),
-        pytest.param(Quota({}, default=QUOTA), "team-a", True, id="the default"),
-        pytest.param(Quota({}, default=QUOTA), "kube-system", False, id="the default excludes system namespaces"),
-        pytest.param(Quota({"kube-system": QUOTA}), "kube-system", True, id="a system namespace's own entry"),
-        pytest.param(Quota({"team-a": NamespaceQuota({})}), "team-a", True, id="an entry without a model"),
-    ],
+@cases(
+    "quota, namespace, limited",
+    no_quota_at_all=(Quota(), "team-a", False),
+    no_entry=(Quota({"team-b": QUOTA}), "team-a", False),
+    the_default=(Quota({}, default=QUOTA), "team-a", True),
+    the_default_excludes_system_namespaces=(Quota({}, default=QUOTA), "kube-system", False),
+    a_system_namespaces_own_entry=(Quota({"kube-system": QUOTA}), "kube-system", True),
+    an_entry_without_a_model=(Quota({"team-a": NamespaceQuota({})}), "team-a", True),
 )
 def test_a_namespace_is_limited_if_it_has_a_quota(quota: Quota, namespace: str, limited: bool) -> None:
     found = review_of(review(vcuda_pod(), namespace), PolicySnapshot(quota, POLICY.nodes))

@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-import pytest
 import structlog
 
 from controller.pods import KeptPod, PodInformer
@@ -102,16 +101,14 @@ class Empty:
 ENDED = {"status": {"phase": "Succeeded"}}
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        pytest.param(None, {}, ["grown"], id="a new pod"),
-        pytest.param({}, {"metadata": {"annotations": {"a": "b"}}}, [], id="only an annotation changed"),
-        pytest.param({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"], id="bound to a node"),
-        pytest.param({}, ENDED, ["freed"], id="the pod ended"),
-        pytest.param(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, [], id="a change after its end"),
-        pytest.param({}, None, ["freed"], id="deleted"),
-    ],
+@cases(
+    "before, after, told",
+    a_new_pod=(None, {}, ["grown"]),
+    only_an_annotation_changed=({}, {"metadata": {"annotations": {"a": "b"}}}, []),
+    bound_to_a_node=({}, {"spec": {"nodeName": "gpu-1"}}, ["grown"]),
+    the_pod_ended=({}, ENDED, ["freed"]),
+    a_change_after_its_end=(ENDED, {**ENDED, "metadata": {"annotations": {"a": "b"}}}, []),
+    deleted=({}, None, ["freed"]),
 )
 def test_only_changes_that_may_release_quota_are_reported(
     api: ApiDouble, before: dict[str, Any] | None, after: dict[str, Any] | None, told: list[str]

@@ -95,15 +95,13 @@ def test_there_is_room_if_no_pod_like_the_stored_ones_could_be_rejected(fields: 
     assert use_of(**fields).has_room == room
 
 
-@pytest.mark.parametrize(
-    ("second", "waits"),
-    [
-        pytest.param(use_of(used=3.0, available=7.0), 5, id="there is room"),
-        pytest.param(use_of(used=9.5, available=0.5), 1, id="there is hardly any room"),
-        pytest.param(use_of(limit=20.0, available=18.0), 1, id="another limit"),
-        pytest.param(replace(use_of(), mode="warn"), 1, id="another mode"),
-        pytest.param(None, 1, id="limit removed"),
-    ],
+@cases(
+    "second, waits",
+    there_is_room=(use_of(used=3.0, available=7.0), 5),
+    there_is_hardly_any_room=(use_of(used=9.5, available=0.5), 1),
+    another_limit=(use_of(limit=20.0, available=18.0), 1),
+    another_mode=(replace(use_of(), mode="warn"), 1),
+    limit_removed=(None, 1),
 )
 def test_reports_are_five_seconds_apart_if_no_pod_could_be_rejected_and_otherwise_one(
     api: ApiDouble, second: NamespaceUse | None, waits: float

@@ -17,23 +17,23 @@ OLD = parse_quota("team-a: {quota: {A100: 8, T4: {cards: 4, memory: 64Gi}}}\ntea
 NODES = {"A100": 16}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("team-b: {mode: warn, quota: {A100: 2}}", ["team-a: A100: 8 cards, T4: 4 cards, 65536 MiB -> nothing"]),
-        (
-            "team-a: {quota: {A100: 800, L4: 1}, pool: [lab]}\nteam-b: {quota: {A100: 2}}\nteam-c: {quota: {}}",
-            [
-                "team-a.quota.A100: 8 cards -> 800 cards",
-                "team-a.quota.T4: 4 cards, 65536 MiB -> nothing",
-                "team-a.quota.L4: nothing -> 1 card",
-                'team-a.pools: [] -> ["lab"]',
-                'team-b.mode: "warn" -> "enforce"',
-                "team-c: nothing -> no model",
-            ],
-        ),
-    ],
-    ids=["a deleted entry", "values"],
+@cases(
+    "text, expected",
+    a_deleted_entry=(
+        "team-b: {mode: warn, quota: {A100: 2}}",
+        ["team-a: A100: 8 cards, T4: 4 cards, 65536 MiB -> nothing"],
+    ),
+    values=(
+        "team-a: {quota: {A100: 800, L4: 1}, pool: [lab]}\nteam-b: {quota: {A100: 2}}\nteam-c: {quota: {}}",
+        [
+            "team-a.quota.A100: 8 cards -> 800 cards",
+            "team-a.quota.T4: 4 cards, 65536 MiB -> nothing",
+            "team-a.quota.L4: nothing -> 1 card",
+            'team-a.pools: [] -> ["lab"]',
+            'team-b.mode: "warn" -> "enforce"',
+            "team-c: nothing -> no model",
+        ],
+    ),
 )
 def test_each_change_is_named_by_its_path_with_the_old_and_the_new_value(text: str, expected: list[str]) -> None:
     assert [str(change) for change in changes(OLD, parse_quota(text))] == expected
@@ -73,47 +73,41 @@ def test_a_changed_grant_is_named_with_its_times() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            "team-b: {mode: warn, quota: {A100: 2}}",
-            ["team-a: the entry (A100: 8 cards, T4: 4 cards, 65536 MiB) is removed. No limit applies any more"],
-        ),
-        (
-            "team-a: {quota: {}}\n'*': {quota: {}}",
-            ['team-b: the entry (warn, A100: 2 cards) is removed. The entry "*" applies instead'],
-        ),
-        (
-            "team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}",
-            ["team-a.mode: the mode changes from enforce to audit"],
-        ),
-        ("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
-    ],
-    ids=["an entry removed", "the default entry instead", "a softer mode", "a stricter mode"],
+@cases(
+    "text, told",
+    an_entry_removed=(
+        "team-b: {mode: warn, quota: {A100: 2}}",
+        ["team-a: the entry (A100: 8 cards, T4: 4 cards, 65536 MiB) is removed. No limit applies any more"],
+    ),
+    the_default_entry_instead=(
+        "team-a: {quota: {}}\n'*': {quota: {}}",
+        ['team-b: the entry (warn, A100: 2 cards) is removed. The entry "*" applies instead'],
+    ),
+    a_softer_mode=(
+        "team-a: {mode: audit, quota: {}}\nteam-b: {mode: warn, quota: {}}",
+        ["team-a.mode: the mode changes from enforce to audit"],
+    ),
+    a_stricter_mode=("team-a: {quota: {}}\nteam-b: {quota: {}}", []),
 )
 def test_a_removed_or_softened_entry_is_a_warning(text: str, told: list[str]) -> None:
     assert list(weakened(OLD, parse_quota(text))) == told
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            "team-a: {quota: {A100: 800}}",
-            [
-                "team-a.quota.A100: the limit is raised from 8 cards to 800 cards, but the nodes have 16 cards",
-                "A100: the sum of all limits is raised from 10 cards to 800 cards, but the nodes have 16 cards",
-            ],
-        ),
-        (
-            "team-a: {quota: {A100: 9}}\nteam-b: {quota: {A100: 8}}",
-            ["A100: the sum of all limits is raised from 10 cards to 17 cards, but the nodes have 16 cards"],
-        ),
-        ("team-a: {quota: {A100: 16}}", []),
-        ("team-a: {quota: {T4: 100000}}", []),
-    ],
-    ids=["one entry", "the sum", "as many cards as the nodes have", "a model of unknown size"],
+@cases(
+    "text, told",
+    one_entry=(
+        "team-a: {quota: {A100: 800}}",
+        [
+            "team-a.quota.A100: the limit is raised from 8 cards to 800 cards, but the nodes have 16 cards",
+            "A100: the sum of all limits is raised from 10 cards to 800 cards, but the nodes have 16 cards",
+        ],
+    ),
+    the_sum=(
+        "team-a: {quota: {A100: 9}}\nteam-b: {quota: {A100: 8}}",
+        ["A100: the sum of all limits is raised from 10 cards to 17 cards, but the nodes have 16 cards"],
+    ),
+    as_many_cards_as_the_nodes_have=("team-a: {quota: {A100: 16}}", []),
+    a_model_of_unknown_size=("team-a: {quota: {T4: 100000}}", []),
 )
 def test_more_cards_than_the_nodes_have_are_a_warning(text: str, told: list[str]) -> None:
     assert list(beyond(OLD, parse_quota(text), NODES)) == told

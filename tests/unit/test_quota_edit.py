@@ -155,16 +155,19 @@ def test_a_rejection_stays_readable_for_any_number_of_faults() -> None:
 NO_NODE = f"no node has this model in label {MODEL}"
 
 
-@pytest.mark.parametrize(
-    ("document", "told"),
-    [
-        ("team-a: {quota: {M40: 8}, pool: [public]}", []),
-        ("team-a: {quota: {M4O: 8}}", [f"team-a.quota.M4O: {NO_NODE} (models of the nodes: M40, P100)"]),
-        ("team-a: {quota: {M40: 8}, pool: [lab, publik]}", [f"team-a.pool: no node has pool publik in label {POOL}"]),
-        ("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (models of the nodes: M40, P100)"]),
-        ("{}", []),
-    ],
-    ids=["known", "a model that no node has", "a pool that no node has", "in the default entry", "an empty document"],
+@cases(
+    "document, told",
+    known=("team-a: {quota: {M40: 8}, pool: [public]}", []),
+    a_model_that_no_node_has=(
+        "team-a: {quota: {M4O: 8}}",
+        [f"team-a.quota.M4O: {NO_NODE} (models of the nodes: M40, P100)"],
+    ),
+    a_pool_that_no_node_has=(
+        "team-a: {quota: {M40: 8}, pool: [lab, publik]}",
+        [f"team-a.pool: no node has pool publik in label {POOL}"],
+    ),
+    in_the_default_entry=("'*': {quota: {V100: 1}}", [f"*.quota.V100: {NO_NODE} (models of the nodes: M40, P100)"]),
+    an_empty_document=("{}", []),
 )
 def test_names_that_no_node_has_give_a_warning(document: str, told: list[str]) -> None:
     assert warnings(document) == told
@@ -179,28 +182,18 @@ TAIL = "new pods are refused until less is in use"
 MEMORY = "M40: {cards: 8, memory: 1Gi}"
 
 
-@pytest.mark.parametrize(
-    ("limit", "used", "told"),
-    [
-        pytest.param("M40: 8", Charge(800), [], id="as much as the limit"),
-        pytest.param(
-            "M40: 7.5", Charge(800), [f"the limit is 7.5 cards, but the usage is 8 cards; {TAIL}"], id="cards"
-        ),
-        pytest.param("M40: 0", Charge(1), [f"the limit is 0 cards, but the usage is 0.01 cards; {TAIL}"], id="blocked"),
-        pytest.param(
-            "P100: 1",
-            Charge(100),
-            [f"the limit is 0 cards, but the usage is 1 card; {TAIL}"],
-            id="a model no longer listed",
-        ),
-        pytest.param(MEMORY, Charge(10, 1024), [], id="as much memory as the limit"),
-        pytest.param(
-            MEMORY,
-            Charge(10, 1025),
-            [f"the limit is 8 cards, 1024 MiB, but the usage is 0.1 cards, 1025 MiB; {TAIL}"],
-            id="memory",
-        ),
-    ],
+@cases(
+    "limit, used, told",
+    as_much_as_the_limit=("M40: 8", Charge(800), []),
+    cards=("M40: 7.5", Charge(800), [f"the limit is 7.5 cards, but the usage is 8 cards; {TAIL}"]),
+    blocked=("M40: 0", Charge(1), [f"the limit is 0 cards, but the usage is 0.01 cards; {TAIL}"]),
+    a_model_no_longer_listed=("P100: 1", Charge(100), [f"the limit is 0 cards, but the usage is 1 card; {TAIL}"]),
+    as_much_memory_as_the_limit=(MEMORY, Charge(10, 1024), []),
+    memory=(
+        MEMORY,
+        Charge(10, 1025),
+        [f"the limit is 8 cards, 1024 MiB, but the usage is 0.1 cards, 1025 MiB; {TAIL}"],
+    ),
 )
 def test_a_limit_below_the_usage_gives_a_warning(limit: str, used: Charge, told: list[str]) -> None:
     expected = [f"team-a.quota.M40: {sentence}" for sentence in told]

@@ -13,6 +13,7 @@ import structlog
 
 from tests.reservation_scenarios import A, B, written
 from tests.reservation_world import ReservationWorld
+from tests.tables import cases
 from vcuda.kube.client import Heard
 from vcuda.ledger.ledger import LEASE_SECONDS, MARGIN_SECONDS
 from vcuda.quota.terms import STORABLE_SECONDS
@@ -99,15 +100,12 @@ def landed(world: ReservationWorld) -> None:
     world.wire.land()
 
 
-@pytest.mark.parametrize(
-    ("befalls", "status"),
-    [
-        (lambda _: None, HTTPStatus.OK),
-        (landed, HTTPStatus.CONFLICT),
-        (overtaken, HTTPStatus.CONFLICT),
-        (ReservationWorld.lose, HTTPStatus.NOT_FOUND),
-    ],
-    ids=["it lands", "the write had landed", "others wrote first", "the ledger was deleted"],
+@cases(
+    "befalls, status",
+    it_lands=(lambda _: None, HTTPStatus.OK),
+    the_write_had_landed=(landed, HTTPStatus.CONFLICT),
+    others_wrote_first=(overtaken, HTTPStatus.CONFLICT),
+    the_ledger_was_deleted=(ReservationWorld.lose, HTTPStatus.NOT_FOUND),
 )
 def test_a_write_without_an_answer_is_repeated_unchanged_until_its_outcome_is_known(
     world: ReservationWorld,

@@ -115,27 +115,25 @@ HELD_M40, HELD_P100 = owner(affinity=held_to("M40")), owner(affinity=held_to("P1
 SELECTS_P100 = owner(nodeSelector={MODEL: "P100"})
 
 
-@pytest.mark.parametrize(
-    ("free", "owners", "tries"),
-    [
-        pytest.param({"M40": 300}, [owner()] * 5, [0, 1, 2], id="the oldest first, and no more than fit"),
-        pytest.param({"M40": 0}, [owner()], [], id="nothing is free"),
-        pytest.param({}, [owner()], [], id="free quota unknown"),
-        pytest.param({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1], id="by the number of missing pods"),
-        pytest.param({"M40": 200}, [owner(missing=500), owner()], [0], id="an owner that needs more than all"),
-        pytest.param({"M40": 100}, [owner(TWO), owner()], [1], id="a too large owner delays no other"),
-        pytest.param({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2], id="a smaller owner uses the rest"),
-        pytest.param({"M40": 300}, [owner(missing=0), owner()], [1], id="an owner without missing pods"),
-        pytest.param({"V100": 300}, [owner()], [], id="free quota of an unlisted model"),
-        pytest.param({"M40": 300}, [owner({})], [], id="an owner without a GPU request"),
-        pytest.param({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2], id="flexible owners use all models"),
-        pytest.param({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0], id="one owner uses both models"),
-        pytest.param({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0], id="a flexible owner uses its first model"),
-        pytest.param({"M40": 800}, [HELD_P100, owner()], [1], id="a pinned owner waits for its model"),
-        pytest.param({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0], id="a pinned owner uses its model"),
-        pytest.param({"M40": 800}, [SELECTS_P100, owner()], [1], id="pinned by nodeSelector, no room"),
-        pytest.param({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0], id="pinned by nodeSelector, with room"),
-    ],
+@cases(
+    "free, owners, tries",
+    the_oldest_first_and_no_more_than_fit=({"M40": 300}, [owner()] * 5, [0, 1, 2]),
+    nothing_is_free=({"M40": 0}, [owner()], []),
+    free_quota_unknown=({}, [owner()], []),
+    by_the_number_of_missing_pods=({"M40": 300}, [owner(missing=2), owner(), owner()], [0, 1]),
+    an_owner_that_needs_more_than_all=({"M40": 200}, [owner(missing=500), owner()], [0]),
+    a_too_large_owner_delays_no_other=({"M40": 100}, [owner(TWO), owner()], [1]),
+    a_smaller_owner_uses_the_rest=({"M40": 250}, [owner(TWO), owner(TWO), owner(HALF)], [0, 2]),
+    an_owner_without_missing_pods=({"M40": 300}, [owner(missing=0), owner()], [1]),
+    free_quota_of_an_unlisted_model=({"V100": 300}, [owner()], []),
+    an_owner_without_a_GPU_request=({"M40": 300}, [owner({})], []),
+    flexible_owners_use_all_models=({"M40": 200, "P100": 100}, [owner()] * 5, [0, 1, 2]),
+    one_owner_uses_both_models=({"M40": 100, "P100": 100}, [owner(missing=2), owner()], [0]),
+    a_flexible_owner_uses_its_first_model=({"M40": 100, "P100": 200}, [owner(), HELD_M40], [0]),
+    a_pinned_owner_waits_for_its_model=({"M40": 800}, [HELD_P100, owner()], [1]),
+    a_pinned_owner_uses_its_model=({"M40": 0, "P100": 100}, [HELD_P100, owner()], [0]),
+    pinned_by_nodeSelector_no_room=({"M40": 800}, [SELECTS_P100, owner()], [1]),
+    pinned_by_nodeSelector_with_room=({"M40": 0, "P100": 100}, [SELECTS_P100, owner()], [0]),
 )
 def test_the_oldest_owners_retry_first_and_no_more_than_fit(
     free: Mapping[str, int], owners: list[Owner], tries: list[int]
@@ -219,15 +217,13 @@ def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
 JOB = {"metadata": {"name": "train"}, "spec": {"parallelism": 1}, "status": {}}
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        pytest.param("train", ["/apis/batch/v1/namespaces/team-a/jobs/train"], id="its own"),
-        pytest.param("gone", [], id="a deleted owner"),
-        pytest.param("../../team-b/jobs/train", [], id="a path to another namespace"),
-        pytest.param("..", [], id="a path to the parent"),
-        pytest.param("", [], id="none"),
-    ],
+@cases(
+    "name, found",
+    its_own=("train", ["/apis/batch/v1/namespaces/team-a/jobs/train"]),
+    a_deleted_owner=("gone", []),
+    a_path_to_another_namespace=("../../team-b/jobs/train", []),
+    a_path_to_the_parent=("..", []),
+    none=("", []),
 )
 def test_an_event_leads_to_an_owner_in_its_namespace_or_to_none(api: ApiDouble, name: str, found: list[str]) -> None:
     """Tenants can write Events. An Event must not make the leader read an object in another namespace."""

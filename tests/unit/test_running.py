@@ -12,6 +12,7 @@ from controller.settle.charge_ages import Watch
 from tests import running_scenarios as scenarios
 from tests.running_scenarios import LONG, let_claim_go, running
 from tests.running_world import CLAIMS, MODEL, ONE, PODS, RunningWorld, TrueClaim, TruePod
+from tests.tables import cases
 from vcuda.ledger import settle as settling
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Ledger, Reservation, Terminating
 from vcuda.ledger.settle import ObservedPods, settle
@@ -188,14 +189,12 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
 # Tests of deletions that no watch saw: the count is lower than before, but new pods may hide the decrease
 
 
-@pytest.mark.parametrize(
-    ("reserved", "arrived", "held"),
-    [
-        pytest.param(0, 0, 2, id="no charges are new"),
-        pytest.param(0, 2, 0, id="the new charges were admitted by no replica"),
-        pytest.param(2, 2, 2, id="a replica may have admitted all new charges"),
-        pytest.param(1, 2, 1, id="a replica may have admitted some of the new charges"),
-    ],
+@cases(
+    "reserved, arrived, held",
+    no_charges_are_new=(0, 0, 2),
+    the_new_charges_were_admitted_by_no_replica=(0, 2, 0),
+    a_replica_may_have_admitted_all_new_charges=(2, 2, 2),
+    a_replica_may_have_admitted_some_of_the_new_charges=(1, 2, 1),
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
     """If new pods are stored while a deletion is not seen, the count may stay the same. A pod that a replica admits

@@ -12,6 +12,7 @@ from tests.builders import LABELS, stored_pod
 from tests.quota_map import store_quota
 from tests.replicas import LEDGER, Replica
 from tests.settling import COUNTED, FAR, FOUR_M40, HALF, LISTED, NOBODY, ONE, PENDING, TWO, Settling
+from tests.tables import cases
 from vcuda.kube import LedgerStore
 from vcuda.ledger.ledger import (
     LEASE_SECONDS,
@@ -43,12 +44,10 @@ def test_drift_is_logged_counted_and_corrected(api: ApiDouble, replica: Replica,
     assert replica.store.read("team-a").ledger.committed == {"M40": ONE}
 
 
-@pytest.mark.parametrize(
-    ("ledger", "calls"),
-    [
-        pytest.param(Ledger({"M40": ONE}, LISTED), [], id="the ledger agrees with the pods"),
-        pytest.param(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"], id="the ledger is newer than every observation"),
-    ],
+@cases(
+    "ledger, calls",
+    the_ledger_agrees_with_the_pods=(Ledger({"M40": ONE}, LISTED), []),
+    the_ledger_is_newer_than_every_observation=(Ledger({"M40": TWO}, FAR), ["LIST", "LIST"]),
 )
 def test_a_correct_ledger_is_not_written(api: ApiDouble, replica: Replica, ledger: Ledger, calls: list[str]) -> None:
     settling = Settling(api, replica, ledger, stored_pod(CARD))
@@ -133,15 +132,13 @@ def told_by(pending_bytes: int) -> str:
     return "charged by many" if pending_bytes > MANY_PENDING_BYTES else "charged"
 
 
-@pytest.mark.parametrize(
-    ("written", "told"),
-    [
-        pytest.param(Ledger({"M40": ONE}, "7", CHARGED), ["charged"], id="a replica added a charge"),
-        pytest.param(Ledger({"M40": TWO}, "7", CHARGED), ["changed"], id="a replica added a charge and counted"),
-        pytest.param(Ledger({"M40": ONE}, "8"), ["changed"], id="counted again"),
-        pytest.param(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"], id="many pending charges"),
-        pytest.param(None, ["changed"], id="ledger deleted"),
-    ],
+@cases(
+    "written, told",
+    a_replica_added_a_charge=(Ledger({"M40": ONE}, "7", CHARGED), ["charged"]),
+    a_replica_added_a_charge_and_counted=(Ledger({"M40": TWO}, "7", CHARGED), ["changed"]),
+    counted_again=(Ledger({"M40": ONE}, "8"), ["changed"]),
+    many_pending_charges=(Ledger({"M40": ONE}, "7", CROWD), ["charged by many"]),
+    ledger_deleted=(None, ["changed"]),
 )
 def test_charges_that_replicas_add_are_distinguished_from_other_writes(
     api: ApiDouble, replica: Replica, other: Replica, written: Ledger | None, told: list[str]

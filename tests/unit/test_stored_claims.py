@@ -121,14 +121,12 @@ def store(api: ApiDouble) -> LedgerStore:
     return LedgerStore(api.kube, "vcuda-quota", lambda: NODES, claim_price=lambda: COUNTER)
 
 
-@pytest.mark.parametrize(
-    ("pod", "claimed"),
-    [
-        pytest.param(extended("b"), {"A100": ONE}, id="its pod is charged"),
-        pytest.param(extended("b", phase="Succeeded"), {"A100": TWO}, id="its pod has ended"),
-        pytest.param(extended("other"), {"A100": TWO}, id="the status names another claim"),
-        pytest.param({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}, id="its pod has no GPU request"),
-    ],
+@cases(
+    "pod, claimed",
+    its_pod_is_charged=(extended("b"), {"A100": ONE}),
+    its_pod_has_ended=(extended("b", phase="Succeeded"), {"A100": TWO}),
+    the_status_names_another_claim=(extended("other"), {"A100": TWO}),
+    its_pod_has_no_GPU_request=({**extended("b"), "spec": {"containers": []}}, {"A100": TWO}),
 )
 def test_a_claim_is_left_out_only_if_a_charged_pods_status_names_it(
     api: ApiDouble, store: LedgerStore, pod: Manifest, claimed: Mapping[str, Charge]
@@ -292,16 +290,14 @@ def woken(api: ApiDouble) -> list[str]:
     return sorted(each["metadata"].pop("annotations") and each["metadata"]["name"] for each in pods)
 
 
-@pytest.mark.parametrize(
-    ("pod", "event", "is_woken"),
-    [
-        pytest.param(waiting("a"), refused("a"), True, id="refused for quota"),
-        pytest.param(waiting("a", "gpu"), refused("a"), False, id="its claim exists by now"),
-        pytest.param(waiting("a"), refused("a", "no such template"), False, id="refused for another reason"),
-        pytest.param(waiting("a"), refused("a", uid="of-another"), False, id="another pod of this name was refused"),
-        pytest.param(waiting("b"), refused("a"), False, id="gone"),
-        pytest.param(waiting("a"), refused("../../x", uid="a-uid"), False, id="no name"),
-    ],
+@cases(
+    "pod, event, is_woken",
+    refused_for_quota=(waiting("a"), refused("a"), True),
+    its_claim_exists_by_now=(waiting("a", "gpu"), refused("a"), False),
+    refused_for_another_reason=(waiting("a"), refused("a", "no such template"), False),
+    another_pod_of_this_name_was_refused=(waiting("a"), refused("a", uid="of-another"), False),
+    gone=(waiting("b"), refused("a"), False),
+    no_name=(waiting("a"), refused("../../x", uid="a-uid"), False),
 )
 def test_a_pod_whose_claim_was_refused_is_woken_when_quota_is_freed(
     api: ApiDouble, pod: Manifest, event: Manifest, *, is_woken: bool

@@ -13,6 +13,7 @@ from controller.ui.model import HolderRow
 from controller.ui.page import Links, Views
 from controller.ui.snapshot import ModelCards
 from examples.usage import NOW, Sample, ago, company, crowd, model_use, namespace_use
+from tests.tables import cases
 from tests.usage_page import VIEWS, Markup, client_of, html_of, page_of, standby
 from vcuda.ledger.report import ModelUse
 
@@ -113,17 +114,14 @@ def test_a_sum_over_different_models_says_so() -> None:
     assert "<b>3</b> of 8 cards in use" in page_of(one, "/namespaces/a")
 
 
-@pytest.mark.parametrize(
-    ("models", "shown"),
-    [
-        ((model_use("M40", 8, 7.99), model_use("T4", 8, 1)), "<b>99 %</b> of M40"),
-        ((model_use("M40", 200, 199.99),), "<b>99 %</b> of M40"),
-        ((model_use("M40", 10, 7),), "<b>70 %</b> of M40"),
-        ((model_use("M40", 8, 9),), "<b>112 %</b> of M40"),
-        ((model_use("M40", 0, 1), model_use("T4", 8, 8)), "<b>over</b> the limit of M40"),
-        ((), "none"),
-    ],
-    ids=["two", "almost full", "exact", "over", "blocked", "none"],
+@cases(
+    "models, shown",
+    two=((model_use("M40", 8, 7.99), model_use("T4", 8, 1)), "<b>99 %</b> of M40"),
+    almost_full=((model_use("M40", 200, 199.99),), "<b>99 %</b> of M40"),
+    exact=((model_use("M40", 10, 7),), "<b>70 %</b> of M40"),
+    over=((model_use("M40", 8, 9),), "<b>112 %</b> of M40"),
+    blocked=((model_use("M40", 0, 1), model_use("T4", 8, 8)), "<b>over</b> the limit of M40"),
+    none=((), "none"),
 )
 def test_the_fullest_limit_is_a_share_that_is_whole_only_if_the_limit_is_reached(
     models: tuple[ModelUse, ...], shown: str

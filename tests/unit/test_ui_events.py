@@ -10,6 +10,7 @@ from controller.refusals import MAX_MESSAGE_LENGTH, ReportedObject, SeenEvent, m
 from controller.ui.events import Newest, StoredEvent, read_removal
 from controller.ui.snapshot import choose
 from examples.usage import NOW
+from tests.tables import cases
 
 QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
 NEW_YEAR = "2026-01-01T00:00:00Z"
@@ -24,55 +25,43 @@ def event(message: str | None, **fields: Any) -> SeenEvent:
     return SeenEvent.of(msgspec.json.decode(msgspec.json.encode(stored), type=StoredEvent), NOW)
 
 
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        pytest.param(DENIED + QUOTA, QUOTA, id="over quota"),
-        pytest.param(
-            f"create Pod train-0 in StatefulSet failed: {DENIED}{QUOTA}", QUOTA, id="with the text of another owner"
-        ),
-        pytest.param(DENIED + "malformed GPU request: spec: 150", "malformed GPU request: spec: 150", id="malformed"),
-        pytest.param(
-            DENIED + "namespace a may use no GPU model", "namespace a may use no GPU model", id="any of our messages"
-        ),
-        pytest.param(QUOTA, QUOTA, id="by its text, without the webhook's name"),
-        pytest.param(DENIED + "two\nlines", "two\nlines", id="more than one line"),
-        pytest.param(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH, id="a long message is cut"),
-    ],
+@cases(
+    "message, reason",
+    over_quota=(DENIED + QUOTA, QUOTA),
+    with_the_text_of_another_owner=(f"create Pod train-0 in StatefulSet failed: {DENIED}{QUOTA}", QUOTA),
+    malformed=(DENIED + "malformed GPU request: spec: 150", "malformed GPU request: spec: 150"),
+    any_of_our_messages=(DENIED + "namespace a may use no GPU model", "namespace a may use no GPU model"),
+    by_its_text_without_the_webhooks_name=(QUOTA, QUOTA),
+    more_than_one_line=(DENIED + "two\nlines", "two\nlines"),
+    a_long_message_is_cut=(DENIED + "x" * 5000, "x" * MAX_MESSAGE_LENGTH),
 )
 def test_our_rejection_is_recognized_by_the_webhook_or_its_text(message: str, reason: str) -> None:
     refusal = read_refusal(event(message))
     assert refusal == ReportedObject("team-a", "ReplicaSet", "train-6d9", reason, NEW_YEAR, 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     "message",
-    [
-        None,
-        "",
-        'Error creating: pods "train-" is forbidden: exceeded quota: compute, requested: cpu=1',
-        'Error creating: admission webhook "policy.example.com" denied the request: no',
-        'Error creating: Internal error occurred: failed calling webhook "validate.quota.vcuda.io": timeout',
-    ],
-    ids=["none", "empty", "ResourceQuota", "another webhook", "webhook away"],
+    none=None,
+    empty="",
+    ResourceQuota='Error creating: pods "train-" is forbidden: exceeded quota: compute, requested: cpu=1',
+    another_webhook='Error creating: admission webhook "policy.example.com" denied the request: no',
+    webhook_away='Error creating: Internal error occurred: failed calling webhook "validate.quota.vcuda.io": timeout',
 )
 def test_rejections_by_others_are_not_shown(message: str | None) -> None:
     assert read_refusal(event(message)) is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "at", "times"),
-    [
-        ({}, NEW_YEAR, 1),
-        ({"count": 4, "lastTimestamp": "2026-01-02T00:00:00Z"}, "2026-01-02T00:00:00Z", 4),
-        ({"eventTime": "2026-01-03T00:00:00.1Z", "lastTimestamp": None}, "2026-01-03T00:00:00.1Z", 1),
-        (
-            {"eventTime": "2026-01-03T00:00:00Z", "series": {"count": 9, "lastObservedTime": "2026-01-04T00:00:00Z"}},
-            "2026-01-04T00:00:00Z",
-            9,
-        ),
-    ],
-    ids=["bare", "core v1", "events.k8s.io", "a series"],
+@cases(
+    "fields, at, times",
+    bare=({}, NEW_YEAR, 1),
+    core_v1=({"count": 4, "lastTimestamp": "2026-01-02T00:00:00Z"}, "2026-01-02T00:00:00Z", 4),
+    events_k8s_io=({"eventTime": "2026-01-03T00:00:00.1Z", "lastTimestamp": None}, "2026-01-03T00:00:00.1Z", 1),
+    a_series=(
+        {"eventTime": "2026-01-03T00:00:00Z", "series": {"count": 9, "lastObservedTime": "2026-01-04T00:00:00Z"}},
+        "2026-01-04T00:00:00Z",
+        9,
+    ),
 )
 def test_every_writer_of_events_sets_other_times(fields: dict[str, Any], at: str, times: int) -> None:
     found = event(DENIED + QUOTA, **fields)

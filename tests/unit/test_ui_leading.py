@@ -3,8 +3,6 @@
 import threading
 from datetime import UTC, datetime
 
-import pytest
-
 from controller.certificates import ServedCertificate
 from controller.ui.leading import (
     SERVICE,
@@ -23,6 +21,7 @@ from examples.usage import model_use, namespace_use
 from tests.api_double import ApiDouble, Effect
 from tests.builders import MODEL, nodes
 from tests.extended import SYSTEM
+from tests.tables import cases
 from tests.waiting import PATIENT
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod, charges_of
@@ -98,19 +97,16 @@ def test_there_may_be_no_leader() -> None:
     assert "There is no leader" in str(UsagePage(lambda: "").standing())
 
 
-@pytest.mark.parametrize(
-    ("shown", "row"),
-    [
-        (
-            ServedCertificate("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
-            Certificate("webhook at 10.0.0.1:8443", "2026-05-29T12:00:00Z"),
-        ),
-        (
-            ServedCertificate("10.0.0.2:8443", fault="timed out"),
-            Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
-        ),
-    ],
-    ids=["a certificate was read", "no certificate could be read"],
+@cases(
+    "shown, row",
+    a_certificate_was_read=(
+        ServedCertificate("10.0.0.1:8443", "ab12", end=datetime(2026, 5, 29, 12, tzinfo=UTC)),
+        Certificate("webhook at 10.0.0.1:8443", "2026-05-29T12:00:00Z"),
+    ),
+    no_certificate_could_be_read=(
+        ServedCertificate("10.0.0.2:8443", fault="timed out"),
+        Certificate("webhook at 10.0.0.2:8443", "", "timed out"),
+    ),
 )
 def test_a_certificate_is_listed_by_its_endpoint(shown: ServedCertificate, row: Certificate) -> None:
     assert certificate_row(shown) == row

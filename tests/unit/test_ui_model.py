@@ -18,22 +18,20 @@ def row(used: float, limit: float, memory: tuple[int, int] | None = None) -> Mod
     return row_of(namespace_use("a", model_use("M40", limit, used, memory=memory))).amounts["M40"]
 
 
-@pytest.mark.parametrize(
-    ("used", "limit", "expected"),
-    [
-        pytest.param(0, 8, 0, id="unused"),
-        pytest.param(0.01, 8, 1, id="a hundredth of a card is visible"),
-        pytest.param(0.79, 8, 1, id="under a tenth"),
-        pytest.param(0.8, 8, 1, id="a tenth"),
-        pytest.param(5.6, 8, 7, id="seven tenths (6.99 in floats)"),
-        pytest.param(0.3, 1, 3, id="three tenths (3.0 in floats)"),
-        pytest.param(0.01, 0.05, 2, id="two tenths (1.99 in floats)"),
-        pytest.param(7.99, 8, 9, id="nearly full"),
-        pytest.param(8, 8, 10, id="full"),
-        pytest.param(8.01, 8, OVER, id="over the limit"),
-        pytest.param(1, 0, OVER, id="a limit of 0, in use"),
-        pytest.param(0, 0, 0, id="a limit of 0, unused"),
-    ],
+@cases(
+    "used, limit, expected",
+    unused=(0, 8, 0),
+    a_hundredth_of_a_card_is_visible=(0.01, 8, 1),
+    under_a_tenth=(0.79, 8, 1),
+    a_tenth=(0.8, 8, 1),
+    seven_tenths_6_99_in_floats=(5.6, 8, 7),
+    three_tenths_3_0_in_floats=(0.3, 1, 3),
+    two_tenths_1_99_in_floats=(0.01, 0.05, 2),
+    nearly_full=(7.99, 8, 9),
+    full=(8, 8, 10),
+    over_the_limit=(8.01, 8, OVER),
+    a_limit_of_0_in_use=(1, 0, OVER),
+    a_limit_of_0_unused=(0, 0, 0),
 )
 def test_the_step_of_the_heat_follows_the_usage(used: float, limit: float, expected: int) -> None:
     assert row(used, limit).step == expected
@@ -105,19 +103,16 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("order", "expected"),
-    [
-        (TableQuery(), ["alpha", "bravo", "charlie", "delta"]),
-        (TableQuery(descending=True), ["delta", "charlie", "bravo", "alpha"]),
-        (TableQuery(sort="model.M40", descending=True), ["bravo", "alpha", "delta", "charlie"]),
-        (TableQuery(sort="model.M40"), ["delta", "alpha", "bravo", "charlie"]),
-        (TableQuery(sort="model.P100", descending=True), ["charlie", "alpha", "bravo", "delta"]),
-        (TableQuery(sort="fullest", descending=True), ["charlie", "bravo", "alpha", "delta"]),
-        (TableQuery(search="A  L", sort="fullest"), ["delta", "alpha", "charlie"]),
-        (TableQuery(search="nobody"), []),
-    ],
-    ids=["names", "names turned", "most first", "least first", "equal", "fullest limit", "search", "none"],
+@cases(
+    "order, expected",
+    names=(TableQuery(), ["alpha", "bravo", "charlie", "delta"]),
+    names_turned=(TableQuery(descending=True), ["delta", "charlie", "bravo", "alpha"]),
+    most_first=(TableQuery(sort="model.M40", descending=True), ["bravo", "alpha", "delta", "charlie"]),
+    least_first=(TableQuery(sort="model.M40"), ["delta", "alpha", "bravo", "charlie"]),
+    equal=(TableQuery(sort="model.P100", descending=True), ["charlie", "alpha", "bravo", "delta"]),
+    fullest_limit=(TableQuery(sort="fullest", descending=True), ["charlie", "bravo", "alpha", "delta"]),
+    search=(TableQuery(search="A  L", sort="fullest"), ["delta", "alpha", "charlie"]),
+    none=(TableQuery(search="nobody"), []),
 )
 def test_rows_are_in_the_requested_order(order: TableQuery, expected: list[str]) -> None:
     """If numbers of used cards are equal, the used share of the limit decides. Rows without the model are last."""

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tests import builders
 from tests.both_calls import DEADLINE, creation
 from tests.builders import MODEL, POOL, Manifest, held_to, pod_of_cores, required, requirement, term
+from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
@@ -88,21 +89,19 @@ def test_a_pinned_pod_within_its_quota_is_charged() -> None:
     assert used(ledgers) == {"M40": Charge(200, 0, 200)}
 
 
-@pytest.mark.parametrize(
-    ("quota", "placed"),
-    [
-        pytest.param(QUOTA, {"affinity": None, "nodeSelector": {MODEL: "M40"}}, id="nodeSelector"),
-        pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, PUBLIC))}, id="every term"),
-        pytest.param(QUOTA, {"affinity": required(term(LAB)), "nodeSelector": {MODEL: "M40"}}, id="both"),
-        pytest.param(QUOTA, {"affinity": required(term(M40), {})}, id="a term that matches nothing"),
-        pytest.param(QUOTA, {"affinity": required(term(M40), term(M40, P100))}, id="a term that no node can match"),
-        pytest.param(QUOTA, {"affinity": required(term(EITHER, M40))}, id="an intersection"),
-        pytest.param(QUOTA, {"affinity": required(term(EITHER, NO_P100))}, id="every other model excluded"),
-        pytest.param(POOLED, {"affinity": held_to("M40", "public")}, id="a pool"),
-        pytest.param(POOLED, {"affinity": held_to("M40", "lab", "public")}, id="all pools"),
-        pytest.param(POOLED, {"nodeSelector": {POOL: "lab"}}, id="a pool by nodeSelector"),
-        pytest.param(POOLED, {"affinity": required(term(M40, PUBLIC), term(M40, LAB))}, id="a pool in each term"),
-    ],
+@cases(
+    "quota, placed",
+    nodeSelector=(QUOTA, {"affinity": None, "nodeSelector": {MODEL: "M40"}}),
+    every_term=(QUOTA, {"affinity": required(term(M40), term(M40, PUBLIC))}),
+    both=(QUOTA, {"affinity": required(term(LAB)), "nodeSelector": {MODEL: "M40"}}),
+    a_term_that_matches_nothing=(QUOTA, {"affinity": required(term(M40), {})}),
+    a_term_that_no_node_can_match=(QUOTA, {"affinity": required(term(M40), term(M40, P100))}),
+    an_intersection=(QUOTA, {"affinity": required(term(EITHER, M40))}),
+    every_other_model_excluded=(QUOTA, {"affinity": required(term(EITHER, NO_P100))}),
+    a_pool=(POOLED, {"affinity": held_to("M40", "public")}),
+    all_pools=(POOLED, {"affinity": held_to("M40", "lab", "public")}),
+    a_pool_by_nodeSelector=(POOLED, {"nodeSelector": {POOL: "lab"}}),
+    a_pool_in_each_term=(POOLED, {"affinity": required(term(M40, PUBLIC), term(M40, LAB))}),
 )
 def test_every_kind_of_pin_to_one_model_is_accepted(quota: NamespaceQuota, placed: dict[str, Any]) -> None:
     ledgers = MemoryLedgers()
@@ -141,26 +140,24 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
 # Tests of pods that may run on nodes of several models, or of a model that the quota does not allow
 
 
-@pytest.mark.parametrize(
-    ("placed", "allows"),
-    [
-        pytest.param({"affinity": None}, "any", id="no node selection"),
-        pytest.param({"affinity": {"nodeAffinity": {}}}, "any", id="no required affinity"),
-        pytest.param({"affinity": {"nodeAffinity": PREFERRED}}, "any", id="only preferred"),
-        pytest.param({"affinity": required(term(M40), term(PUBLIC))}, "any", id="one term without the pin"),
-        pytest.param({"affinity": required(term(requirement(MODEL, "Exists")))}, "any", id="any model"),
-        pytest.param({"affinity": required(term(NO_P100))}, "any", id="all models but one"),
-        pytest.param({"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any", id="another label"),
-        pytest.param({"affinity": required(term(M40), term(P100))}, "M40, P100", id="two terms"),
-        pytest.param({"affinity": required(term(EITHER))}, "M40, P100", id="two values"),
-        pytest.param({"affinity": held_to("V100")}, "V100", id="not listed"),
-        pytest.param({"affinity": held_to("m40")}, "m40", id="another case"),
-        pytest.param({"affinity": required()}, "none", id="no term"),
-        pytest.param({"affinity": required({})}, "none", id="an empty term"),
-        pytest.param({"nodeSelector": {MODEL: "P100"}}, "none", id="a contradiction"),
-        pytest.param({"affinity": None, "annotations": {"quota.vcuda.io/model": "M40"}}, "any", id="our annotation"),
-        pytest.param({"affinity": None, "labels": {MODEL: "M40"}}, "any", id="the pod's own label"),
-    ],
+@cases(
+    "placed, allows",
+    no_node_selection=({"affinity": None}, "any"),
+    no_required_affinity=({"affinity": {"nodeAffinity": {}}}, "any"),
+    only_preferred=({"affinity": {"nodeAffinity": PREFERRED}}, "any"),
+    one_term_without_the_pin=({"affinity": required(term(M40), term(PUBLIC))}, "any"),
+    any_model=({"affinity": required(term(requirement(MODEL, "Exists")))}, "any"),
+    all_models_but_one=({"affinity": required(term(NO_P100))}, "any"),
+    another_label=({"affinity": required(term(requirement(f"{MODEL}x", "In", "M40")))}, "any"),
+    two_terms=({"affinity": required(term(M40), term(P100))}, "M40, P100"),
+    two_values=({"affinity": required(term(EITHER))}, "M40, P100"),
+    not_listed=({"affinity": held_to("V100")}, "V100"),
+    another_case=({"affinity": held_to("m40")}, "m40"),
+    no_term=({"affinity": required()}, "none"),
+    an_empty_term=({"affinity": required({})}, "none"),
+    a_contradiction=({"nodeSelector": {MODEL: "P100"}}, "none"),
+    our_annotation=({"affinity": None, "annotations": {"quota.vcuda.io/model": "M40"}}, "any"),
+    the_pods_own_label=({"affinity": None, "labels": {MODEL: "M40"}}, "any"),
 )
 def test_a_pod_that_is_not_pinned_to_one_allowed_model_is_rejected(placed: dict[str, Any], allows: str) -> None:
     ledgers = MemoryLedgers()
@@ -178,15 +175,13 @@ def test_a_pod_of_a_namespace_without_models_is_rejected(quota: NamespaceQuota) 
     assert answer.outcome == "not-pinned"
 
 
-@pytest.mark.parametrize(
+@cases(
     "affinity",
-    [
-        pytest.param(held_to("M40"), id="no pool"),
-        pytest.param(held_to("M40", "private"), id="another pool"),
-        pytest.param(held_to("M40", "public", "private"), id="an allowed pool among others"),
-        pytest.param(required(term(M40, PUBLIC), term(M40)), id="one term without the pin"),
-        pytest.param(required(term(M40, requirement(POOL, "Exists"))), id="any pool"),
-    ],
+    no_pool=held_to("M40"),
+    another_pool=held_to("M40", "private"),
+    an_allowed_pool_among_others=held_to("M40", "public", "private"),
+    one_term_without_the_pin=required(term(M40, PUBLIC), term(M40)),
+    any_pool=required(term(M40, requirement(POOL, "Exists"))),
 )
 def test_a_pod_that_is_not_restricted_to_the_pools_is_rejected(affinity: Manifest) -> None:
     where = "the pools of namespace team-a: public, lab"
@@ -243,15 +238,11 @@ def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryL
 # Tests of quotas in all modes (enforce, warn and audit)
 
 
-@pytest.mark.parametrize(
-    ("asked", "model", "warning"),
-    [
-        pytest.param((700, 0), "M40", "", id="below nine tenths"),
-        pytest.param((800, 0), "M40", "M40 in namespace team-a, 8 cards of 8 cards", id="all cards"),
-        pytest.param(
-            (50, 900), "A100", "A100 in namespace team-a, 0.5 cards of 2.5 cards, 900 of 1000 MiB", id="most memory"
-        ),
-    ],
+@cases(
+    "asked, model, warning",
+    below_nine_tenths=((700, 0), "M40", ""),
+    all_cards=((800, 0), "M40", "M40 in namespace team-a, 8 cards of 8 cards"),
+    most_memory=((50, 900), "A100", "A100 in namespace team-a, 0.5 cards of 2.5 cards, 900 of 1000 MiB"),
 )
 @pytest.mark.parametrize("mode", Mode)
 def test_a_quota_that_is_nearly_used_up_gives_a_warning(
@@ -265,14 +256,12 @@ def test_a_quota_that_is_nearly_used_up_gives_a_warning(
 
 
 @pytest.mark.parametrize("mode", [Mode.WARN, Mode.AUDIT])
-@pytest.mark.parametrize(
-    ("cores", "affinity", "models"),
-    [
-        pytest.param(900, held_to("M40"), ["M40"], id="over the quota"),
-        pytest.param(100, None, [], id="pinned to no model"),
-        pytest.param(100, held_to("V100"), ["V100"], id="pinned to a model that is not listed"),
-        pytest.param(100, held_to("M40", "private"), ["M40"], id="in another pool"),
-    ],
+@cases(
+    "cores, affinity, models",
+    over_the_quota=(900, held_to("M40"), ["M40"]),
+    pinned_to_no_model=(100, None, []),
+    pinned_to_a_model_that_is_not_listed=(100, held_to("V100"), ["V100"]),
+    in_another_pool=(100, held_to("M40", "private"), ["M40"]),
 )
 def test_pods_that_a_quota_without_enforcement_admits_are_charged(
     cores: int, affinity: Manifest | None, models: list[str], mode: Mode

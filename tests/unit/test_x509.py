@@ -12,6 +12,7 @@ from cryptography.x509 import verification
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import given, settings, strategies as st
 
+from tests.tables import cases
 from vcuda.x509 import (
     DEVELOPMENT,
     Address,
@@ -164,14 +165,12 @@ def test_a_client_accepts_the_chain_during_its_whole_validity(
     verify(leaf, authority, subject, at)
 
 
-@pytest.mark.parametrize(
-    ("subject", "at"),
-    [
-        pytest.param("localhost", START - timedelta(seconds=1), id="before the start"),
-        pytest.param("localhost", END + timedelta(seconds=1), id="after the end"),
-        pytest.param("example.com", NOW, id="another name"),
-        pytest.param("127.0.0.2", NOW, id="another address"),
-    ],
+@cases(
+    "subject, at",
+    before_the_start=("localhost", START - timedelta(seconds=1)),
+    after_the_end=("localhost", END + timedelta(seconds=1)),
+    another_name=("example.com", NOW),
+    another_address=("127.0.0.2", NOW),
 )
 def test_a_client_rejects_the_chain_at_other_times_and_for_other_names(
     authority: Signed, leaf: Signed, subject: str, at: datetime
@@ -185,14 +184,12 @@ def test_a_client_rejects_a_leaf_of_another_authority(leaf: Signed) -> None:
         verify(leaf, make_authority(NOW), "localhost", NOW)
 
 
-@pytest.mark.parametrize(
-    ("names", "now", "life", "sentence"),
-    [
-        pytest.param(Names(), NOW, timedelta(1), "at least one DNS name", id="no names"),
-        pytest.param(DEVELOPMENT, NOW, timedelta(0), "must be positive", id="no life"),
-        pytest.param(DEVELOPMENT, NOW + timedelta(730), timedelta(1), "cannot sign", id="authority expired"),
-        pytest.param(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "cannot sign", id="a CA that is not valid yet"),
-    ],
+@cases(
+    "names, now, life, sentence",
+    no_names=(Names(), NOW, timedelta(1), "at least one DNS name"),
+    no_life=(DEVELOPMENT, NOW, timedelta(0), "must be positive"),
+    authority_expired=(DEVELOPMENT, NOW + timedelta(730), timedelta(1), "cannot sign"),
+    a_CA_that_is_not_valid_yet=(DEVELOPMENT, NOW - timedelta(1), timedelta(1), "cannot sign"),
 )
 def test_a_leaf_that_no_client_could_accept_is_not_issued(
     authority: Signed, names: Names, now: datetime, life: timedelta, sentence: str
