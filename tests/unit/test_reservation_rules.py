@@ -28,83 +28,56 @@ def test_nothing_admits_too_much_and_nothing_stays_charged(scenario: scenarios.S
     scenarios.play(scenario, ReservationWorld())
 
 
-# Each of these classes breaks one rule for reservations on purpose. The scenarios must detect this.
+# Each of these functions breaks the rule for reservations that `MUTANTS` names. The scenarios must detect this.
+
+grant, send, confirmed = ReservationLease.grant, ReservationLease.send, ReservationLease.confirmed
+observe, flushed, start = ReservationLease.observe, ReservationLease.flushed, ReservationLease.__init__
 
 
-class GrantsWithoutRoom(ReservationLease):
-    """Wrong on purpose: a replica admits a charge that is larger than the rest of its reservation."""
-
-    def grant(self, uid: str, asked: Pending, created: float) -> bool:
-        self._left[asked.model] = asked.charge
-        return super().grant(uid, asked, created)
+def granted_without_room(lease: ReservationLease, uid: str, asked: Pending, created: float) -> bool:
+    lease._left[asked.model] = asked.charge
+    return grant(lease, uid, asked, created)
 
 
-class LeasedFromTheAnswer(ReservationLease):
-    """Wrong on purpose: the lease starts when a write is answered, and not when the write is sent."""
-
-    def confirmed(self, answered: float) -> None:
-        super().confirmed(answered)
-        self._until = self._clock() + LEASE_SECONDS
+def leased_from_the_answer(lease: ReservationLease, answered: float) -> None:
+    confirmed(lease, answered)
+    lease._until = lease._clock() + LEASE_SECONDS
 
 
-class GrantsFromTheNext(ReservationLease):
-    """Wrong on purpose: a replica admits charges from its next reservation, although that write may still fail."""
-
-    def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
-        sent = super().send(ledger, charges, *terms)
-        self._left = {model: charges.get(model, Charge()) for model in self._left}
-        return sent
+def sent_with_the_next(lease: ReservationLease, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
+    sent = send(lease, ledger, charges, *terms)
+    lease._left = {model: charges.get(model, Charge()) for model in lease._left}
+    return sent
 
 
-class GrantsFromTheOld(ReservationLease):
-    """Wrong on purpose: during a write, a replica admits charges from the old reservation that the write replaces."""
-
-    def send(self, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
-        left = {**self._left}
-        sent = super().send(ledger, charges, *terms)
-        self._left = left
-        return sent
+def sent_with_the_old(lease: ReservationLease, ledger: Ledger, charges: Mapping[str, Charge], *terms: Any) -> Ledger:
+    left = {**lease._left}
+    sent = send(lease, ledger, charges, *terms)
+    lease._left = left
+    return sent
 
 
-class WritesNoGranted(ReservationLease):
-    """Wrong on purpose: a write of the next reservation leaves out the charges that were admitted from the last one."""
-
-    def flushed(self, ledger: Ledger) -> Ledger:
-        return msgspec.structs.replace(super().flushed(ledger), pending=ledger.pending)
+def flushed_without_granted(lease: ReservationLease, ledger: Ledger) -> Ledger:
+    return msgspec.structs.replace(flushed(lease, ledger), pending=ledger.pending)
 
 
-class ForgetsLaterGrants(ReservationLease):
-    """Wrong on purpose: a replica forgets the charges that it admitted during a write."""
-
-    def confirmed(self, answered: float) -> None:
-        self.granted = {}
-        super().confirmed(answered)
+def confirmed_without_later_grants(lease: ReservationLease, answered: float) -> None:
+    lease.granted = {}
+    confirmed(lease, answered)
 
 
-class GrantsTwice(ReservationLease):
-    """Wrong on purpose: a replica does not subtract admitted charges from its reservation, so it admits too many."""
-
-    def _remaining(self) -> dict[str, Charge]:
-        return {**self._reserved}
+def undiminished(lease: ReservationLease) -> dict[str, Charge]:
+    return {**lease._reserved}
 
 
-class KeepsReaped(ReservationLease):
-    """Wrong on purpose: a replica keeps using its reservation after the leader has removed it from the ledger."""
-
-    def observe(self, ledger: Ledger) -> None:
-        missing = {} if self.holder in ledger.reserved else {self.holder: Reservation({}, -1)}
-        super().observe(msgspec.structs.replace(ledger, reserved={**ledger.reserved, **missing}))
+def blind_to_its_removal(lease: ReservationLease, ledger: Ledger) -> None:
+    missing = {} if lease.holder in ledger.reserved else {lease.holder: Reservation({}, -1)}
+    observe(lease, msgspec.structs.replace(ledger, reserved={**ledger.reserved, **missing}))
 
 
-class SameHolder(ReservationLease):
-    """Wrong on purpose: all replicas have the same id."""
-
-    def __init__(self, *clock: Any) -> None:
-        super().__init__(*clock)
-        self.holder = "the same"
-
-
-# Each of these functions breaks one rule for replicas or leaders on purpose. The scenarios must detect this.
+def started_as_the_same(lease: ReservationLease, *clock: Any) -> None:
+    start(lease, *clock)
+    lease.holder = "the same"
 
 
 def planned_without_others(ledger: Ledger, quota: NamespaceQuota, demand: Demand) -> Plan:
@@ -170,30 +143,32 @@ class Broken(NamedTuple):
     wrong: str
 
 
-def lease(broken: type[ReservationLease], scenario: scenarios.Scenario, wrong: str) -> Broken:
-    return Broken(namespace_ledger, "ReservationLease", broken, scenario, wrong)
-
-
 OVER, LOST, STAYS = "and the limit is", "and the ledger counts", "more is charged than"
 
 MUTANTS = {
     "reservations of other replicas count as used": Broken(
         Ledger, "reserved_of", uncounted, scenarios.others_take_all_that_is_left, OVER
     ),
-    "a charge must fit the rest of the reservation": lease(
-        GrantsWithoutRoom, scenarios.others_take_all_that_is_left, OVER
+    "a charge must fit the rest of the reservation": Broken(
+        ReservationLease, "grant", granted_without_room, scenarios.others_take_all_that_is_left, OVER
     ),
     "a lease expires": Broken(leases, "LEASE_SECONDS", math.inf, scenarios.granted_past_its_time, LOST),
-    "a lease counts from when its write was sent": lease(
-        LeasedFromTheAnswer, scenarios.its_time_counts_from_before_the_write, LOST
+    "a lease counts from when its write was sent": Broken(
+        ReservationLease, "confirmed", leased_from_the_answer, scenarios.its_time_counts_from_before_the_write, LOST
     ),
     "an object created after the lease is not admitted": Broken(
         leases, "CREATED_SECONDS", math.inf, scenarios.clocks_that_stood_still, LOST
     ),
-    "a write may be lost": lease(
-        GrantsFromTheNext, scenarios.the_next_reservation_is_larger_and_that_write_is_lost, LOST
+    "a write may be lost": Broken(
+        ReservationLease,
+        "send",
+        sent_with_the_next,
+        scenarios.the_next_reservation_is_larger_and_that_write_is_lost,
+        LOST,
     ),
-    "a write may land": lease(GrantsFromTheOld, scenarios.the_next_reservation_is_smaller, LOST),
+    "a write may land": Broken(
+        ReservationLease, "send", sent_with_the_old, scenarios.the_next_reservation_is_smaller, LOST
+    ),
     "a reservation admits only under the limits that sized it": Broken(
         ReservationLease, "is_by", lambda *_: True, scenarios.the_limit_is_lowered, OVER
     ),
@@ -204,13 +179,19 @@ MUTANTS = {
         scenarios.the_limit_is_lowered_while_another_replica_writes_first,
         OVER,
     ),
-    "a flush writes the admitted charges": lease(
-        WritesNoGranted, scenarios.what_was_granted_is_in_the_next_write, LOST
+    "a flush writes the admitted charges": Broken(
+        ReservationLease, "flushed", flushed_without_granted, scenarios.what_was_granted_is_in_the_next_write, LOST
     ),
-    "a flush keeps the charges that were admitted during it": lease(
-        ForgetsLaterGrants, scenarios.created_while_a_write_is_under_way, LOST
+    "a flush keeps the charges that were admitted during it": Broken(
+        ReservationLease,
+        "confirmed",
+        confirmed_without_later_grants,
+        scenarios.created_while_a_write_is_under_way,
+        LOST,
     ),
-    "an admitted charge uses up its room": lease(GrantsTwice, scenarios.others_write_first, LOST),
+    "an admitted charge uses up its room": Broken(
+        ReservationLease, "_remaining", undiminished, scenarios.others_write_first, LOST
+    ),
     "a reservation is within the limit": Broken(
         leases, "_room", lambda *_: 1000, scenarios.a_burst_just_below_the_limit, OVER
     ),
@@ -227,10 +208,12 @@ MUTANTS = {
     "the counter shows whether a write has landed": Broken(
         leases, "Reservation", lambda charges, _: Reservation(charges, 0), scenarios.others_write_first, OVER
     ),
-    "a replica stops using a removed reservation": lease(
-        KeepsReaped, scenarios.its_reservation_was_reaped, "counted twice"
+    "a replica stops using a removed reservation": Broken(
+        ReservationLease, "observe", blind_to_its_removal, scenarios.its_reservation_was_reaped, "counted twice"
     ),
-    "each start of a process is a new replica": lease(SameHolder, scenarios.another_process_has_another_id, LOST),
+    "each start of a process is a new replica": Broken(
+        ReservationLease, "__init__", started_as_the_same, scenarios.another_process_has_another_id, LOST
+    ),
     "a stored pod is no longer pending": Broken(
         settler, "settle", settled_without_seen, scenarios.others_take_all_that_is_left, STAYS
     ),
