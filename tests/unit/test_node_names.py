@@ -35,10 +35,6 @@ def test_every_directory_of_a_vendor_leads_to_its_pod(scheme: Scheme) -> None:
     assert keep_in_root(form, name, FileKind.DIRECTORY, PodPresence(ITS)) == Keep(KeepReason.POD)
 
 
-def test_every_reason_has_a_text() -> None:
-    assert all(reason.why for reason in KeepReason)
-
-
 @pytest.mark.parametrize(
     ("scheme", "root", "name"),
     [

@@ -10,7 +10,7 @@ import yaml
 from tests.guarded import GUARDED_ANNOTATIONS
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
 from vcuda.requests.resources import BUILT_IN, GpuResources
-from vcuda.requests.schemes import HAMI, SCHEMES, Scheme, is_named
+from vcuda.requests.schemes import SCHEMES, Scheme, is_named
 
 POLICIES = Path(__file__).parents[2] / "manifests" / "base" / "policies.yaml"
 
@@ -32,16 +32,6 @@ def test_the_extender_can_write_the_allocation_of_a_scheme_with_cards_by_number(
         assert scheme.predicate_times
         assert scheme.phase
         assert scheme.phase.placed
-
-
-@EACH
-def test_some_settings_are_only_for_counted_schemes(scheme: Scheme) -> None:
-    """A percentage of memory needs a number of vGPUs. A core limit needs a scheme in which cores are those of the whole
-    container.
-    """
-    assert scheme.count or not scheme.memory_percentage
-    assert scheme.count or not scheme.counts_plain_cards
-    assert not (scheme.count and scheme.core_limit)
 
 
 @EACH
@@ -68,10 +58,6 @@ def test_only_annotations_and_labels_that_tenants_cannot_change_name_the_node(sc
         scheme.phase.key if scheme.phase else None,
     }
     assert read - {None} <= {*scheme.allocation_annotations, *scheme.allocation_labels}
-
-
-def test_only_hami_counts_plain_cards() -> None:
-    assert [scheme for scheme in SCHEMES if scheme.counts_plain_cards] == [HAMI]
 
 
 KEYS = {"a/exact", "a/idx-", "a/idx-0", "a/idx-12"}
