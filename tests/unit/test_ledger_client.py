@@ -20,7 +20,7 @@ from tests.replicas import CARD, LEDGER, POD, Clock, Replica, asked, kinds, toge
 from tests.waiting import PATIENT
 from vcuda.errors import Unavailable
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Usage
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Usage
 from vcuda.requests.resources import GpuResources
 from webhook.ledger.ledgers import PutOff
 from webhook.ledger.namespace_ledger import CACHED_USAGE_SECONDS
@@ -198,13 +198,6 @@ def test_a_dry_run_is_decided_and_writes_nothing(api: ApiDouble, replica: Replic
     decisions = [replica.charge(str(cores), charge=Charge(cores, 0, cores), dry_run=True) for cores in (300, 500)]
     assert kinds(decisions) == ["Admitted", "Refused"]
     assert api.objects == before
-
-
-def test_a_charge_over_a_quota_that_only_warns_is_written(replica: Replica) -> None:
-    quota = NamespaceQuota({"M40": Limit(100)}, mode=Mode.WARN)
-    decisions = [replica.charge(uid, quota=quota) for uid in "abc"]
-    assert [isinstance(d, Admitted) and d.shortage is not None for d in decisions] == [False, True, True]
-    assert replica.uids() == ["a", "b", "c"]
 
 
 def test_cached_usage_may_be_a_moment_old_and_usage_is_current(

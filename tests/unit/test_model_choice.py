@@ -176,12 +176,6 @@ def test_a_model_without_a_card_with_room_for_a_container_is_tried_last(
     assert chosen(candidates, request.charge, quota=quota) == expected
 
 
-@cases("memory, model", not_limited=(None, "M40"), just_enough=(2048, "M40"), too_little=(2047, "P100"))
-def test_a_model_needs_room_in_memory_too(memory: int | None, model: str) -> None:
-    quota = NamespaceQuota({"M40": Limit(800, memory), "P100": Limit(100)})
-    assert chosen(BOTH, Charge(50, 1024), {"M40": Usage(Charge(50, 1024))}, quota)[0] == model
-
-
 @cases(
     "asked, model, reason",
     room=(300, "P100", "the only model with enough quota, 3 cards of 4 cards free"),

@@ -63,18 +63,6 @@ def test_a_pod_is_pinned_to_the_first_model_with_room() -> None:
     assert answer.patch[0]["path"] == "/spec/affinity"
 
 
-@pytest.mark.parametrize(
-    ("spec", "used", "reason"),
-    [
-        ({}, {"M40": 701}, "the only model with enough quota"),
-        ({"nodeSelector": {MODEL: "P100"}}, {}, "the only possible model"),
-    ],
-)
-def test_the_last_allowed_model_with_room_is_chosen(spec: Manifest, used: Mapping[str, int], reason: str) -> None:
-    answer = mutated(vcuda_pod(**spec), used)
-    assert (answer.model, answer.reason) == ("P100", f"{reason}, 2 cards of 2 cards free")
-
-
 # Tests of pods that are refused
 
 

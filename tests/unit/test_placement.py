@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests import strategies
@@ -183,11 +182,6 @@ def test_the_labels_for_model_and_pool_can_be_set() -> None:
     pod = vcuda_pod(nodeSelector={"example.com/card": "M40", MODEL: "V100"})
     assert find_candidates(view(pod), PodRequest(Charge(), (GPU_MANAGER,)), QUOTA, cluster).models == ("M40",)
     assert read_pin(view(pod), keys).model == "M40"
-
-
-@pytest.mark.parametrize("name", ["d", "new"])
-def test_a_node_without_a_model_has_none(name: str) -> None:
-    assert CARDS.model_of(name) is None
 
 
 @given(strategies.pods(), strategies.quotas(), strategies.clusters())

@@ -2,7 +2,6 @@
 
 import json
 import random
-from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
@@ -189,9 +188,3 @@ def test_every_broken_limit_is_found_and_nothing_else(quota: Quota, data: st.Dat
         document[name]["quota"][model] = data.draw(st.sampled_from([-1, "8", None, True, [], 0.001, 1e9]))
     paths = [fault.path for fault in quota_faults(json.dumps(document))]
     assert paths == [f"{name}.quota[{model}]" if "." in model else f"{name}.quota.{model}" for name, model in broken]
-
-
-@given(st.decimals(0, 100_000, places=2))
-def test_hundredths_are_exact(cards: Decimal) -> None:
-    quota = parse_quota(f"a: {{quota: {{M40: {cards}}}}}")
-    assert quota.namespaces["a"].limits["M40"].cores == int(cards.scaleb(2))

@@ -154,7 +154,6 @@ def test_a_resource_claim_is_rejected_with_any_permission() -> None:
 @cases(
     "manifest",
     no_devices=by_env("NVIDIA_VISIBLE_DEVICES", "none"),
-    void=by_env("NVIDIA_VISIBLE_DEVICES", "void", CARD),
     a_card_by_its_runtime=vcuda_pod(CARD, runtimeClassName="nvidia"),
     another_runtime=pod(container(), runtimeClassName="kata"),
     a_limit_that_holds=by_env("GPU_CORE_UTILIZATION_POLICY", "force", SHARE),
@@ -164,15 +163,9 @@ def test_a_resource_claim_is_rejected_with_any_permission() -> None:
     a_whole_card_of_no_policy=vcuda_pod(CARD, annotations=policy_note("none")),
     not_privileged=pod(container(CARD, securityContext={"privileged": False})),
     somebody_elses_resource=pod(container({"rdma/hca": 1})),
-    another_vendor_s_void=by_env("AMD_VISIBLE_DEVICES", "void"),
-    narrowed_by_a_framework=by_env("CUDA_VISIBLE_DEVICES", "0", CARD),
-    no_mig_control=by_env("NVIDIA_MIG_MONITOR_DEVICES", ""),
     driver_libraries=by_env("NVIDIA_DRIVER_CAPABILITIES", "all"),
     a_constraint_on_the_driver=by_env("NVIDIA_REQUIRE_CUDA", "cuda>=12"),
-    a_logged_share=by_env("LIBCUDA_LOG_LEVEL", "4", HAMI_SHARE),
-    a_limit_without_a_share=by_env("CUDA_DEVICE_MEMORY_LIMIT", "1g", CARD),
     a_limit_without_a_gpu=by_env("CUDA_DEVICE_MEMORY_LIMIT", "1g"),
-    a_priority_from_hami=by_env("CUDA_TASK_PRIORITY", "1", {**HAMI_SHARE, "nvidia.com/priority": 1}),
     none_of_an_unknown_one=pod(container({"nvidia.com/gpu.shared": 0})),
 )
 def test_a_field_that_gives_no_access_beyond_the_charge_is_admitted(manifest: Manifest) -> None:

@@ -77,10 +77,6 @@ def test_a_share_is_charged_by_its_part_of_the_registered_cards_memory(
     assert charged(SHARE, known, nodes_with(*cards, named=known)) == Charge(cores, 4096)
 
 
-def test_without_the_setting_a_share_is_charged_all_cores_of_its_card() -> None:
-    assert charged(SHARE, configured(), nodes_with(SMALL)) == Charge(100, 4096)
-
-
 @cases(
     "known",
     no_parts_and_no_price=configured(),

@@ -51,12 +51,6 @@ FORMS = cases("written", hami=as_hami, hami_up_to_2_7=as_hami_text, vgpu_manager
 
 
 @FORMS
-def test_uuid_type_and_mode_of_every_card_are_read(written: Any) -> None:
-    assert read_register(written(OURS)) == tuple(OURS)
-    assert read_register(written([])) == ()
-
-
-@FORMS
 @given(data=st.data())
 def test_any_registered_cards_are_read_back(written: Any, data: st.DataObject) -> None:
     name = st.text(st.characters(codec="ascii", exclude_characters=",:"), min_size=1, max_size=MAX_TEXT)

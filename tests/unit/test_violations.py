@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 
 from controller.violations.violations import Violation, ViolationKind, find_violations
 from tests.builders import LABELS, MODEL, nodes, vcuda_pod, view
-from tests.tables import cases
 from vcuda.allocations.stored_pods import StoredPod, read_stored
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, fits, total
@@ -74,19 +73,6 @@ def test_the_order_of_pods_of_one_second_is_stable() -> None:
 
 
 SHARES = [pod("a", age=2, charge=Charge(50, 3000)), pod("b", charge=Charge(50, 1001))]
-WHOLE_AND_SHARE = [pod("a", 300, 2), pod("b", charge=Charge(50, 1000))]
-
-
-@cases(
-    "limit, pods, expected",
-    a_limit_of_0=(Limit(0), [pod("a", 1)], over("a")),
-    memory=(Limit(400, 4000), SHARES, over("b")),
-    memory_of_whole_cards_is_their_share_of_the_limit=(Limit(400, 4000), WHOLE_AND_SHARE, []),
-)
-def test_the_newest_pods_beyond_a_limit_are_found(
-    limit: Limit, pods: list[StoredPod], expected: list[tuple[str, str]]
-) -> None:
-    assert found(*pods, quota=NamespaceQuota({"M40": limit})) == expected
 
 
 def one(*pods: StoredPod, quota: NamespaceQuota = FOUR) -> Violation:
