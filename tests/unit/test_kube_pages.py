@@ -54,12 +54,12 @@ class Server:
             raise TooLarge("too large", body)
         return Body.of(body, size)
 
-    def listed(self, most: int = 500, *, timeout: float = 3.0, seconds: float = 8.0, skip: object = None) -> list[int]:
+    def listed(self, most: int = 500, *, seconds: float = 8.0, skip: object = None) -> list[int]:
         pager = Pager(
             self.fetch,
             "LIST /pods",
             most=most,
-            timeout=timeout,
+            timeout=3.0,
             seconds=seconds,
             skip=skip,  # type: ignore[arg-type]
             clock=lambda: self.now,

@@ -48,7 +48,6 @@ class Admissions(RuleBasedStateMachine):
         self.ledgers = MemoryLedgers()
         self.quota = ROOMY
         self.admitted: dict[str, ChargeRequest] = {}
-        self.finished: set[str] = set()
         self.numbered = 0
 
     def decide(self, demand: ChargeRequest) -> Decision:
@@ -88,7 +87,7 @@ class Admissions(RuleBasedStateMachine):
         """Repeat a request. An admitted pod must be admitted again. A refused request is decided again."""
         if demand.uid in self.admitted:
             assert isinstance(self.decide(demand), Admitted)
-        elif demand.uid not in self.finished:
+        else:
             self.put(msgspec.structs.replace(demand, quota=self.quota))
 
     @invariant()

@@ -11,10 +11,11 @@ import msgspec
 import structlog
 
 from tests.api_double import ApiDouble
-from tests.builders import LABELS
+from tests.builders import LABELS, review, vcuda_pod
 from tests.replicas import Replica
 from tests.settling import PENDING, Settling
 from tests.traced import modules_of
+from vcuda.admission_review import AdmissionReview
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from webhook.admission import Gate, Service
@@ -23,10 +24,6 @@ from webhook.metrics import Metrics
 from webhook.review.context import PolicySnapshot
 
 ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
-POD: dict[str, Any] = {
-    "metadata": {"generateName": "train-", "namespace": "team-a"},
-    "spec": {"containers": [{"name": "main", "resources": {"limits": {"tencent.com/vcuda-core": "100"}}}]},
-}
 
 
 def documented(heading: str) -> list[str]:
@@ -39,14 +36,13 @@ def create(service: Service, uid: str) -> None:
     """Send a new pod to /mutate and /validate, as the API server does."""
 
     def called(path: str, pod: dict[str, Any]) -> dict[str, Any]:
-        kind = {"group": "", "version": "v1", "kind": "Pod"}
-        request = {"uid": "review", "kind": kind, "namespace": "team-a", "operation": "CREATE", "object": pod}
-        review = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
-        answer = asyncio.run(service.answer(path, msgspec.json.encode(review), ReviewDeadline.after(10)))
+        body = msgspec.json.encode(AdmissionReview("admission.k8s.io/v1", "AdmissionReview", review(pod)))
+        answer = asyncio.run(service.answer(path, body, ReviewDeadline.after(10)))
         response: dict[str, Any] = msgspec.json.decode(answer)["response"]
         return response
 
-    pinned = jsonpatch.apply_patch(POD, base64.b64decode(called("/mutate", POD)["patch"]))
+    sent = vcuda_pod()
+    pinned = jsonpatch.apply_patch(sent, base64.b64decode(called("/mutate", sent)["patch"]))
     pod = {**pinned, "metadata": {**pinned["metadata"], "name": uid, "uid": uid}}
     assert called("/validate", pod)["allowed"]
 

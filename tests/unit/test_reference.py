@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from tools.reference import events, flags, keys, metrics, outcomes, page
-from tools.reference.sources import ROOT, Sentence, sentences
+from tools.reference.sources import ROOT, sentences
 from vcuda.quota.model import Allowance
 from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, PROFILE
 
@@ -133,11 +133,7 @@ def test_exactly_the_possible_outcomes_are_documented() -> None:
 
 @pytest.mark.parametrize("module", OF_USERS)
 def test_every_message_that_reaches_users_is_documented(module: str, said: tuple[str, ...]) -> None:
-    assert [sentence for sentence in sentences(module) if not is_said(sentence, said)] == []
-
-
-def is_said(sentence: Sentence, said: tuple[str, ...]) -> bool:
-    return any(map(sentence.said_in, said))
+    assert [sentence for sentence in sentences(module) if not any(map(sentence.said_in, said))] == []
 
 
 def test_the_page_of_requests_lists_every_permission_of_a_quota_entry() -> None:

@@ -119,12 +119,6 @@ def test_a_card_is_faulty_only_if_its_register_says_so(text: str, healthy: bool)
     assert [card.healthy for card in read_register(text)] == [healthy]
 
 
-def write_node(api: ApiDouble, *cards: dict[str, Any]) -> None:
-    annotations = {str(HAMI.register): json.dumps(cards)} if cards else {}
-    metadata = {"name": "one", "labels": {MODEL: "T4"}, "annotations": annotations}
-    api.store("/api/v1/nodes/one", {"metadata": metadata})
-
-
 def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble) -> None:
     store_quota(api, "{}", gpu_models="{T4: {cards: 0.25}}")
     quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
@@ -133,7 +127,9 @@ def test_charges_follow_the_registers_even_without_served_claims(api: ApiDouble)
     quota.reflector.relist()
 
     def resources_with(*cards: dict[str, Any]) -> GpuResources:
-        write_node(api, *cards)
+        annotations = {str(HAMI.register): json.dumps(cards)} if cards else {}
+        metadata = {"name": "one", "labels": {MODEL: "T4"}, "annotations": annotations}
+        api.store("/api/v1/nodes/one", {"metadata": metadata})
         nodes.reflector.relist()
         return policies.resources()
 

@@ -48,22 +48,15 @@ SET: dict[str, tuple[str, ...]] = {
         "VGPU_POD_NAME",
     ),
 }
-"""For each scheme (the resource names of one vendor), the variables that its device plugin sets or its library reads.
-
-For any other scheme, the tests use the variables in the scheme's own table.
-"""
+"""For each scheme (a vendor's resource names), the variables that its device plugin sets or its library reads."""
 
 CLAIM = {"name": "gpu", "resourceClaimName": "train"}
 EACH = pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
 
 
-def set_by(scheme: Scheme) -> tuple[str, ...]:
-    return SET.get(scheme.name) or tuple(each.pattern.replace("*", "0") for each in scheme.limits.variables)
-
-
 VARIABLES = pytest.mark.parametrize(
     ("scheme", "name"),
-    [pytest.param(each, name, id=f"{each.name} {name}") for each in SCHEMES for name in set_by(each)],
+    [pytest.param(each, name, id=f"{each.name} {name}") for each in SCHEMES for name in SET[each.name]],
 )
 
 

@@ -39,10 +39,6 @@ def with_annotations(pod: StoredPod, annotations: Mapping[str, str]) -> StoredPo
     return msgspec.structs.replace(pod, allocation=msgspec.structs.replace(pod.allocation, annotations=told))
 
 
-def without_times(pod: StoredPod, scheme: Scheme) -> StoredPod:
-    return with_annotations(pod, dict.fromkeys(scheme.predicate_times, ""))
-
-
 def find_stale(pod: StoredPod, now: float, *nodes: str) -> tuple[Removal, ...]:
     """Return the stale allocations of the pod in a cluster with these nodes, by default only gpu-1."""
     return tuple(stale.find_stale(pod, (nodes or (NODE,)).__contains__, now, TIMEOUT))
@@ -114,7 +110,8 @@ def test_the_newest_of_two_times_is_used() -> None:
 @EACH
 @pytest.mark.parametrize("created", [None, "", "yesterday", "2023-11-14T22:13:20"])
 def test_without_any_time_it_is_never_stale_by_time(scheme: Scheme, created: str | None) -> None:
-    timeless = without_times(msgspec.structs.replace(stored(scheme), created=created or ""), scheme)
+    pod = msgspec.structs.replace(stored(scheme), created=created or "")
+    timeless = with_annotations(pod, dict.fromkeys(scheme.predicate_times, ""))
     assert due(timeless) is None
     assert rules(timeless, START + 10 * ABSURD) == []
 
