@@ -33,7 +33,6 @@ def chosen(
     usage: Mapping[str, Usage] = {},  # never changed, so a mutable default is safe
     quota: NamespaceQuota = QUOTA,
 ) -> tuple[str, str] | tuple[Shortage, ...]:
-    """Return the chosen model and the reason for its choice. If no model has room, return the shortages."""
     choice = choose(candidates.options(quota, lambda _model: asked, usage), candidates.rule)
     return (choice.model, choice.reason) if isinstance(choice, Choice) else choice
 

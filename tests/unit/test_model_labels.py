@@ -61,7 +61,6 @@ class Labeller:
         self.duty.add_all()
 
     def write_quota(self, quota: str, models: str = "{}") -> None:
-        """Store the quota document, and deliver it to the leader's watch."""
         store_quota(self.api, quota, gpu_models=models)
         self.quota.reflector.relist()
 

@@ -27,14 +27,11 @@ ARCHITECTURE = Path(__file__).parents[2] / "docs/architecture.md"
 
 
 def documented(heading: str) -> list[str]:
-    """Return the modules in the numbered list of docs/architecture.md under this heading."""
     section = ARCHITECTURE.read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
     return [path.replace("/", ".") for path in re.findall(r"^\d+\. `([\w/]+)\.py`", section, re.MULTILINE)]
 
 
 def create(service: Service, uid: str) -> None:
-    """Send a new pod to /mutate and /validate, as the API server does."""
-
     def called(path: str, pod: dict[str, Any]) -> dict[str, Any]:
         body = msgspec.json.encode(AdmissionReview("admission.k8s.io/v1", "AdmissionReview", review(pod)))
         answer = asyncio.run(service.answer(path, body, ReviewDeadline.after(10)))

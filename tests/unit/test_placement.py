@@ -31,7 +31,6 @@ CARDS = nodes(
 
 
 def quota_of(*models: str, pools: Iterable[str] = ()) -> NamespaceQuota:
-    """Return a quota with eight cards of each model, in the given pools."""
     return NamespaceQuota({model: Limit(800) for model in models}, tuple(pools))
 
 
@@ -208,7 +207,6 @@ def test_the_model_of_a_future_node_is_a_candidate_too(
 
 
 def takers(pod: Manifest, model: str, quota: NamespaceQuota, cluster: Nodes) -> list[str]:
-    """Return the nodes of the model and of the quota's pools that can run the pod."""
     return [
         name
         for name, labels in cluster.labels.items()

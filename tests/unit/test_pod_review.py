@@ -21,7 +21,6 @@ NODE = UserInfo("system:node:gpu-1", ("system:nodes", "system:authenticated"))
 
 
 def outcome(request: AdmissionRequest, policy: PolicySnapshot = POLICY) -> str:
-    """Return the outcome of a review to which no quota applies. Assert that the pod is admitted unchanged."""
     answer = review_of(request, policy)
     assert isinstance(answer, AdmissionResponse)
     assert answer == AdmissionResponse(answer.outcome), "admitted without a patch, a warning or a message"

@@ -15,7 +15,6 @@ def faults(text: str) -> list[str]:
 
 
 def limits(written: str) -> dict[str, Limit]:
-    """Return the limits of a namespace. Its quota is ``written`` in YAML's flow style."""
     return dict(parse_quota(f"team-a: {{quota: {{{written}}}}}").namespaces["team-a"].limits)
 
 

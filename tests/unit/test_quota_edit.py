@@ -52,7 +52,6 @@ def edited(
     namespaces: NamespaceNames | None = None,
     **fields: Any,
 ) -> AdmissionResponse:
-    """Return the webhook's answer to an edit after which the quota ConfigMap contains this document."""
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}

@@ -38,7 +38,6 @@ def env(name: str, **value: Any) -> Manifest:
 
 
 def by_env(name: str, value: str, limits: Mapping[str, int] | None = None) -> Manifest:
-    """Return a pod of one container that sets this variable and has these limits."""
     return pod(container(limits, **env(name, value=value)))
 
 
@@ -47,7 +46,6 @@ def policy_note(value: str) -> dict[str, str]:
 
 
 def refused(manifest: Manifest, *allow: Allowance, mode: Mode = Mode.ENFORCE) -> AdmissionResponse:
-    """Return the answer of /validate. Assert that the answer of /mutate has the same outcome."""
     webhook = Webhook(policy_for(NamespaceQuota(LIMITS, mode=mode, allow=frozenset(allow))))
     answers = [webhook.mutate(manifest), webhook.validate(manifest)]
     assert answers[0].outcome == answers[1].outcome

@@ -254,7 +254,6 @@ TIMES = st.one_of(st.integers(0, 700).map(lambda s: START + s), st.just(START + 
 
 @st.composite
 def pods(draw: st.DrawFn) -> StoredPod:
-    """Draw a pod in any state, with one or two allocations of cards."""
     scheme, other = draw(st.sampled_from(RECORDED)), draw(st.sampled_from(RECORDED))
     extra, extra_labels = marks(other, draw(TIMES), node=draw(st.sampled_from([NODE, "gpu-2", "", None])))
     both = draw(st.booleans())

@@ -18,7 +18,6 @@ DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the
 
 
 def event(message: str | None, **fields: Any) -> SeenEvent:
-    """Return an Event of a ReplicaSet, read from the JSON that the API server stores."""
     metadata = {"namespace": "team-a", "name": "train.17", "uid": "e1", "creationTimestamp": NEW_YEAR}
     involved = {"kind": "ReplicaSet", "namespace": "team-a", "name": "train-6d9"}
     stored = {"metadata": metadata, "involvedObject": involved, "message": message, **fields}

@@ -23,7 +23,6 @@ REFUSAL = ReportedObject("team-b", "Job", "train", "exceeded GPU quota: M40", ag
 
 @pytest.fixture
 def sample() -> Sample:
-    """Return sample data of two namespaces that use no cards yet."""
     sample = Sample(cluster=(ModelCards("M40", 16, 0, 16),))
     sample.report(namespace_use("team-a", model_use("M40", 8)), namespace_use("team-b", model_use("M40", 8)))
     return sample
@@ -55,7 +54,6 @@ def listen(feed: Feed, since: str, namespace: str = "") -> tuple[Listener, Itera
 
 
 def look(feed: Feed, clock: Clock) -> Picture:
-    """Return the feed's picture (the page's data) after one more second."""
     clock.now += 1
     return feed.picture()
 

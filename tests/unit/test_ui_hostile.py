@@ -21,7 +21,6 @@ HOSTILE = """<script>alert('x')</script>"><img src=x onerror="alert(1)">'`{{7*7}
 
 
 def hostile() -> Sample:
-    """Return sample data in which every name and every text contains hostile HTML."""
     use = namespace_use(HOSTILE, model_use(HOSTILE, 8, 3, 1, (5, 9)), mode="warn", unpinned=(HOSTILE,))
     sample = Sample(cluster=(ModelCards(HOSTILE, 9, 3, 8, 1),))
     sample.report(use)

@@ -24,7 +24,6 @@ def pod(name: str, cores: int = 100, age: int = 1, **fields: object) -> StoredPo
 
 
 def found(*pods: StoredPod, quota: NamespaceQuota = FOUR, at: Nodes = AT) -> list[tuple[str, str]]:
-    """Return the name and the kind of violation of each pod that exceeds its quota."""
     return [(finding.holder.name, finding.kind.value) for finding in find_violations("team-a", quota, pods, at)]
 
 

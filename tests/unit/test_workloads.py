@@ -34,7 +34,6 @@ def read(*manifests: object) -> list[Workload]:
 
 
 def unread(text: str) -> Unread:
-    """Return the only object in the text. It must be an object from which no workload can be read."""
     (found,) = typed_workloads("file", text, "team-a")
     assert isinstance(found, Unread)
     return found
