@@ -50,11 +50,6 @@ def test_a_text_that_is_no_quantity_is_rejected(written: str | float) -> None:
         parse_quantity(written)
 
 
-@given(st.integers(0, 2**53))
-def test_a_whole_number_is_the_same_in_every_notation(number: int) -> None:
-    assert parse_whole(number) == parse_whole(str(number)) == parse_whole(f"{number}000m") == number
-
-
 @given(st.text("0123456789+-.eEnumkKMGTPi _", max_size=8))
 def test_any_text_is_read_or_rejected_with_a_message(written: str) -> None:
     try:

@@ -15,7 +15,6 @@ from vcuda.quota.model import (
     Shortage,
     Usage,
     cards,
-    exceeded,
     fits,
     free_of,
 )
@@ -213,13 +212,6 @@ def test_a_shortage_of_memory_is_reported_with_its_figures(
     short = Shortage("M40", asked, used, Limit(cores, 1000))
     sentence = f"memory of M40 in namespace team-a, requested: {figures}, limited: 1000, {end}"
     assert short.sentence("team-a") == sentence
-
-
-def test_exceeded_names_every_model_in_order() -> None:
-    m40, p100 = shortage(Limit(800), Charge(700), Charge(200)), shortage(Limit(100), Charge(), Charge(200))
-    of_m40, of_p100 = m40.sentence("team-a"), p100.sentence("team-a")
-    assert exceeded("team-a", m40) == f"exceeded GPU quota: {of_m40}"
-    assert exceeded("team-a", m40, p100) == f"exceeded GPU quota: {of_m40}; {of_p100}"
 
 
 @given(LIMITS, CHARGES, CHARGES)

@@ -116,13 +116,6 @@ def test_the_ledger_gets_everything_it_needs() -> None:
     ledgers.charge.assert_called_once_with(asked)
 
 
-def test_a_dry_run_is_decided_but_not_charged() -> None:
-    ledgers = MemoryLedgers()
-    assert validated(pod_of_cores(800), ledgers, dry_run=True).outcome == "charged"
-    assert used(ledgers) == {}
-    assert validated(pod_of_cores(801), ledgers, dry_run=True).allowed is False
-
-
 # Tests of pods that exceed the quota
 
 
