@@ -97,15 +97,6 @@ def test_a_listener_gets_only_the_changed_rows(feed: Feed, sample: Sample, clock
     assert after.lines["team-b"] is before.lines["team-b"], "an unchanged row is not rendered again"
 
 
-def test_changes_within_a_second_are_sent_together(feed: Feed, sample: Sample, clock: Clock) -> None:
-    _, stream = listen(feed, feed.picture().version)
-    for cards in range(1, 6):
-        use_cards(sample, cards)
-        feed.picture()
-    change = next_change(feed, clock, stream)
-    assert "<b>5</b> of 8" in change["rows"]["team-a"]
-
-
 def test_parts_are_sent_when_their_content_changed(feed: Feed, sample: Sample, clock: Clock) -> None:
     _, stream = listen(feed, feed.picture().version)
     sample.refusals = (REFUSAL,)
