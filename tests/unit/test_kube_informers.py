@@ -51,6 +51,15 @@ def test_only_relevant_changes_of_a_node_are_reported(
     assert models == ([(after or node({}))["metadata"]["labels"].get(MODEL)] if model_changes else [])
 
 
+def test_a_nodes_lock_is_kept_and_no_other_annotation(api: ApiDouble) -> None:
+    watch = NodeInformer(api.kube, LABELS)
+    api.store(PATH, node(M40, {**OTHER, **LOCK}))
+    watch.reflector.relist()
+    kept = watch.reflector.get(("", "gpu-1"))
+    assert kept
+    assert kept.annotations == LOCK
+
+
 def test_only_the_handler_of_a_runtime_class_is_kept(api: ApiDouble) -> None:
     watch = RuntimeClassInformer(api.kube)
     assert watch.handler_of("fast") is None
