@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from tools.reference import events, flags, keys, metrics, outcomes, page
 from tools.reference.sources import ROOT, sentences
-from vcuda.quota.model import Allowance
 from vcuda.requests.resources import BUILT_IN, CLASS_RESOURCE, PROFILE
 
 DOCUMENTS = (
@@ -134,12 +133,6 @@ def test_exactly_the_possible_outcomes_are_documented() -> None:
 @pytest.mark.parametrize("module", OF_USERS)
 def test_every_message_that_reaches_users_is_documented(module: str, said: tuple[str, ...]) -> None:
     assert [sentence for sentence in sentences(module) if not any(map(sentence.said_in, said))] == []
-
-
-def test_the_page_of_requests_lists_every_permission_of_a_quota_entry() -> None:
-    section = (ROOT / "docs/requests.md").read_text(encoding="utf-8").partition("## What can be allowed\n")[2]
-    first_cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
-    assert {name for cell in first_cells for name in re.findall(r"`([a-z-]+)`", cell)} == {*Allowance} | {"allow"}
 
 
 # Tests of the flags and metrics that documents name
