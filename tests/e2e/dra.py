@@ -12,11 +12,8 @@ from tests.e2e.cluster import Cluster, Json, administering
 from tools.control_plane import Settings, running_control_plane
 
 VERSION = "resource.k8s.io/v1"
-FROM_MINOR, FEATURES_FROM_MINOR = 34, 36
-"""FROM_MINOR: the first minor version of Kubernetes that serves `VERSION`, the API of Dynamic Resource Allocation.
-
-FEATURES_FROM_MINOR: the first minor version with both `EXTENDED_RESOURCE` and `CONSUMABLE_CAPACITY` on by default.
-"""
+FROM_MINOR, EXTENDED_FROM_MINOR = 34, 36
+"""The first minor versions of Kubernetes with `VERSION`, and with feature gate DRAExtendedResource on by default."""
 
 NVIDIA, HAMI, VGPU_MANAGER = "gpu.nvidia.com", "hami-core-gpu.project-hami.io", "manager.nvidia.com"
 PRODUCTS = {
@@ -31,9 +28,7 @@ EXTENDED = "nvidia.com/gpu"
 
 CLASSES = {
     NVIDIA: (NVIDIA, "gpu", EXTENDED),
-    "mig.nvidia.com": (NVIDIA, "mig", None),
     HAMI: (HAMI, "hami-gpu", None),
-    "vgpu-manager": (VGPU_MANAGER, "vgpu", None),
 }
 """The DeviceClasses that the vendors' charts install, by name: their driver, type of device and extended resource."""
 
@@ -78,13 +73,6 @@ def shared_card(number: int, model: str, kind: str) -> Json:
         "memory": {"value": MEMORY[model], "requestPolicy": memory},
     }
     return card(number, model, kind, capacity=capacity, allowMultipleAllocations=True)
-
-
-def partition(number: int, model: str, profile: str) -> Json:
-    """Return a MIG partition as NVIDIA's DRA driver publishes it."""
-    found = card(number, model, "mig", name=f"gpu-0-mig-{number}")
-    found["attributes"]["profile"] = {"string": profile}
-    return found
 
 
 @contextmanager
@@ -157,7 +145,7 @@ def claiming(namespace: str, name: str, **source: str) -> Json:
 
 
 def claims(cluster: Cluster, namespace: str) -> list[Json]:
-    found: list[Json] = cluster.rest.get(f"/apis/{VERSION}/namespaces/{namespace}/resourceclaims")["items"]
+    found: list[Json] = cluster.rest.get(claims_path(namespace))["items"]
     return found
 
 
@@ -176,24 +164,9 @@ def served(cluster: Cluster) -> bool:
     return cluster.control_plane.minor >= FROM_MINOR
 
 
-EXTENDED_RESOURCE, CONSUMABLE_CAPACITY = "DRAExtendedResource", "DRAConsumableCapacity"
-"""Two feature gates of Dynamic Resource Allocation.
-
-With EXTENDED_RESOURCE, the scheduler creates a claim for an extended resource of a DeviceClass (KEP-5004). Without
-CONSUMABLE_CAPACITY, the API server drops the capacity in a request, so the request is for a whole card instead of a
-share.
-"""
-
-
-def has_features(cluster: Cluster) -> bool:
-    """Return whether `EXTENDED_RESOURCE` and `CONSUMABLE_CAPACITY` are on by default in the API server's version."""
-    return cluster.control_plane.minor >= FEATURES_FROM_MINOR
-
-
-def require_feature(cluster: Cluster, gate: str) -> None:
-    """Skip the test if this feature gate is off by default in the version of the API server."""
-    if not has_features(cluster):
-        pytest.skip(f"{gate} is on from Kubernetes 1.{FEATURES_FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")
+def has_extended_resources(cluster: Cluster) -> bool:
+    """Return whether the scheduler creates claims for extended resources (KEP-5004) in the API server's version."""
+    return cluster.control_plane.minor >= EXTENDED_FROM_MINOR
 
 
 def require_dra(cluster: Cluster) -> None:

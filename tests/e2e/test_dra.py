@@ -4,7 +4,7 @@ The allocated devices are charged, and never exceed the quota.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,10 +14,7 @@ from tests.builders import container, pod
 from tests.e2e.cluster import Cluster, Json, is_bound
 from tests.e2e.dra import (
     EXTENDED,
-    EXTENDED_RESOURCE,
-    HAMI,
     NVIDIA,
-    VGPU_MANAGER,
     Published,
     card,
     claim,
@@ -26,11 +23,7 @@ from tests.e2e.dra import (
     claims_path,
     devices_of,
     dra_cluster,
-    has_features,
-    partition,
-    request,
-    require_feature,
-    shared_card,
+    has_extended_resources,
     template,
 )
 from tests.e2e.installation import PROMPTLY, REPLICA, Installation, installed, limited_team
@@ -40,10 +33,8 @@ from tests.processes import ControllerProcess
 from vcuda.quota.model import OVER_QUOTA
 
 SLICES = (
-    Published(NVIDIA, "a100-1", [*(card(number, "A100") for number in range(12)), partition(0, "A100", "1g.5gb")]),
+    Published(NVIDIA, "a100-1", [card(number, "A100") for number in range(12)]),
     Published(NVIDIA, "h100-1", [card(number, "H100") for number in range(8)]),
-    Published(HAMI, "hami-1", [shared_card(0, "A100", "hami-gpu")]),
-    Published(VGPU_MANAGER, "vgpu-1", [shared_card(0, "H100", "vgpu")]),
 )
 
 
@@ -51,62 +42,6 @@ SLICES = (
 def cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with dra_cluster(assets, tmp_path_factory.mktemp("dra"), *SLICES) as running:
         yield running
-
-
-def by_extended_resource(team: str, name: str = "train") -> list[Json]:
-    return [pod(container({EXTENDED: 1}), metadata={"name": name, "namespace": team})]
-
-
-SHARE: Json = {"capacity": {"requests": {"cores": "30", "memory": "3000Mi"}}}
-PLAIN: dict[str, tuple[Callable[[str], list[Json]], str]] = {
-    "by a template": (
-        lambda team: [template(team, "gpu"), claiming(team, "train", resourceClaimTemplateName="gpu")],
-        "gpu.nvidia.com/",
-    ),
-    "by a claim": (
-        lambda team: [claim(team, "gpu"), claiming(team, "train", resourceClaimName="gpu")],
-        "gpu.nvidia.com/",
-    ),
-    "by an extended resource": (by_extended_resource, "gpu.nvidia.com/"),
-    "a MIG partition": (
-        lambda team: [
-            claim(team, "gpu", request("mig.nvidia.com")),
-            claiming(team, "train", resourceClaimName="gpu"),
-        ],
-        "gpu.nvidia.com/a100-1/gpu-0-mig-0",
-    ),
-    "a share by HAMi": (
-        lambda team: [claim(team, "gpu", request(HAMI, **SHARE)), claiming(team, "train", resourceClaimName="gpu")],
-        f"{HAMI}/hami-1/gpu-0",
-    ),
-    "a share by vgpu-manager": (
-        lambda team: [
-            claim(team, "gpu", request("vgpu-manager", **SHARE)),
-            claiming(team, "train", resourceClaimName="gpu"),
-        ],
-        f"{VGPU_MANAGER}/vgpu-1/gpu-0",
-    ),
-}
-"""Test cases for Kubernetes without our webhook.
-
-Each case has a function that returns the manifests, and the prefix of the device's name that the pod must get.
-"""
-
-
-@pytest.mark.parametrize(("manifests", "device"), PLAIN.values(), ids=PLAIN.keys())
-def test_kubernetes_without_our_webhook_allocates_the_devices_that_the_drivers_publish(
-    cluster: Cluster, namespace: str, manifests: Callable[[str], list[Json]], device: str
-) -> None:
-    """The other tests rely on this behaviour of Kubernetes' own claim controller and scheduler."""
-    if manifests is by_extended_resource:
-        require_feature(cluster, EXTENDED_RESOURCE)
-    for manifest in manifests(namespace):
-        cluster.create(manifest)
-    cluster.await_bound(namespace)
-    [given] = [each for found in claims(cluster, namespace) for each in devices_of(found)]
-    assert given.startswith(device)
-    cluster.delete_pod(namespace, "train")
-    cluster.await_collection(claims_path(namespace), lambda found: not any(map(devices_of, found)))
 
 
 QUOTA = {"A100": 5, "H100": 3}
@@ -135,7 +70,7 @@ def asking(number: int, team: str, *, extended: bool) -> list[Json]:
     made = [
         [claim(team, name), claiming(team, name, resourceClaimName=name)],
         [claiming(team, name, resourceClaimTemplateName="gpu")],
-        by_extended_resource(team, name),
+        [pod(container({EXTENDED: 1}), metadata={"name": name, "namespace": team})],
     ][number % (3 if extended else 2)]
     return [{**each, "metadata": {**each["metadata"], "labels": labels}} for each in made]
 
@@ -150,7 +85,7 @@ def test_claims_and_pods_that_race_never_get_more_devices_than_the_quota(
 ) -> None:
     """200 users create objects through three webhook replicas. A watch of the claims checks every state."""
     cluster.create(template(team, "gpu"))
-    extended = has_features(cluster)
+    extended = has_extended_resources(cluster)
     most: Counter[str] = Counter()
 
     def all_given(found: list[Json]) -> bool:
