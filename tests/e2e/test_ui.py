@@ -1,16 +1,13 @@
 """Opens the usage page of a real controller in a browser. The page must show changes of a real control plane."""
 
 from collections.abc import Iterator
-from http import HTTPStatus
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from controller.ui.events import MAX_EVENTS_A_NAMESPACE
-from controller.ui.snapshot import MAX_LISTED
 from tests.browser import Tab, browsing, tab
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import Installation, controlling, limited_team, tenant_of
+from tests.e2e.installation import Installation, controlling, limited_team
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.processes import ControllerProcess
@@ -18,7 +15,6 @@ from tests.processes import ControllerProcess
 pytestmark = pytest.mark.one_version
 
 ENTRY = {"quota": {"M40": {"cards": 4, "memory": "40Gi"}, "P100": 2.5}}
-FAR = "9999-12-31T23:59:59Z"
 FLAGS = ("--ui-address", "127.0.0.1:0")
 SOON = 20000
 """Milliseconds within which the page must show a change on a busy machine. Usually it takes a second or two."""
@@ -88,28 +84,3 @@ def test_the_page_shows_a_rejected_deployment_with_the_reason(cluster: Cluster, 
     expect(refusals).to_contain_text(f"exceeded GPU quota: M40 in namespace {team}, requested: 5 cards")
     refusals.get_by_role("link", name=team).click()
     expect(page.get_by_text("requested: 5 cards")).to_be_visible()
-
-
-def test_a_rejected_pod_without_an_owner_is_not_shown(cluster: Cluster, opened: Tab, team: str) -> None:
-    assert cluster.try_create(card_pod("greedy", team, cards=5)).status == HTTPStatus.FORBIDDEN
-    assert cluster.events(team) == []
-    expect(opened.page.get_by_text("only that user sees the refusal")).to_be_visible()
-
-
-@pytest.mark.usefixtures("controller_manager")
-def test_events_by_a_tenant_do_not_displace_another_tenants_rejection(
-    cluster: Cluster, own: Installation, opened: Tab, team: str
-) -> None:
-    """The page keeps a limited number of Events for each namespace."""
-    with limited_team(own, ENTRY) as greedy, tenant_of(cluster, greedy) as tenant:
-        for number in range(MAX_LISTED + 10):
-            about = {"kind": "Job", "namespace": greedy, "name": f"job-{number}", "apiVersion": "batch/v1"}
-            told = {"reason": "FailedCreate", "message": "exceeded GPU quota: forged", "involvedObject": about}
-            metadata = {"namespace": greedy, "name": f"forged-{number}"}
-            dated = {"firstTimestamp": FAR, "lastTimestamp": FAR, "count": 1, "type": "Warning"}
-            tenant.create({"apiVersion": "v1", "kind": "Event", "metadata": metadata, **told, **dated})
-        refusals = opened.page.get_by_role("region", name="Recent refusals").get_by_role("listitem")
-        expect(refusals.filter(has_text="forged").first).to_be_visible(timeout=SOON)
-        cluster.create(workload("Deployment", team, "greedy", pod=card_pod("", team, cards=5)))
-        expect(refusals.filter(has_text=f"M40 in namespace {team}")).to_have_count(1, timeout=SOON)
-        assert refusals.filter(has_text="forged").count() == MAX_EVENTS_A_NAMESPACE

@@ -17,7 +17,7 @@ from controller.plugin.explain import MAKES_A_CLAIM, NOT_SERVED
 from tests.builders import MODEL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json, webhook
-from tests.e2e.installation import MANIFESTS, USAGE, Installation, await_enforced, limited_team, tenant_of
+from tests.e2e.installation import MANIFESTS, USAGE, Installation, await_enforced, tenant_of
 from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.workloads import creating, workload
@@ -104,27 +104,6 @@ def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
     assert "RESERVED" not in gpuquota("-n", crowded).stdout
 
 
-def test_nothing_is_reserved_when_only_three_pods_are_created(
-    cluster: Cluster, installation: Installation, controller: ControllerProcess, team: str, gpuquota: Plugin
-) -> None:
-    pods = [gpu_pod("half", team, SHARE), card_pod("two", team, cards=2), card_pod("one", team)]
-    seen, published = "", list[Json]()
-    for pod in pods:
-        cluster.create(on_m40(pod))
-        seen += gpuquota("-n", team).stdout + cluster.try_create(on_m40(card_pod("more", team, cards=4))).message
-
-    def is_counted(report: Json) -> bool:
-        published.append(report)
-        return is_filled(report)
-
-    await_published(cluster, team, is_counted)
-    assert "exceeded GPU quota" in seen
-    assert "reserved" not in seen.lower()
-    assert {model["reserved"] for report in published for model in report["models"]} == {0}
-    assert await_committed(installation, team, M40=350).reserved == {}
-    assert controller.metric("vcuda_quota_reserved_cores", namespace=team) == 0
-
-
 def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
     cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
 ) -> None:
@@ -196,31 +175,6 @@ def test_no_tenant_can_write_a_report_and_the_controller_restores_it(
         assert await_published(cluster, team) == report
         tenant.create({**report_of(team, forged), "metadata": {"namespace": team, "name": "mine"}})
     assert account.try_create(report_of(guarded, forged), dryRun="All").status == HTTPStatus.CREATED
-
-
-def test_the_plugin_shows_a_namespace_as_a_table(
-    cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin
-) -> None:
-    fill(cluster, installation, team)
-    await_published(cluster, team, is_filled)
-    shown = gpuquota("-n", team)
-    assert shown.returncode == 0
-    assert shown.stderr in ("", f"Warning: {NO_NODE_HAS_A_MODEL}\n")
-    assert [line.split() for line in shown.stdout.splitlines()] == [
-        ["NAMESPACE", "MODEL", "USED", "FREE", "LIMIT", "PENDING", "MEMORY", "MiB"],
-        [team, "M40", "3.5", "0.5", "4", "[##################--]", "0", "32768", "of", "40960"],
-        [team, "P100", "0", "2.5", "2.5", "[--------------------]", "0"],
-    ]
-
-
-def test_the_plugin_shows_all_namespaces(
-    cluster: Cluster, installation: Installation, team: str, gpuquota: Plugin
-) -> None:
-    with limited_team(installation, ENTRY) as other:
-        reports = {namespace: await_published(cluster, namespace) for namespace in (team, other)}
-        shown = gpuquota("-A", "-o", "json")
-        # The output may contain one more namespace, from an earlier test. Its report will be deleted soon.
-        assert {report["namespace"]: report for report in json.loads(shown.stdout)}.items() >= reports.items()
 
 
 @pytest.mark.one_version
