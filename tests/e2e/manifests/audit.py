@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster, Json
-from tests.processes import eventually
+from tests.e2e.cluster import Json
 
 
 @dataclass(frozen=True)
@@ -22,13 +20,6 @@ class Asked:
     resource: str
     namespace: str
     name: str
-
-    def review(self, user: str) -> Json:
-        resource, _, subresource = self.resource.partition("/")
-        attributes = {"verb": self.verb, "group": self.group, "resource": resource, "subresource": subresource}
-        where = {"namespace": self.namespace, "name": self.name}
-        spec = {"user": user, "resourceAttributes": {**attributes, **where}}
-        return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
 
 
 @dataclass(frozen=True)
@@ -58,16 +49,6 @@ class Permission:
             and asked.group in self.rule["apiGroups"]
             and asked.resource in self.rule["resources"]
             and (not names or asked.name in names)
-        )
-
-    def covers(self, other: "Permission") -> bool:
-        """Return whether this RBAC rule permits everything that the other rule, of the same account, permits."""
-        names, others = self.rule.get("resourceNames"), other.rule.get("resourceNames", [""])
-        return (
-            self.account == other.account
-            and self.namespace in ("", other.namespace)
-            and all(set(other.rule[key]) <= set(self.rule[key]) for key in ("verbs", "apiGroups", "resources"))
-            and (not names or set(others) <= set(names))
         )
 
     def __str__(self) -> str:
@@ -123,10 +104,6 @@ def bindings(objects: Sequence[Json]) -> list[Json]:
     return [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
 
 
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-
-
 def lists_in_pages(requests: set[Asked]) -> set[Asked]:
     """Return a LIST in place of each watch among the requests.
 
@@ -135,50 +112,12 @@ def lists_in_pages(requests: set[Asked]) -> set[Asked]:
     return {replace(each, verb="list") for each in requests if each.verb == "watch"}
 
 
-def needing(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> dict[tuple[str, str], Asked]:
-    """Return requests that no other rule of the account permits: one for each verb and resource of the rule."""
+def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
+    """Return the pairs (verb, resource) of the rule for which no request needs this rule.
+
+    A request does not need the rule if another of the ``rules`` of the same account permits the request.
+    """
     others = [each for each in rules if each.account == permission.account and each != permission]
     needed = {each for each in requests if permission.allows(each) and not any(other.allows(each) for other in others)}
-    return {(each.verb, each.resource): each for each in sorted(needed, key=str)}
-
-
-def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:
-    """Return the pairs (verb, resource) of the rule that no request needed."""
-    rule = permission.rule
-    held = {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
-    return held - needing(permission, requests, rules).keys()
-
-
-def check_refused_without(
-    cluster: Cluster, user: str, permission: Permission, requests: set[Asked], rules: Sequence[Permission]
-) -> None:
-    """Assert that without this RBAC rule in its role, the API server denies the requests that need the rule."""
-    needed = needing(permission, requests, rules)
-    assert needed
-    for request in needed.values():
-        await_answer(cluster, user, request, allowed=True)
-    with without(cluster, permission):
-        for request in needed.values():
-            await_answer(cluster, user, request, allowed=False)
-
-
-@contextmanager
-def without(cluster: Cluster, permission: Permission) -> Iterator[None]:
-    where = f"/namespaces/{permission.namespace}" if permission.namespace else ""
-    path = f"{RBAC}{where}/{permission.kind.lower()}s/{permission.role}"
-    role = cluster.rest.get(path)
-    rules = [each for index, each in enumerate(role["rules"]) if index != permission.index]
-    cluster.rest.merge_patch(path, {"rules": rules})
-    try:
-        yield
-    finally:
-        cluster.rest.merge_patch(path, {"rules": role["rules"]})
-
-
-def await_answer(cluster: Cluster, user: str, request: Asked, *, allowed: bool) -> None:
-
-    def decided() -> bool:
-        status: Json = cluster.rest.send("POST", REVIEWS, request.review(user)).ok()["status"]
-        return bool(status["allowed"] is allowed)
-
-    eventually(decided, lambda: request)
+    held = {(verb, resource) for verb in permission.rule["verbs"] for resource in permission.rule["resources"]}
+    return held - {(each.verb, each.resource) for each in needed}

@@ -14,7 +14,7 @@ import yaml
 
 from tests.e2e.cluster import Cluster, Json, streams_lists
 from tests.e2e.conftest import require
-from tests.e2e.dra import FROM_MINOR, VERSION
+from tests.e2e.dra import VERSION, require_dra
 from tests.e2e.manifests import audit, scenes
 from tests.e2e.manifests.system import NODE, System, applied, user_of
 from tests.e2e.stage import own_address
@@ -139,21 +139,16 @@ JUDGED = {
 }
 ACCOUNTS = [(name, account) for name, judged in JUDGED.items() for account in judged.users]
 RULES = [(name, rule) for name, judged in JUDGED.items() for rule in judged.rules]
+Requests = dict[str, dict[str, set[audit.Asked]]]
 EVERY = [*OF_THE_BASE, *OF_COMPONENTS, *PAGE_RULES]
-# The rules without which the API server rejects requests. A rule is left out if another rule of its account covers it.
-# For example, the extender's right to delete any ConfigMap covers the base's right to delete the ConfigMap gpu-cards.
-REFUSED_WITHOUT = [
-    (name, rule) for name, rule in RULES if not any(each != rule and each.covers(rule) for each in EVERY)
-]
 
 
 @pytest.fixture(scope="module")
 def asked(
     plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, set[audit.Asked]]]:
+) -> Requests:
     """The requests of each account while the system did all its work, by key of `JUDGED` and by account."""
-    if plane.controller_manager is None:
-        pytest.skip(f"no kube-controller-manager in {plane.assets}")
+    require(plane, "kube-controller-manager")
     streams = streams_lists(Kube.connect(admin.kubeconfig))
     found = {}
     for name, judged in JUDGED.items():
@@ -164,15 +159,9 @@ def asked(
     return found
 
 
-def require_served(plane: ControlPlane, permission: audit.Permission) -> None:
-    """Skip the test of a rule for ResourceClaims if the API server does not serve them."""
-    if permission.rule["apiGroups"] == [VERSION.partition("/")[0]] and plane.minor < FROM_MINOR:
-        pytest.skip(f"{VERSION} is served from Kubernetes 1.{FROM_MINOR} on, this is 1.{plane.minor}")
-
-
 @pytest.mark.parametrize(("name", "account"), ACCOUNTS)
 def test_every_request_is_covered_by_the_rights(
-    asked: dict[str, dict[str, set[audit.Asked]]], audit_log: audit.AuditLog, name: str, account: str
+    asked: Requests, audit_log: audit.AuditLog, name: str, account: str
 ) -> None:
     assert asked[name][account]
     assert audit_log.refused(JUDGED[name].users[account]) == set()
@@ -180,20 +169,11 @@ def test_every_request_is_covered_by_the_rights(
 
 @pytest.mark.parametrize(("name", "permission"), RULES, ids=str)
 def test_every_verb_of_every_rule_is_needed_by_a_request(
-    plane: ControlPlane, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
+    admin: Cluster, asked: Requests, name: str, permission: audit.Permission
 ) -> None:
-    require_served(plane, permission)
+    if permission.rule["apiGroups"] == [VERSION.partition("/")[0]]:
+        require_dra(admin)
     assert audit.spare(permission, asked[name][permission.account], JUDGED[name].all_rules) == set()
-
-
-@pytest.mark.parametrize(("name", "permission"), REFUSED_WITHOUT, ids=str)
-def test_without_the_rule_the_api_server_rejects_the_requests_that_need_it(
-    admin: Cluster, asked: dict[str, dict[str, set[audit.Asked]]], name: str, permission: audit.Permission
-) -> None:
-    """All roles exist at this time, so the removal of a rule has no effect if another rule covers it."""
-    require_served(admin.control_plane, permission)
-    user, requests = JUDGED[name].users[permission.account], asked[name][permission.account]
-    audit.check_refused_without(admin, user, permission, requests, EVERY)
 
 
 def test_every_rule_of_the_manifests_is_checked_except_those_of_kubernetes_own_roles(tmp_path: Path) -> None:
