@@ -14,7 +14,7 @@ import yaml
 from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import SYSTEM_NAMESPACE
-from tests.e2e.manifests.system import CERTIFICATES, NODE, WEBHOOKS, System, applied, apply, kubectl_k
+from tests.e2e.manifests.system import NODE, WEBHOOKS, System, applied, apply, kubectl_k, port_of
 from tests.e2e.manifests.test_apply import define_kinds_of_others
 from tests.e2e.stage import SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod
@@ -92,43 +92,33 @@ def test_an_apply_keeps_the_registered_webhooks_and_a_replace_removes_them_until
         }
 
 
-def exempt_some_pods(found: list[Json]) -> list[Json]:
-    return [{**hook, "objectSelector": {"matchLabels": {"team": "mine"}}} for hook in found]
-
-
-def ignore_failures(found: list[Json]) -> list[Json]:
-    return [{**hook, "failurePolicy": "Ignore"} for hook in found]
-
-
-def remove_one(found: list[Json]) -> list[Json]:
-    return found[1:]
-
-
-def add_one(found: list[Json]) -> list[Json]:
-    return [*found, {**found[0], "name": "other.quota.vcuda.io"}]
+def each_with(**fields: object) -> Callable[[list[Json]], list[Json]]:
+    return lambda found: [{**hook, **fields} for hook in found]
 
 
 def distrust(found: list[Json]) -> list[Json]:
-    return [
-        {**hook, "clientConfig": {key: value for key, value in hook["clientConfig"].items() if key != "caBundle"}}
-        for hook in found
-    ]
+    return [{**hook, "clientConfig": {"service": hook["clientConfig"]["service"]}} for hook in found]
+
+
+EDITS: dict[str, Callable[[list[Json]], list[Json]]] = {
+    "exempt some pods": each_with(objectSelector={"matchLabels": {"team": "mine"}}),
+    "ignore failures": each_with(failurePolicy="Ignore"),
+    "remove one": lambda found: found[1:],
+    "add one": lambda found: [*found, {**found[0], "name": "other.quota.vcuda.io"}],
+    "distrust": distrust,
+}
 
 
 def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluster, directory: Path) -> None:
     with applied(admin, directory) as system, system.serving(1):
         good = hooks(admin, VALIDATING)
-        for change in (exempt_some_pods, ignore_failures, remove_one, add_one, distrust):
-            put_webhooks(admin, change(good))
+        for name, edit in EDITS.items():
+            admin.rest.json_patch(VALIDATING, [{"op": "replace", "path": "/webhooks", "value": edit(good)}])
             found = status(system)
-            assert found.returncode == 1, (change.__name__, found.stdout)
+            assert found.returncode == 1, (name, found.stdout)
             system.register()
-            assert hooks(admin, VALIDATING) == good, change.__name__
+            assert hooks(admin, VALIDATING) == good, name
         assert status(system).returncode == 0, status(system).stdout
-
-
-def put_webhooks(cluster: Cluster, webhooks: list[Json]) -> None:
-    cluster.rest.json_patch(VALIDATING, [{"op": "replace", "path": "/webhooks", "value": webhooks}])
 
 
 def status(system: System) -> subprocess.CompletedProcess[str]:
@@ -182,12 +172,11 @@ def test_with_cert_manager_the_webhooks_are_registered_with_its_ca_and_nothing_i
         assert (done.returncode, NOT_YET in done.stdout) == (0, True), done.stdout + done.stderr
         with issued_by_cert_manager(admin) as bundle, system.webhook() as replica:
             replica.await_ready()
-            system.balancer.add(int(replica.url.rpartition(":")[2]))
+            system.balancer.add(port_of(replica))
             system.register()
             assert registered(admin) == NAMES
             assert {hook["clientConfig"]["caBundle"] for path in NAMES for hook in hooks(admin, path)} == {bundle}
-            done = system.rotate(CERTIFICATES, endpoint=f"127.0.0.1:{system.balancer.port}")
-            assert "Done: all declared webhooks are registered" in done.stdout
+            assert "Done: all declared webhooks are registered" in system.renew().stdout
     assert admin.rest.send("GET", f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/secrets/vcuda-webhook-ca").status == (
         HTTPStatus.NOT_FOUND
     )
