@@ -26,7 +26,7 @@ from tests.e2e.conftest import require
 from tests.e2e.installation import SERVED_BY, SYSTEM_NAMESPACE, create_system_namespace
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.rest import Rest
-from tests.e2e.steady import Creates, connecting, creating, plain
+from tests.e2e.steady import Outcomes, connecting, creating, plain
 from tests.processes import SCRIPTS, WebhookProcess, eventually, serving
 from vcuda.kube.objects import SERVICE_NAME, EndpointSlice, read_addresses
 from vcuda.tls import File, write_files
@@ -183,7 +183,7 @@ def staged(
 
 
 @contextmanager
-def unnoticed(stage: Stage, namespace: str) -> Iterator[Creates]:
+def unnoticed(stage: Stage, namespace: str) -> Iterator[Outcomes]:
     """Create pods in ``namespace`` and open connections to the webhook continuously during the ``with`` statement.
 
     After the statement, assert that no create and no connection has failed.

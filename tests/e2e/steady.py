@@ -13,6 +13,7 @@ from itertools import count
 
 from tests.e2e.cluster import Cluster, Json
 from tests.integration.reviews import card_pod, gpu_pod
+from tests.processes import eventually
 
 PODS_PER_SECOND = 20
 CARDS_EVERY = 20
@@ -24,15 +25,17 @@ eight minutes.
 
 
 @dataclass
-class Creates:
-    """The outcomes of the creates so far.
+class Outcomes:
+    """The number of operations that have succeeded so far, and the error of each operation that has failed."""
 
-    ``created``: number of created pods.
-    ``failures``: the error of each failed create.
-    """
-
-    created: int = 0
+    succeeded: int = 0
     failures: list[str] = field(default_factory=list)
+
+    def await_more(self, number: int) -> None:
+        """Wait until ``number`` more operations have succeeded. Assert that none has failed."""
+        goal = self.succeeded + number
+        eventually(lambda: self.succeeded >= goal or self.failures)
+        assert self.failures == []
 
 
 def share(number: int, namespace: str) -> Json:
@@ -43,14 +46,14 @@ def share(number: int, namespace: str) -> Json:
 @contextmanager
 def creating(
     cluster: Cluster, namespace: str, make: Callable[[int, str], Json] | None = None, pace: float = PODS_PER_SECOND
-) -> Iterator[Creates]:
+) -> Iterator[Outcomes]:
     """Create ``pace`` pods per second in ``namespace`` during the ``with`` statement. No create is retried.
 
     At most four creates run concurrently. So a slow machine may create fewer pods per second.
 
     ``make``: returns the manifest of a pod for its number and namespace; by default `some_with_cards`.
     """
-    creates, lock = Creates(), threading.Lock()
+    creates, lock = Outcomes(), threading.Lock()
     numbers = count()
     started = time.monotonic()
 
@@ -65,7 +68,7 @@ def creating(
                 if answer.message:
                     creates.failures.append(f"{answer.status} {answer.message}")
                 else:
-                    creates.created += 1
+                    creates.succeeded += 1
 
     with in_threads([create] * 4):
         yield creates
@@ -77,31 +80,17 @@ def some_with_cards(number: int, namespace: str) -> Json:
 
 
 def plain(number: int, namespace: str) -> Json:
-    containers = [{"name": "web", "image": "nginx"}]
-    metadata = {"name": f"plain-{number}", "namespace": namespace}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
-
-
-@dataclass
-class Handshakes:
-    """The outcomes of the connections so far.
-
-    ``made``: number of successful TLS handshakes.
-    ``failures``: the error of each failed handshake.
-    """
-
-    made: int = 0
-    failures: list[str] = field(default_factory=list)
+    return gpu_pod(f"plain-{number}", namespace, {})
 
 
 @contextmanager
-def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str]], name: str) -> Iterator[Handshakes]:
+def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str]], name: str) -> Iterator[Outcomes]:
     """Connect to every address repeatedly during the ``with`` statement, with ``name`` as the expected server name.
 
     The connections trust the caBundles of the webhook configuration at ``path``. The API server reuses its connections,
     so only new connections show that every caBundle and certificate match.
     """
-    handshakes = Handshakes()
+    handshakes = Outcomes()
 
     def connect(stop: threading.Event) -> None:
         while not stop.wait(0.05):
@@ -110,7 +99,7 @@ def connecting(cluster: Cluster, path: str, addresses: Callable[[], Sequence[str
                 for address in addresses():
                     try:
                         shake(address, base64.b64decode(bundle), name)
-                        handshakes.made += 1
+                        handshakes.succeeded += 1
                     except (OSError, ValueError) as error:
                         handshakes.failures.append(f"{address}: {error}")
 

@@ -20,7 +20,8 @@ from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.installation import MANIFESTS, USAGE, Installation, await_enforced, tenant_of
 from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.e2e.ledgers import await_committed, await_published
-from tests.e2e.workloads import creating, workload
+from tests.e2e.steady import creating, share
+from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, gpu_pod, on_m40
 from tests.plugin import write_plugin, write_python
 from tests.processes import ControllerProcess, eventually
@@ -95,9 +96,10 @@ def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
         seen.append(report["models"][0])
         return bool(seen[-1]["reserved"])
 
-    with creating(cluster, crowded):
+    with creating(cluster, crowded, share) as creates:
         await_published(cluster, crowded, is_reserved)
         controller.await_metric("vcuda_quota_reserved_cores", 1, namespace=crowded)
+    assert [failure for failure in creates.failures if not failure.startswith("429")] == []
     await_published(cluster, crowded, lambda report: not is_reserved(report))
     assert {round(each["used"] + each["reserved"] + each["available"], 2) for each in seen} == {400}
     assert max(each["reserved"] for each in seen) <= 40, "at most a tenth of the free cards may be reserved"

@@ -1,17 +1,11 @@
 """Workloads whose controllers create pods, for tests in which these pods are rejected and later retried."""
 
-import itertools
-import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from http import HTTPStatus
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.steady import in_threads
-from tests.integration.reviews import card_pod, gpu_pod, on_m40
+from tests.integration.reviews import card_pod
 from tools.component import Component
 
-HUNDREDTH = {"nvidia.com/vcuda-core": "1", "nvidia.com/vcuda-memory": "1"}
 RETRIED = "quota.vcuda.io/retried-at"
 API_VERSIONS = {"ReplicationController": "v1", "Job": "batch/v1"}
 KINDS = ("ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Job")
@@ -33,22 +27,6 @@ def workload(kind: str, namespace: str, name: str = "train", *, replicas: int = 
         spec = {"template": {**template, "spec": {**template["spec"], "restartPolicy": "Never"}}}
     metadata = {"namespace": namespace, "name": name}
     return {"apiVersion": API_VERSIONS.get(kind, "apps/v1"), "kind": kind, "metadata": metadata, "spec": spec}
-
-
-def creating(cluster: Cluster, namespace: str) -> AbstractContextManager[None]:
-    """Create pods on M40 during the ``with`` statement, at most twenty per second, each with a hundredth of a card.
-
-    The answers 201 (created) and 429 (retry later) are permitted.
-    """
-
-    def create(stop: threading.Event) -> None:
-        for number in itertools.count():
-            if stop.wait(0.05):
-                return
-            answer = cluster.try_create(on_m40(gpu_pod(f"small-{number}", namespace, HUNDREDTH)))
-            assert answer.status in (HTTPStatus.CREATED, HTTPStatus.TOO_MANY_REQUESTS), answer
-
-    return in_threads([create])
 
 
 def check_retried(cluster: Cluster, manager: Component | None, namespace: str, free: Callable[[], None]) -> None:

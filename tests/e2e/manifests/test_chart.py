@@ -20,10 +20,10 @@ from tests.e2e.manifests.balancer import Balancer, balancing
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, limit, run
 from tests.e2e.manifests.system import NODE, System
 from tests.e2e.quota_config import QuotaConfigMap
-from tests.e2e.steady import Creates, creating, share
+from tests.e2e.steady import creating, share
 from tests.helm import CHART, program
 from tests.integration.reviews import card_pod
-from tests.processes import SCRIPTS, eventually
+from tests.processes import SCRIPTS
 from tests.rendered import container
 from tools.control_plane import Settings, running_control_plane
 
@@ -119,22 +119,16 @@ def test_no_create_fails_during_the_life_of_a_release_and_its_uninstall_leaves_n
             assert all(bundles)
             with creating(admin, TEAM, share, PACE) as creates:
                 release.upgrade("image.tag=another", "webhook.replicas=4", "enforceAudit.enabled=true")
-                await_more(creates)
+                creates.await_more(MORE)
                 assert bundles_of(admin) == bundles
                 release.run("rollback vcuda-quota 1")
-                await_more(creates)
+                creates.await_more(MORE)
                 assert bundles_of(admin) == bundles
             await_published(admin, TEAM)
             models = [pod["metadata"].get("annotations", {}).get(PINNED) for pod in admin.pods(TEAM)]
-            assert models == ["M40"] * creates.created
+            assert models == ["M40"] * creates.succeeded
             balancer.disconnect()
             uninstall(admin, release)
-
-
-def await_more(creates: Creates) -> None:
-    goal = creates.created + MORE
-    eventually(lambda: creates.created >= goal or creates.failures)
-    assert creates.failures == []
 
 
 def bundles_of(admin: Cluster) -> list[str]:

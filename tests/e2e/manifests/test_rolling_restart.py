@@ -18,7 +18,7 @@ from tests.e2e.manifests.scenes import limited
 from tests.e2e.manifests.system import NODE, System, applied, port_of
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.steady import creating, share
-from tests.processes import WebhookProcess, eventually
+from tests.processes import WebhookProcess
 from tests.rendered import container, pod_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
@@ -52,19 +52,18 @@ def test_no_create_fails_while_every_replica_is_replaced(admin: Cluster, system:
         before = {port_of(each.process) for each in rollout.current}
         with creating(admin, namespace, share, PACE) as creates:
             rollout.restart()
-            goal = creates.created + MORE
-            eventually(lambda: creates.created >= goal or creates.failures)
+            creates.await_more(MORE)
         assert creates.failures == []
-        assert creates.created > 10 * PACE
+        assert creates.succeeded > 10 * PACE
         pods = admin.pods(namespace)
-        assert len(pods) == creates.created
+        assert len(pods) == creates.succeeded
         assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in pods} == {"M40"}
         after = [each.process for each in rollout.current]
         assert len(after) == len(before)
         assert not before & {port_of(each) for each in after}
         told = sum(each.metric("vcuda_admissions_total", path="/validate", outcome="charged") for each in after)
         assert told >= MORE
-        print(f"\n{creates.created} pods created while {len(after)} replicas were replaced, {told:g} by new replicas")
+        print(f"\n{creates.succeeded} pods created while {len(after)} replicas were replaced, {told:g} by new replicas")
 
 
 LEARNED = 4.0
