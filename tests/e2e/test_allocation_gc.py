@@ -85,6 +85,21 @@ def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[s
     cluster.delete_namespace(namespace)
 
 
+# This test is the first one, because the controller of the other tests would remove the allocation.
+@pytest.mark.one_version
+def test_a_dry_run_reports_and_writes_nothing(cluster: Cluster, installation: Installation, namespace: str) -> None:
+    pod = Allocated("stale", GPU_MANAGER, "no-such-node")
+    pod.create(cluster, namespace)
+    before = cluster.pods(namespace)
+    event = "stale allocation found; a dry run removes nothing"
+    with controlling(installation, "--dry-run") as controller:
+        line = controller.await_log(event, lambda found: found["namespace"] == namespace)
+        assert (line["name"], line["scheme"], line["rule"]) == (pod.name, pod.scheme.name, "node-gone")
+        assert controller.terminate() == 0
+    assert cluster.pods(namespace) == before
+    assert cluster.events(namespace) == []
+
+
 @pytest.mark.parametrize("pod", STALE, ids=lambda pod: pod.name)
 def test_every_rule_of_every_scheme_clears_its_pod_and_writes_an_event(
     cluster: Cluster, collector: ControllerProcess, littered: tuple[str, list[Json]], pod: Allocated
