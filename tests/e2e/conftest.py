@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import Installation, account_of, controlling, installed, limited_team, tenant_of
 from tests.e2e.quota_config import named_quota
@@ -120,6 +121,12 @@ def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
             return name
 
         yield create
+
+
+@pytest.fixture
+def m40(create_node: Callable[..., str]) -> str:
+    """A node with sixteen cards of the model M40."""
+    return create_node("gpu-m40-of-the-test", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
 
 
 @pytest.fixture

@@ -6,22 +6,21 @@ When the grant begins, a rejected workload runs. When the grant ends, no further
 import datetime
 import json
 import time
-from collections.abc import Callable
 from http import HTTPStatus
 
 import pytest
 
-from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.conftest import require
 from tests.e2e.installation import Installation, limited_team
 from tests.e2e.ledgers import await_committed
 from tests.e2e.workloads import was_told, workload
 from tests.integration.reviews import card_pod
-from tests.processes import ControllerProcess
-from tools.control_plane import ControlPlane
 
-pytestmark = [pytest.mark.slow, pytest.mark.one_version, pytest.mark.usefixtures("controller_manager")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.one_version,
+    pytest.mark.usefixtures("controller_manager", "controller", "m40"),
+]
 
 ZONE = "Asia/Tokyo"
 BEGINS_AFTER, LASTS = 12, 20
@@ -59,15 +58,8 @@ def holds_two(pods: list[Json]) -> bool:
 
 
 def test_a_rejected_deployment_runs_during_a_grant_and_nothing_is_admitted_after_its_end(
-    cluster: Cluster,
-    control_plane: ControlPlane,
-    installation: Installation,
-    controller: ControllerProcess,
-    create_node: Callable[..., str],
+    cluster: Cluster, installation: Installation
 ) -> None:
-    require(control_plane, "kube-controller-manager")
-    assert controller.port
-    create_node("grants-m40", {MODEL: "M40"})
     with limited_team(installation, {"quota": {"M40": 1}}) as namespace:
         cluster.create(card_pod("holder", namespace))
         await_committed(installation, namespace, M40=100)

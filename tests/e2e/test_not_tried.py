@@ -16,11 +16,6 @@ YEAR = 365 * 24 * 3600
 UNGATED = {"spec": {"schedulingGates": None}}
 
 
-@pytest.fixture
-def m40(create_node: Callable[..., str]) -> str:
-    return create_node("not-tried-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
-
-
 def gated(name: str, namespace: str, **spec: object) -> Json:
     return with_spec(card_pod(name, namespace), schedulingGates=[{"name": "example.com/wait"}], **spec)
 

@@ -9,7 +9,6 @@ from http import HTTPStatus
 
 import pytest
 
-from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, webhook
 from tests.e2e.installation import PROMPTLY, Installation, await_enforced, ledger_path
 from tests.e2e.ledgers import await_committed, await_ledger, await_ledger_gone, await_published, await_unpublished
@@ -20,11 +19,6 @@ from tests.processes import ControllerProcess
 @pytest.fixture
 def team(led_team: Callable[[Json], str]) -> str:
     return led_team({"quota": {"M40": 4}})
-
-
-@pytest.fixture
-def gpu_node(create_node: Callable[..., str]) -> str:
-    return create_node("gpu-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
 
 
 ENDS: dict[str, Callable[[Cluster, str, str], object]] = {
@@ -68,10 +62,10 @@ def test_a_pod_created_right_after_a_deletion_is_never_rejected_with_403(cluster
 
 
 def test_a_terminating_pod_is_charged_until_it_is_deleted(
-    cluster: Cluster, installation: Installation, team: str, gpu_node: str
+    cluster: Cluster, installation: Installation, team: str, m40: str
 ) -> None:
     """The second pod is created while the first one terminates, so a ledger with both counts a terminating pod."""
-    cluster.bind(card_pod("slow", team, cards=3), gpu_node)
+    cluster.bind(card_pod("slow", team, cards=3), m40)
     await_committed(installation, team, M40=300)
     cluster.rest.send("DELETE", f"/api/v1/namespaces/{team}/pods/slow", {"gracePeriodSeconds": 600}).ok()
     [terminating] = cluster.pods(team)
@@ -117,14 +111,14 @@ def test_the_charge_of_a_pod_is_released_when_it_can_no_longer_be_stored(
 
 
 def test_the_first_quota_of_a_namespace_counts_the_running_pods(
-    cluster: Cluster, installation: Installation, controller: ControllerProcess, gpu_node: str
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
     """The pods are not pinned, so they are charged to the models of their nodes. An ended pod is not counted."""
     assert controller.process.poll() is None
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
         for name in ("one", "two", "ended"):
-            cluster.bind(card_pod(name, namespace), gpu_node)
+            cluster.bind(card_pod(name, namespace), m40)
         cluster.finish_pod(namespace, "ended")
         with installation.quota.limited(**{namespace: {"quota": {"M40": 3}}}):
             await_enforced(cluster, namespace)

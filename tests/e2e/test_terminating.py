@@ -3,47 +3,30 @@
 After the deletion of a namespace, none of its data remains.
 """
 
-from collections.abc import Iterator
 from http import HTTPStatus
 
 import pytest
 
-from tests.builders import MODEL
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import Installation, await_enforced, controlling, tenant_of
 from tests.e2e.ledgers import await_committed, await_ledger, await_ledger_gone, await_published
-from tests.integration.reviews import card_pod
+from tests.integration.reviews import card_pod, with_spec
 from tests.processes import eventually
 from vcuda.ledger.ledger import Terminating
 from vcuda.quota.model import Charge
 
 YEAR = 365 * 24 * 3600
 FOUR = Charge(400, 0, 400)
-NODE = "gpu-m40-terminating"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gpu_node(cluster: Cluster) -> Iterator[None]:
-    cluster.create_node(NODE, {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
-    yield
-    cluster.delete_node(NODE)
-
-
-@pytest.fixture
-def team(installation: Installation) -> Iterator[str]:
-    with installation.team({"quota": {"M40": 4}}) as namespace:
-        yield namespace
 
 
 def test_a_pod_deleted_by_force_stays_charged_for_its_grace_period_under_every_leader(
-    cluster: Cluster, installation: Installation, team: str
+    cluster: Cluster, installation: Installation, m40: str
 ) -> None:
     """The pod's grace period is a year. The leader's flag --max-terminating-seconds limits the time of its charge."""
-    long = card_pod("long", team, cards=4)
-    long["spec"]["terminationGracePeriodSeconds"] = YEAR
-    with tenant_of(cluster, team) as tenant:
+    with installation.team({"quota": {"M40": 4}}) as team, tenant_of(cluster, team) as tenant:
+        long = with_spec(card_pod("long", team, cards=4), terminationGracePeriodSeconds=YEAR)
         with controlling(installation, "--max-terminating-seconds", "600") as leader:
-            cluster.bind(long, NODE)
+            cluster.bind(long, m40)
             await_committed(installation, team, M40=400)
             tenant.delete_by_force(team, "long")
             ledger = await_ledger(installation, team, lambda ledger: bool(ledger.terminating))

@@ -22,7 +22,7 @@ from tests.e2e.json_server import answering, ca_bundle, reviewed
 from tests.e2e.ledgers import await_committed, await_published
 from tests.e2e.steady import creating, share
 from tests.e2e.workloads import workload
-from tests.integration.reviews import card_pod, gpu_pod, on_m40
+from tests.integration.reviews import card_pod, gpu_pod, on_m40, with_spec
 from tests.plugin import write_plugin, write_python
 from tests.processes import ControllerProcess, eventually
 from vcuda.ledger.report import ModelUse, NamespaceUse, PodUse
@@ -107,15 +107,13 @@ def test_reserved_cards_are_distinct_from_used_and_free_ones_and_are_released(
 
 
 def test_pods_created_before_the_quota_are_reported_and_charged_when_their_model_is_known(
-    cluster: Cluster, installation: Installation, controller: ControllerProcess, create_node: Callable[..., str]
+    cluster: Cluster, installation: Installation, controller: ControllerProcess, m40: str
 ) -> None:
     """The running pod has the model of its node. The waiting pod has no node, and no model yet."""
-    node = create_node("slipped-m40", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
         await_enforced(cluster, namespace, enforced=False)
-        bound, waiting = card_pod("bound", namespace), card_pod("waiting", namespace, cards=2)
-        cluster.create({**bound, "spec": {**bound["spec"], "nodeName": node}})
-        cluster.create({**waiting, "spec": {**waiting["spec"], "schedulerName": "by-hand"}})
+        cluster.create(with_spec(card_pod("bound", namespace), nodeName=m40))
+        cluster.create(with_spec(card_pod("waiting", namespace, cards=2), schedulerName="by-hand"))
         with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
             await_enforced(cluster, namespace)
             await_committed(installation, namespace, M40=100)
@@ -134,8 +132,7 @@ def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
     """When the node's model label changes, the charge changes to the new model."""
     node = create_node("late-m40", {}, {"tencent.com/vcuda-core": "1600"})
     with installation.free_team() as namespace:
-        pod = card_pod("bound", namespace)
-        cluster.create({**pod, "spec": {**pod["spec"], "nodeName": node}})
+        cluster.create(with_spec(card_pod("bound", namespace), nodeName=node))
         with installation.quota.limited(**{namespace: {"quota": {"M40": 4}}}):
             await_published(cluster, namespace, lambda report: report["unpinned"] == ["bound"])
             for model in ("M40", "P100"):
