@@ -14,6 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException
 from urllib.parse import urlsplit
@@ -124,17 +125,12 @@ class Siege:
 
     def attackers(self) -> list[Callable[[threading.Event], None]]:
         """Return one function for each attack, to run in its own thread. It attacks until its event is set."""
-        does = dict(
-            zip(
-                ATTACKS,
-                (
-                    *(self._selection, self._forged, self._allocation, self._binding, self._tear_away, self._exempt),
-                    *(self._unlabel, self._beyond_resource_quota, self._existing, self._invented, self._large),
-                    self._silence,
-                ),
-                strict=True,
-            )
+        attacks: Sequence[Callable[[], str]] = (
+            *(self._selection, self._forged, self._allocation, self._binding, self._tear_away),
+            *(partial(self._label, "false"), partial(self._label, None), self._beyond_resource_quota),
+            *(self._existing, self._invented, self._large, self._silence),
         )
+        does = dict(zip(ATTACKS, attacks, strict=True))
         if self.callers.claims:
             does |= dict(zip(CLAIM_ATTACKS, (self._planted, self._unprotected), strict=True))
 
@@ -231,12 +227,6 @@ class Siege:
         made = claim(self._namespace, f"attack-{number}", asked)
         made["metadata"] |= {"labels": self.callers.labels(number), **metadata}
         return outcome(self.tenant.send("POST", path_of(made), made)), made
-
-    def _exempt(self) -> str:
-        return self._label("false")
-
-    def _unlabel(self) -> str:
-        return self._label(None)
 
     def _label(self, value: str | None) -> str:
         path = f"/api/v1/namespaces/{self._namespace}"

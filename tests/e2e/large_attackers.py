@@ -17,7 +17,7 @@ from tests.e2e.cluster import Json
 from tests.e2e.dra import NVIDIA, VERSION, claim, request, template
 from tests.e2e.observer import AWAY
 from tests.e2e.rest import Rest
-from tests.integration.reviews import card_pod, gpu_pod
+from tests.integration.reviews import card_pod, gpu_pod, with_spec
 from vcuda.quota.model import OVER_QUOTA as SAID
 
 KEPT = 60
@@ -87,14 +87,14 @@ class LargeSiege:
             "large Events": partial(large_event, self.limited),
         }
         dry_runs: dict[str, Callable[[int], Json]] = {
-            "dry runs of heavy pods": self._heavy,
-            "pods that become larger when encoded": self._escaped,
+            "dry runs of heavy pods": partial(heavy_pod, self.limited),
+            "pods that become larger when encoded": partial(escaped_pod, self.limited),
         }
         if self.claims:
             creates["large templates"] = partial(large_template, self.unlimited)
             creates["large claims"] = partial(large_claim, self.limited)
             self.tenant.send("POST", *addressed(large_template(self.limited, 0))).ok()
-            dry_runs["dry runs that name a template a hundred times"] = self._naming
+            dry_runs["dry runs that name a template a hundred times"] = partial(naming_pod, self.limited)
         kept = {"GPU pods meanwhile": 1, "large claims": 2}
         return [
             *(partial(self._store, name, make, kept.get(name, KEPT)) for name, make in creates.items()),
@@ -126,33 +126,31 @@ class LargeSiege:
             except AWAY:
                 self.counts[name][API_AWAY] += 1
             else:
-                self.counts[name][
-                    TOO_LARGE if answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else outcome(answer)
-                ] += 1
+                too_large = answer.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+                self.counts[name][TOO_LARGE if too_large else outcome(answer)] += 1
 
-    def _heavy(self, number: int) -> Json:
-        pod = card_pod(f"heavy-{number}", self.limited)
-        pod["spec"] |= HEAVY
-        return pod
 
-    def _escaped(self, number: int) -> Json:
-        pod = card_pod(f"escaped-{number}", self.limited)
-        pod["spec"]["containers"][0] |= ESCAPED
-        return pod
+def heavy_pod(namespace: str, number: int) -> Json:
+    return with_spec(card_pod(f"heavy-{number}", namespace), **HEAVY)
 
-    def _naming(self, number: int) -> Json:
-        pod = gpu_pod(f"small-{number}", self.limited, {"cpu": "1"})
-        pod["spec"]["resourceClaims"] = [
-            {"name": f"claim-{each}", "resourceClaimTemplateName": NAMED} for each in range(100)
-        ]
-        return pod
+
+def escaped_pod(namespace: str, number: int) -> Json:
+    """Return a pod with 600 KB of `&`. In a review, Go encodes each of them in six bytes."""
+    pod = card_pod(f"escaped-{number}", namespace)
+    pod["spec"]["containers"][0] |= ESCAPED
+    return pod
+
+
+def naming_pod(namespace: str, number: int) -> Json:
+    """Return a pod without GPUs that refers to the template `NAMED` a hundred times."""
+    claims = [{"name": f"claim-{each}", "resourceClaimTemplateName": NAMED} for each in range(100)]
+    return with_spec(gpu_pod(f"small-{number}", namespace, {"cpu": "1"}), resourceClaims=claims)
 
 
 def large_pod(namespace: str, number: int) -> Json:
     """Return a large pod without GPUs. Because of its scheduling gate, no scheduler binds it to a node."""
-    pod = gpu_pod(f"large-{number}", namespace, {"cpu": "1"})
+    pod = with_spec(gpu_pod(f"large-{number}", namespace, {"cpu": "1"}), **GATED)
     pod["spec"]["containers"][0] |= LARGE
-    pod["spec"] |= GATED
     return pod
 
 

@@ -8,7 +8,7 @@ from tests.builders import required, requirement, term
 from tests.e2e.attackers import SELECTIONS
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, charged, tenant_of
-from tests.e2e.large_attackers import ESCAPED, HEAVY
+from tests.e2e.large_attackers import escaped_pod, heavy_pod
 from tests.e2e.ledgers import await_ledger
 from tests.integration.reviews import card_pod, with_spec
 
@@ -24,7 +24,7 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
     with tenant_of(cluster, namespace) as tenant, ThreadPoolExecutor(8) as many:
         impossible = [with_spec(card_pod(f"bounds-{n}", namespace), affinity=BOUNDS) for n in range(41)]
         refused = [many.submit(tenant.try_create, pod) for pod in impossible]
-        large = [with_spec(card_pod(f"selector-{n}", namespace), **HEAVY) for n in range(3)]
+        large = [heavy_pod(namespace, n) for n in range(3)]
         large += [with_spec(card_pod(f"terms-{n}", namespace), affinity=MANY_TERMS) for n in range(3)]
         created = [many.submit(tenant.create, pod) for pod in large]
         beside = [many.submit(cluster.create, card_pod(f"pod-{n}", other)) for n in range(20)]
@@ -41,10 +41,7 @@ def test_pods_with_a_huge_node_selection_do_not_delay_other_pods(
 def test_a_pod_whose_review_is_too_large_after_encoding_is_denied_with_the_reason(
     team: Callable[[Json], str], tenant: Callable[[str], Cluster]
 ) -> None:
-    """In a review, Go encodes each `&` in six bytes. So a pod with 600 KB of `&` has a review of 3.6 MB."""
     namespace = team({"quota": {"M40": 50}})
-    pod = card_pod("escaped", namespace)
-    pod["spec"]["containers"][0] |= ESCAPED
-    answer = tenant(namespace).try_create(pod)
+    answer = tenant(namespace).try_create(escaped_pod(namespace, 0))
     assert (answer.status, answer.body["reason"]) == (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "RequestEntityTooLarge")
     assert "has more than 3145728 bytes (3 MiB). In a review, each &, < and > takes six bytes" in answer.message
