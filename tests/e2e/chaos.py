@@ -110,6 +110,10 @@ def reason(answer: Answer) -> str:
     return f"{answer.status} {answer.message}"
 
 
+def counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common())
+
+
 REASONS = frozenset({STORED, API_AWAY, *(name for name, _, _ in _REASONS)})
 
 

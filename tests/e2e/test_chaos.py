@@ -30,6 +30,7 @@ from tests.e2e.chaos import (
     Make,
     Victim,
     controllers,
+    counted,
     policy,
     reason,
     replicas,
@@ -177,16 +178,15 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
                 cores = threads.map(partial(fill, own_cluster), teams, teams.values())
                 filled = dict(zip(teams, cores, strict=True))
         gc.collect()  # here the test ignores the warnings of unclosed sockets
-        report(callers, havoc, observers, teams)
-        leading, reaped = (stage.managers.history(event) for event in (LEADING, REAPED))
-        print(*(f"{line['timestamp']} {line['event']}" for line in (*leading, *reaped)), sep="\n")
-        print(f"{len(leading)} leaders released {len(reaped)} reservations of ended replicas")
-        tell_attacks(siege, figures, stage.losses)
+        reaped = stage.managers.history(REAPED)
         unanswered, faults = (
             [line for each in victims for line in each.history(event)] for event in (NOT_ANSWERED, INTERNAL)
         )
-        reasons = Counter(line["reason"] for line in unanswered if line["level"] == "error")
-        print("reviews that failed:", *(f"  {count:6d} {told}" for told, count in reasons.most_common()), sep="\n")
+        failed = Counter(line["reason"] for line in unanswered if line["level"] == "error")
+        report(callers, havoc, observers, siege)
+        print(f"{len(stage.managers.history(LEADING))} leaders released {len(reaped)} reservations of ended replicas")
+        print(f"{sum(figures.grants.values()):g} charges admitted from reservations; reviews that failed:", failed)
+        print(figures, f"{len(stage.losses.lost)} replies dropped, {stage.losses.late} requests or replies delayed")
         known = {**ATTACKS, **(CLAIM_ATTACKS if claiming else {})}
 
         assert faults == []
@@ -379,29 +379,15 @@ def decided(cluster: Cluster, made: Json) -> Answer | None:
     return answer if reason(answer) in (STORED, OVER_QUOTA) and answer.status != HTTPStatus.TOO_MANY_REQUESTS else None
 
 
-def report(
-    callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], teams: Mapping[str, dict[str, int]]
-) -> None:
+def report(callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], siege: Siege) -> None:
     """Print the counts of the test. pytest shows them with `-s`, or in the report of a failure."""
-    print(f"\n{callers.creates} creations by {CALLERS} callers:")
-    for name, count in callers.counts.most_common():
-        print(f"  {count:6d} {name}")
-    for name, count in callers.claim_counts.most_common():
-        print(f"  {count:6d} {name} (claims)")
-    print("; ".join(f"{name} {count} times" for name, count in havoc.done.most_common() if name))
+    print(f"\n{callers.creates} creations by {CALLERS} callers: {counted(callers.counts)}")
+    print(f"of claims: {counted(callers.claim_counts)}")
+    print(f"faults: {counted(havoc.done)}")
     for how, observer in zip(("listed", "watched"), observers, strict=True):
-        seen_in = f"{observer.looks} states {how}, {observer.lost} failed attempts, at most {observer.claims} claims"
-        print(f"{seen_in}; the most cores of each namespace:")
-        seen = Counter(f"{most} of {quota}" for most, quota in zip(observer.most.values(), teams.values(), strict=True))
-        for told, count in seen.items():
-            print(f"  {count:6d} namespaces {told}")
-
-
-def tell_attacks(siege: Siege, figures: Figures, losses: RandomLosses) -> None:
+        print(
+            f"{observer.looks} states {how}, {observer.lost} failed attempts, at most {observer.claims} claims; cores:"
+        )
+        print("  ", counted(Counter(map(str, observer.most.values()))))
     for name, counts in siege.counts.items():
-        print(f"{name}: {', '.join(f'{count} {told}' for told, count in counts.most_common())}")
-    print(f"webhook, {figures.samples} samples: worker at most {figures.worker} MiB, a replica {figures.replica} MiB")
-    print(f"{sum(figures.grants.values()):g} charges admitted from reservations")
-    print(
-        f"the lossy proxy dropped {len(losses.lost)} replies to writes, and delayed {losses.late} requests or replies"
-    )
+        print(f"{name}: {counted(counts)}")

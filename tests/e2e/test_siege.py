@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e import attackers, large_attackers
 from tests.e2e.attackers import ALLOWED, Siege, prepare
-from tests.e2e.chaos import OVER_QUOTA, STORED, Callers, reason
+from tests.e2e.chaos import OVER_QUOTA, STORED, Callers, counted, reason
 from tests.e2e.cluster import Cluster, administering
 from tests.e2e.confined import MemoryGroup, memory_group, memory_limit
 from tests.e2e.dra import claims_path, published, served
@@ -90,8 +90,7 @@ class Creates:
 
     def told(self) -> str:
         centiles = statistics.quantiles(self.seconds, n=100)
-        answers = ", ".join(f"{number} {name}" for name, number in self.counts.most_common())
-        return f"{answers}; p50 {centiles[49] * 1000:.0f} ms, p99 {centiles[98] * 1000:.0f} ms"
+        return f"{counted(self.counts)}; p50 {centiles[49] * 1000:.0f} ms, p99 {centiles[98] * 1000:.0f} ms"
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,7 @@ def test_attacks_with_large_objects_affect_no_other_tenant_and_kill_no_program(
             create(own_cluster, stage, during, [*siege.attackers(), *large.attackers()], SECONDS)
         tell(stage, observer, calm, during)
         for name, counts in (*siege.counts.items(), *large.counts.items()):
-            print(f"{name}: {', '.join(f'{number} {told}' for told, number in counts.most_common())}")
+            print(f"{name}: {counted(counts)}")
 
         for team, quota in stage.teams.items():
             assert not {model: cores for model, cores in observer.most[team].items() if cores > quota.get(model, 0)}
