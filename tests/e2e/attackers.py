@@ -222,7 +222,6 @@ class Siege:
         return patched
 
     def _claim(self, asked: Json, **metadata: object) -> tuple[str, Json]:
-        """Create a claim whose label selects the webhook replica that reviews it. Return the outcome and the claim."""
         number = next(self.numbers)
         made = claim(self._namespace, f"attack-{number}", asked)
         made["metadata"] |= {"labels": self.callers.labels(number), **metadata}

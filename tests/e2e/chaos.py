@@ -171,7 +171,6 @@ class Callers:
                 return
 
     def present(self) -> Sequence[str]:
-        """Return the namespaces of the group that the callers use at this time."""
         return self.groups[int((time.monotonic() - self.started) / self.stay) % len(self.groups)]
 
     def labels(self, number: int) -> Mapping[str, str]:
@@ -189,7 +188,6 @@ class Callers:
 
 
 def created(rest: Rest, made: Json) -> str:
-    """Send a create of the object, and return the name of the outcome: `STORED`, or the reason of the rejection."""
     try:
         return reason(rest.send("POST", path_of(made), made))
     except HTTPError:
@@ -274,7 +272,6 @@ class Victim(Generic[P]):
         self._running = self._threads.submit(self._start)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to both processes of the webhook replica: the arbiter and the worker."""
         os.killpg(self.current().process.pid, number)
 
     @property
@@ -326,7 +323,6 @@ class Figures:
     grants: dict[int, float] = field(default_factory=dict)
 
     def sample(self, victim: Victim[WebhookProcess], stop: threading.Event) -> None:
-        """Sample the memory and the metrics of a webhook replica repeatedly until ``stop`` is set."""
         while not stop.wait(SAMPLE_PAUSE):
             if process := victim.serving():
                 # Reading the figures fails if the process has just ended, or if it has no worker yet.
@@ -356,13 +352,11 @@ class Controllers:
         return False
 
     def mend(self) -> None:
-        """Start a new controller in place of each controller that has ended by itself."""
         for candidate in self.candidates:
             if candidate.has_ended:
                 candidate.kill(counted=False)
 
     def history(self, event: str) -> list[Fields]:
-        """Return the log lines with this event, of all controllers, including those that were killed."""
         return [line for candidate in self.candidates for line in candidate.history(event)]
 
 

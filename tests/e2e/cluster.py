@@ -147,7 +147,6 @@ class Cluster:
         raise TimeoutError(f"{path} {selectors or ''} not as awaited; last seen:\n{json.dumps(last, indent=1)}")
 
     def await_object(self, path: str, name: str, predicate: Callable[[Json], bool], timeout: float = TIMEOUT) -> Json:
-        """Return the object ``name`` of collection ``path`` as soon as it exists and ``predicate`` is true for it."""
         named = {"fieldSelector": f"metadata.name={name}"}
         return self.await_collection(path, lambda objects: any(map(predicate, objects)), timeout, **named)[0]
 
@@ -208,7 +207,6 @@ class Cluster:
 
     @contextmanager
     def fresh_namespace(self, labels: Labels | None = None, name: str | None = None) -> Iterator[str]:
-        """Create a namespace with these labels, and yield its name. Finally delete the namespace and its pods."""
         name = self.create_namespace(name, labels)
         try:
             yield name
@@ -252,7 +250,6 @@ class Cluster:
         return self.rest.get(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
     def await_pods(self, namespace: str, predicate: Predicate, timeout: float = TIMEOUT) -> list[Json]:
-        """Return all pods in ``namespace`` as soon as ``predicate`` is true for the list of them."""
         return self.await_collection(f"/api/v1/namespaces/{namespace}/pods", predicate, timeout)
 
     def await_bound(self, namespace: str, name: str = "train", timeout: float = TIMEOUT) -> Json:
@@ -270,17 +267,14 @@ class Cluster:
         return self.await_object(f"/api/v1/namespaces/{namespace}/pods", name, predicate, timeout)
 
     def set_pod_status(self, namespace: str, name: str, status: Json) -> Json:
-        """Merge ``status`` into the status of the pod, as the kubelet would do."""
         return self.rest.merge_patch(f"/api/v1/namespaces/{namespace}/pods/{name}/status", {"status": status})
 
     def run_pod(self, namespace: str, name: str) -> Json:
-        """Set the status of the pod to Running and Ready, as the kubelet would do."""
         true = ("PodScheduled", "Initialized", "ContainersReady", "Ready")
         conditions = [{"type": kind, "status": "True"} for kind in true]
         return self.set_pod_status(namespace, name, {"phase": "Running", "conditions": conditions})
 
     def finish_pod(self, namespace: str, name: str, phase: str = "Succeeded") -> Json:
-        """Set the phase of the pod to Succeeded or Failed, as the kubelet would do when the pod has ended."""
         return self.set_pod_status(namespace, name, {"phase": phase})
 
     def delete_pod(self, namespace: str, name: str) -> None:
@@ -294,7 +288,6 @@ class Cluster:
         self.delete_by_force(namespace, name)
 
     def delete_by_force(self, namespace: str, name: str) -> None:
-        """Delete the pod with grace period 0, even if its containers run. If the pod does not exist, do nothing."""
         self.delete(f"/api/v1/namespaces/{namespace}/pods/{name}")
 
 
@@ -376,7 +369,6 @@ def await_effect(rest: Rest, name: str, timeout: float, *, wanted: bool) -> None
 
 
 def in_effect(rest: Rest, name: str) -> bool:
-    """Return whether the configuration is in effect: its sentinel ``name`` then rejects a dry run of a ConfigMap."""
     labelled = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": {SENTINEL_LABEL: name}}}
     answer = rest.send("POST", "/api/v1/namespaces/default/configmaps", labelled, dryRun="All")
     if answer.status == HTTPStatus.INTERNAL_SERVER_ERROR and "sentinel.e2e.vcuda.io" in answer.message:

@@ -46,7 +46,6 @@ class MemoryGroup:
     missing: str = ""
 
     def command(self, *program: str | Path) -> Sequence[str | Path]:
-        """Return the command line that runs a program in this cgroup."""
         if self.version is None:
             return program
         return ("/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', self.directory / "cgroup.procs", *program)
@@ -58,7 +57,6 @@ class MemoryGroup:
 
     @property
     def kills(self) -> int:
-        """Return the number of processes that the kernel has killed because the cgroup exceeded its memory limit."""
         found = re.search(r"^oom_kill (\d+)", self._read(self.version.events), re.MULTILINE) if self.version else None
         return int(found[1]) if found else 0
 

@@ -36,28 +36,24 @@ def control_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def cluster(control_plane: ControlPlane) -> Iterator[Cluster]:
-    """A client of the shared control plane with the rights of the admin."""
     with administering(control_plane) as admin:
         yield admin
 
 
 @pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
-    """A new namespace. It is deleted with its pods after the test."""
     with cluster.fresh_namespace() as name:
         yield name
 
 
 @pytest.fixture
 def kube(cluster: Cluster) -> Iterator[Kube]:
-    """The API client that our programs use (`vcuda.kube`), with the rights of the admin."""
     with closing(Kube.connect(cluster.kubeconfig)) as kube:
         yield kube
 
 
 @pytest.fixture
 def path(namespace: str) -> str:
-    """The API path of the ConfigMaps in the test's new namespace."""
     return f"/api/v1/namespaces/{namespace}/configmaps"
 
 
@@ -125,19 +121,16 @@ def create_node(cluster: Cluster) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def m40(create_node: Callable[..., str]) -> str:
-    """A node with sixteen cards of the model M40."""
     return create_node("gpu-m40-of-the-test", {MODEL: "M40"}, {"tencent.com/vcuda-core": "1600"})
 
 
 @pytest.fixture
 def scheduler(control_plane: ControlPlane) -> None:
-    """Skip the test if the Kubernetes binaries do not include the scheduler."""
     require(control_plane, "kube-scheduler")
 
 
 @pytest.fixture
 def controller_manager(control_plane: ControlPlane) -> None:
-    """Skip the test if the Kubernetes binaries do not include the controller manager."""
     require(control_plane, "kube-controller-manager")
 
 

@@ -52,7 +52,6 @@ def about(kind: str, name: str, namespace: str | None = None) -> Json:
 
 
 def card(number: int, model: str, kind: str = "gpu", **fields: object) -> Json:
-    """Return a whole card as NVIDIA's DRA driver publishes it. ``fields`` replace the default fields."""
     named = {"type": kind, "productName": PRODUCTS[model], "brand": "Nvidia", "uuid": f"GPU-{model}-{number}"}
     attributes: Json = {name: {"string": value} for name, value in named.items()}
     attributes["cudaComputeCapability"] = {"version": "8.0.0"}
@@ -154,7 +153,6 @@ def claims_path(namespace: str) -> str:
 
 
 def devices_of(claim: Json) -> list[str]:
-    """Return the devices that are allocated to a claim, each as the text driver/pool/device."""
     allocation = claim.get("status", {}).get("allocation", {})
     results = allocation.get("devices", {}).get("results", [])
     return [f"{each['driver']}/{each['pool']}/{each['device']}" for each in results]
@@ -170,6 +168,5 @@ def has_extended_resources(cluster: Cluster) -> bool:
 
 
 def require_dra(cluster: Cluster) -> None:
-    """Skip the test if the API server does not serve resource.k8s.io/v1."""
     if not served(cluster):
         pytest.skip(f"{VERSION} is served from Kubernetes 1.{FROM_MINOR} on, this is 1.{cluster.control_plane.minor}")

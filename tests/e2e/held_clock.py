@@ -43,13 +43,11 @@ class HeldClock:
             await asyncio.sleep(seconds / 4)
 
     def hold(self) -> None:
-        """Stop the clock in every process that uses its file, until `release` is called."""
         whole = self._file.with_suffix(".new")
         whole.write_text(str(time.clock_gettime(time.CLOCK_BOOTTIME)))
         whole.replace(self._file)
 
     def release(self) -> None:
-        """Remove the file of the stopped clock, so that the clock returns the true time again."""
         self._file.unlink(missing_ok=True)
 
 

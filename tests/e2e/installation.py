@@ -82,7 +82,6 @@ class Installation:
             yield name
 
     def free_team(self) -> AbstractContextManager[str]:
-        """Create a namespace without a quota entry. After the ``with`` statement, delete the namespace."""
         return self.cluster.fresh_namespace({SERVED_BY: self.label})
 
     def ledger(self, namespace: str) -> Ledger:
@@ -96,15 +95,12 @@ class Installation:
         return charged(self.ledger(namespace))
 
     def mutating(self) -> list[Json]:
-        """Return the items of the mutating webhook configuration: a webhook for /mutate of each replica."""
         return self._ask_about_pods("mutate", "Ignore", {SERVED_BY: self.label})
 
     def validating(self) -> list[Json]:
-        """Return the items of the validating webhook configuration: a webhook for /validate of each replica."""
         return self._ask_about_pods("validate", "Fail", {SERVED_BY: self.label})
 
     def checking_quota(self) -> Json:
-        """Return the webhook that checks edits of the quota ConfigMaps of this installation."""
         rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"]}
         return self._webhook(
             "config.quota.vcuda.io",
@@ -227,7 +223,6 @@ POLICIES = ("exempt.quota.vcuda.io", "in-effect.quota.vcuda.io")
 
 
 def policies(*names: str) -> list[Json]:
-    """Return those ValidatingAdmissionPolicies of manifests/base that have these names, and their bindings."""
     found = yaml.safe_load_all((MANIFESTS / "policies.yaml").read_text())
     return [each for each in found if each["metadata"]["name"] in names]
 
@@ -320,7 +315,6 @@ def flags_of(installation: Installation, *more: Flag, kubeconfig: Path | None = 
 
 
 def candidate(installation: Installation, *more: Flag, kubeconfig: Path | None = None) -> ControllerProcess:
-    """Return a controller that runs during the ``with`` statement, as a standby if another controller leads."""
     return ControllerProcess(*flags_of(installation, *more, kubeconfig=kubeconfig))
 
 

@@ -142,7 +142,6 @@ def escaped_pod(namespace: str, number: int) -> Json:
 
 
 def naming_pod(namespace: str, number: int) -> Json:
-    """Return a pod without GPUs that refers to the template `NAMED` a hundred times."""
     claims = [{"name": f"claim-{each}", "resourceClaimTemplateName": NAMED} for each in range(100)]
     return with_spec(gpu_pod(f"small-{number}", namespace, {"cpu": "1"}), resourceClaims=claims)
 

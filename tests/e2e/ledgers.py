@@ -38,7 +38,6 @@ def committed(ledger: Ledger) -> dict[str, int]:
 
 
 def await_published(cluster: Cluster, namespace: str, wanted: Callable[[Json], bool] = bool) -> Json:
-    """Return the published usage of the namespace when ``wanted`` is true for it."""
     path = f"/api/v1/namespaces/{namespace}/configmaps"
     found = cluster.await_object(path, USAGE, lambda found: wanted(json.loads(found["data"]["usage.json"])))
     return dict(json.loads(found["data"]["usage.json"]))

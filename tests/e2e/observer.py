@@ -186,7 +186,6 @@ class Observer:
     _held: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
 
     def see(self, objects: Sequence[Json], now: float) -> None:
-        """Record the cores that are used at the time ``now``, by the existing ``objects`` and by the `ghosts`."""
         self.looks += 1
         self.claims = max(self.claims, sum("devices" in each["spec"] for each in objects))
         by_namespace = {namespace: Counter[str]() for namespace in self.most}
@@ -211,7 +210,6 @@ class Observer:
         return self._held[version]
 
     def list(self, rest: Rest, stop: threading.Event) -> None:
-        """Observe the collections by repeated LISTs until ``stop`` is set."""
         while not stop.wait(LOOK_PAUSE):
             try:
                 self.see(Stored(rest, self.paths).objects(), time.monotonic())
@@ -219,7 +217,6 @@ class Observer:
                 self.lost += 1
 
     def follow(self, rest: Rest, stop: threading.Event) -> None:
-        """Observe the collections after every change, by watches, until ``stop`` is set. After an error, list again."""
         start = partial(Stored, rest, self.paths)
         stored: Stored | None = None
         with ThreadPoolExecutor(len(self.paths)) as threads:

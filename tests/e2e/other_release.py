@@ -15,7 +15,6 @@ COMMAND = (sys.executable, "-m", "tests.e2e.other_release")
 
 
 def of_release(flags: Sequence[str | Path], ca: Path, ledger_format: int = text.FORMAT) -> WebhookProcess:
-    """Return a webhook replica of the other release. It is stopped after its ``with`` statement."""
     return WebhookProcess(flags, ca, {FORMAT: str(ledger_format)}, (*COMMAND, "serve"))
 
 

@@ -87,15 +87,12 @@ class Rest:
         return self.send("GET", path, **query).ok()
 
     def merge_patch(self, path: str, patch: Json) -> Json:
-        """Apply a JSON merge patch, and return the object. Raises ApiException if the patch is rejected."""
         return self.try_merge_patch(path, patch).ok()
 
     def try_merge_patch(self, path: str, patch: Json, **query: str) -> Answer:
-        """Apply a JSON merge patch, and return the answer, even if it is a rejection."""
         return self.send("PATCH", path, patch, content_type=MERGE_PATCH, **query)
 
     def json_patch(self, path: str, patch: list[Json]) -> Json:
-        """Apply a JSON patch, and return the object. Raises ApiException if the patch is rejected."""
         return self.send("PATCH", path, patch, content_type=JSON_PATCH).ok()
 
     def watch(self, path: str, seconds: float, **query: str) -> Generator[Json]:

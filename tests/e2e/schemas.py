@@ -45,7 +45,6 @@ def definitions_in(directories: Mapping[str, str], wanted: Callable[[Json], bool
 
 @contextmanager
 def serving(cluster: Cluster, definitions: Sequence[Json]) -> Iterator[set[str]]:
-    """Create these definitions, and yield the kinds that they define. Finally delete the definitions."""
     with ExitStack() as stack:
         for each in definitions:
             cluster.rest.send("POST", DEFINITIONS, each).ok()

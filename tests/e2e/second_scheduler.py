@@ -34,7 +34,6 @@ class Credentials(NamedTuple):
 
     @classmethod
     def beside(cls, ca: Path) -> Self:
-        """Return the credentials among the files that `make_certificates` wrote."""
         return cls(ca, *(ca.parent / CLIENT / name for name in (LEAF_CERTIFICATE, LEAF_KEY)))
 
 
@@ -56,7 +55,6 @@ def config_file(
 
 
 def written(control_plane: ControlPlane, config: Json, directory: Path) -> Path:
-    """Write a scheduler configuration with the API server of this test, and return the path of the file."""
     own = {"clientConnection": {"kubeconfig": str(control_plane.kubeconfig)}, "leaderElection": {"leaderElect": False}}
     kind = {"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration"}
     path = directory / "scheduler-config.json"

@@ -90,7 +90,6 @@ class ServedApi(Handle):
     def list_pages(
         self, path: str, params: Params | None = None, limit: int = 500, timeout: float = 30, **_bounds: object
     ) -> Iterator[Page]:
-        """Yield all objects of the list as one page."""
         versions: list[str] = []
 
         def effect() -> bytes:

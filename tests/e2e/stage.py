@@ -291,7 +291,6 @@ class Volume:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Write the Secret to the directory now, and after each of its changes during the ``with`` statement."""
         self._read(0)
         self._swap()
         self._thread.start()

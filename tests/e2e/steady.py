@@ -32,14 +32,12 @@ class Outcomes:
     failures: list[str] = field(default_factory=list)
 
     def await_more(self, number: int) -> None:
-        """Wait until ``number`` more operations have succeeded. Assert that none has failed."""
         goal = self.succeeded + number
         eventually(lambda: self.succeeded >= goal or self.failures)
         assert self.failures == []
 
 
 def share(number: int, namespace: str) -> Json:
-    """Return a pod that requests a hundredth of a card."""
     return gpu_pod(f"load-{number}", namespace, {"tencent.com/vcuda-core": "1", "tencent.com/vcuda-memory": "1"})
 
 
@@ -75,7 +73,6 @@ def creating(
 
 
 def some_with_cards(number: int, namespace: str) -> Json:
-    """Return a pod that requests a card if ``number`` is a multiple of `CARDS_EVERY`, otherwise a pod without cards."""
     return card_pod(f"card-{number}", namespace) if number % CARDS_EVERY == 0 else plain(number, namespace)
 
 

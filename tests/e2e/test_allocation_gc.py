@@ -75,7 +75,6 @@ def collector(installation: Installation, nodes: None) -> Iterator[ControllerPro
 
 @pytest.fixture(scope="module")
 def littered(cluster: Cluster, collector: ControllerProcess) -> Iterator[tuple[str, list[Json]]]:
-    """A namespace with the pods of `STALE` and `ALIVE`, and the manifests with which the `ALIVE` pods were stored."""
     assert collector.process.poll() is None
     namespace = cluster.create_namespace()
     alive = [pod.create(cluster, namespace) for pod in ALIVE]

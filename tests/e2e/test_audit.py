@@ -122,7 +122,6 @@ class TestEnforced:
     @pytest.fixture(scope="class")
     @classmethod
     def controller(cls, own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-        """A leader that evicts pods which have been beyond the quota for two seconds."""
         flags = ("--enforce-audit", "--audit-period", str(PERIOD))
         with controlling(own, *flags, kubeconfig=account.kubeconfig) as running:
             yield running

@@ -35,7 +35,6 @@ GPU = "nvidia.com/gpu"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """A running installation (webhook and controller) whose quota ConfigMap has the key `gpu_models`."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as found:
         installation = worth(found, "0.25")
         with controlling(installation):
@@ -66,7 +65,6 @@ def asking(namespace: str, name: str, devices: int = 1) -> Json:
 def test_a_shared_card_admits_as_many_pods_as_it_is_split_into(
     cluster: Cluster, own: Installation, shared_node: str
 ) -> None:
-    """The test then changes the value of a shared device, and the stored pods are charged by the new value."""
     with limited_team(own, {"quota": {"A100-shared": 1}}) as team:
         for number in range(4):
             cluster.create(asking(team, f"train-{number}"))

@@ -129,7 +129,6 @@ SLICES = [
 
 @pytest.fixture(scope="module")
 def own_plane(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with a short request timeout, whose processes the test kills."""
     flags = (f"--request-timeout={REQUEST_TIMEOUT}s",)
     settings = Settings(apiserver_flags=flags, startup_timeout=240)
     with running_control_plane(assets, tmp_path_factory.mktemp("chaos"), settings) as running_plane:
@@ -240,7 +239,6 @@ class Stage:
 
 @contextmanager
 def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[Stage]:
-    """Run the whole system of the chaos test. Both API servers call our webhooks and a slow webhook."""
     claiming = served(cluster)
     with ExitStack() as stack:
         if claiming:
@@ -290,7 +288,6 @@ def grouped(own: Installation, stack: ExitStack) -> Iterator[list[str]]:
 
 
 def maker(installation: Installation, kubeconfig: Path) -> Make:
-    """Return a function that starts a webhook replica with this kubeconfig."""
     flags = (*installation.flags, "--kubeconfig", kubeconfig)
     return lambda *more: WebhookProcess((*flags, *more), installation.ca, {})
 
@@ -322,8 +319,6 @@ def exceeded(observer: Observer, teams: Mapping[str, Mapping[str, int]]) -> Iter
 
 
 def await_settled(own: Installation, managers: Controllers, teams: Mapping[str, Mapping[str, int]]) -> None:
-    """Delete all objects in the namespaces, and wait until no ledger has a charge or a reservation."""
-
     def all_released() -> bool:
         managers.mend()
         with ThreadPoolExecutor(8) as threads:

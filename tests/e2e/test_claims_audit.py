@@ -126,12 +126,10 @@ def test_a_device_of_another_model_than_was_charged_is_reported_and_charged(
 
 
 def called(product: str, device: Json) -> Json:
-    """Return the device with another product name. Its other attributes do not change."""
     return {**device, "attributes": {**device["attributes"], "productName": {"string": product}}}
 
 
 def exchange(cluster: Cluster, published: Published, devices: list[Json]) -> None:
-    """Replace the devices in the node's ResourceSlice, as a driver would do."""
     manifest = published._replace(devices=devices).manifest()
     path = f"/apis/{VERSION}/resourceslices/{manifest['metadata']['name']}"
     pool = cluster.rest.get(path)["spec"]["pool"]

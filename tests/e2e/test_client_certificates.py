@@ -141,7 +141,6 @@ class Presenting:
 
     @contextmanager
     def asking(self, path: str) -> Iterator[None]:
-        """Register the webhook at this path for the pods of the namespace, during the ``with`` statement."""
         ca = base64.b64encode((self.certificates / "ca.crt").read_bytes()).decode()
         selected = {"namespaceSelector": {"matchLabels": {"test": "client"}}}
         hook = webhook("requiring.e2e.vcuda.io", f"https://{self.address}{path}", ca, **selected)
@@ -149,7 +148,6 @@ class Presenting:
             yield
 
     def copy(self, name: str) -> Path:
-        """Copy the installed client certificate, and return the directory of the copy."""
         return Path(shutil.copytree(self.directory, self.directory.with_name(name)))
 
     def shake(self, pair: Path | None) -> None:
@@ -177,7 +175,6 @@ class Presenting:
         self.cluster.control_plane.apiserver.start()
 
     def refusal(self) -> str:
-        """Create a pod, and return the reason for its rejection, or an empty text if it was created."""
         self.created += 1
         return self.cluster.try_create(plain(self.created, self.namespace)).message
 

@@ -67,7 +67,6 @@ def site(installation: Installation) -> Site:
 
 @pytest.fixture
 def gpu_nodes(create_node: Callable[..., str]) -> list[str]:
-    """Create the nodes of a test. Each node has eight cards of 16 GiB."""
     capacity = {CORES: str(CARDS * 100), MEMORY: str(CARDS * CARD_MEMORY)}
     return [create_node(f"cards-{number}", capacity=capacity) for number in range(NODES)]
 
@@ -81,7 +80,6 @@ def extended(control_plane: ControlPlane, site: Site, tmp_path: Path) -> Iterato
 
 @contextmanager
 def leading(installation: Installation, site: Site) -> Iterator[ControllerProcess]:
-    """Run a controller, and wait until it is the leader and serves the extender."""
     with controlling(installation, *site.flags) as leader:
         leader.await_log("serving extender")
         yield leader
@@ -138,7 +136,6 @@ def bound_with_cards(stored: list[Json]) -> list[Json]:
 
 
 def why_not(stored: Json) -> str:
-    """Return the message of the pod's condition PodScheduled; empty if it has none."""
     conditions = stored["status"].get("conditions", [])
     return next((each["message"] for each in conditions if each["type"] == "PodScheduled" and "message" in each), "")
 
@@ -174,7 +171,6 @@ def settle(cluster: Cluster, namespace: str, nodes: list[str], count: int) -> li
 
 
 def wake(cluster: Cluster, node: str) -> None:
-    """Change a label of the node, so that the scheduler retries all pods."""
     cluster.rest.merge_patch(f"/api/v1/nodes/{node}", {"metadata": {"labels": {"e2e.vcuda.io/changed": "true"}}})
 
 
@@ -224,7 +220,6 @@ def ask(site: Site, verb: str, asked: Json) -> Json:
 
 
 def binding_of(stored: Json, node: str) -> Json:
-    """Return the request by which the scheduler binds a pod to a node (ExtenderBindingArgs)."""
     metadata = stored["metadata"]
     return {"PodName": metadata["name"], "PodNamespace": metadata["namespace"], "PodUID": metadata["uid"], "Node": node}
 

@@ -39,8 +39,6 @@ def dated(begin: float) -> Json:
 
 
 def await_usage(cluster: Cluster, namespace: str, limit: float) -> Json:
-    """Return the published usage of M40 as soon as its published limit is ``limit``."""
-
     def m40_of(found: Json) -> Json:
         [m40] = [model for model in json.loads(found["data"]["usage.json"])["models"] if model["model"] == "M40"]
         return dict(m40)

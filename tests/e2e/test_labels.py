@@ -45,8 +45,6 @@ def labelling(value: str | None) -> Json:
 
 
 def await_exempt(cluster: Cluster, limited: set[str]) -> None:
-    """Wait until the controller has labelled all active namespaces except ``limited`` as exempt."""
-
     def just_these(namespaces: list[Json]) -> bool:
         staying = [each for each in namespaces if each["status"]["phase"] == "Active"]
         return {each["metadata"]["name"] for each in staying if label_of(each) != "false"} == limited

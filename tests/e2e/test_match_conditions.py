@@ -43,12 +43,10 @@ class Recorder:
     _asked: list[tuple[str, Json]] = field(default_factory=list)
 
     def take(self) -> list[tuple[str, Json]]:
-        """Return the path and the request of each review that was recorded since the last call of this method."""
         asked, self._asked = self._asked, []
         return asked
 
     def answer(self, path: str, review: Json) -> Json:
-        """Record a review at ``path``, and allow it with the patch of this path."""
         self._asked.append((path, review["request"]))
         if path not in self.patches:
             return reviewed(review)
@@ -58,7 +56,6 @@ class Recorder:
 
 @contextmanager
 def recording(certificates: Path) -> Iterator[Recorder]:
-    """Run a webhook that records each review, with the certificates in this directory."""
     recorder = Recorder(ca_bundle(certificates))
     with answering(recorder.answer, certificates) as recorder.url:
         yield recorder
@@ -74,7 +71,6 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
 
 @pytest.fixture
 def asked(recorder: Recorder) -> Recorder:
-    """The recorder, without the reviews and patches of earlier tests."""
     recorder.take()
     recorder.patches.clear()
     return recorder

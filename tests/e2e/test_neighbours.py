@@ -98,7 +98,6 @@ def failure_of(deployment: Json) -> Json | None:
 
 @pytest.fixture
 def served(cluster: Cluster) -> Iterator[set[str]]:
-    """Create the CustomResourceDefinitions of the kinds in the docs, and delete them after the test."""
     kinds = {each["kind"] for each in documented_objects()}
     with serving(cluster, definitions_in(CRDS, lambda each: each["spec"]["names"]["kind"] in kinds)) as served:
         yield {"Deployment", *served}

@@ -70,13 +70,11 @@ def documented_in(namespace: str, kind: str) -> Json:
 
 
 def take_a_card(cluster: Cluster, installation: Installation, team: str) -> None:
-    """Create a pod that uses one of the two cards of the quota."""
     cluster.create(gpu_pod("other", team, {CARD: 1}))
     await_committed(installation, team, A100=100)
 
 
 def workers(cluster: Cluster, team: str) -> list[Json]:
-    """Return the pods with a card that an operator has created."""
     return [pod for pod in cluster.pods(team) if "ownerReferences" in pod["metadata"] and has_card(pod)]
 
 

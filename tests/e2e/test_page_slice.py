@@ -54,7 +54,6 @@ def routes(found: list[Json]) -> list[str]:
 
 
 def await_routed(cluster: Cluster, address: str) -> Json:
-    """Wait until the Service routes only to this address. Return its only EndpointSlice."""
     selector = f"{SERVICE_NAME}={SERVICE}"
     [found] = cluster.await_collection(SLICES, lambda slices: routes(slices) == [address], labelSelector=selector)
     return dict(found)

@@ -66,7 +66,6 @@ def scratch(assets: Path | None, tmp_path: Path) -> Iterator[Path]:
 
 
 def processes_in(directory: Path) -> list[str]:
-    """Return the command line of each process whose command line contains a path below the directory."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         try:

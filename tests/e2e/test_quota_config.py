@@ -22,7 +22,6 @@ PATHS = ("team-a.quota.M40", "team-a.quota.P100", "team-b.quotas", "team-b.pool"
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation (a webhook with its registration) that has its own quota ConfigMap."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
         yield installation
 

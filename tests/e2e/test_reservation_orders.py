@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.timeout(120 + 30 * EXAMPLES), pytest.mark.one_version]
 
 @pytest.fixture(scope="module")
 def make_world(cluster: Cluster) -> Iterator[Callable[[], ReservationWorld]]:
-    """A function that deletes all objects, and returns a new `ReservationWorld`."""
     claims = served(cluster)
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": LEDGERS}})
     collections = [f"/api/v1/namespaces/{TEAM}/pods", f"/api/v1/namespaces/{LEDGERS}/configmaps"]

@@ -59,7 +59,6 @@ def test_replicas_that_admit_from_reservations_fill_a_namespace_exactly(
 
 
 def reserve(cluster: Cluster, own: Installation, namespace: str, end: Callable[[WebhookProcess], int]) -> int:
-    """Create pods until the last replica has a reservation. Then end that replica, and return its exit status."""
     last = REPLICAS - 1
     with in_threads([Crowd(cluster, namespace, [last]).create_many] * CALLERS):
         own.replicas[last].await_metric(GRANTED, 5)

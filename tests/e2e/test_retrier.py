@@ -74,7 +74,6 @@ def waiting(
 
 
 def free(installation: Installation, case: str, namespace: str) -> Waiting:
-    """Wait until the workload was rejected as often as its case requires. Then release quota for one card."""
     await_refusals(installation.replica, namespace, CASES[case])
     installation.cluster.await_events(namespace, "reason=FailedCreate")
     freed = time.time()

@@ -37,7 +37,6 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 
 
 def in_place_of(replica: WebhookProcess, own: Installation, **fields: int) -> WebhookProcess:
-    """Start a replica of the other release at the address of a replica that has ended."""
     return of_release([*own.flags, "--bind", urlsplit(replica.url).netloc], own.ca, **fields)
 
 

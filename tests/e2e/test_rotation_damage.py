@@ -29,7 +29,6 @@ Damage = Callable[[Stage], None]
 
 @pytest.fixture(scope="module")
 def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stage, str]]:
-    """A stage whose certificates all tests of this file damage, and a namespace whose pods are reviewed."""
     directory = tmp_path_factory.mktemp("damage")
     with (
         staged(cluster, directory, [lambda: 0.0], cluster.kubeconfig, *SHORT) as (stage, quota),
@@ -40,7 +39,6 @@ def served(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def stage(served: tuple[Stage, str]) -> Stage:
-    """The stage, after a rotation has repaired all damage of earlier tests."""
     assert "Done" in served[0].rotate()
     return served[0]
 
@@ -194,7 +192,6 @@ def later() -> str:
 
 
 def do_as_told(stage: Stage, refused: subprocess.CompletedProcess[str]) -> None:
-    """Run the kubectl command that the message of a failed rotation suggests."""
     stage.cluster.kubectl(*refused.stdout.partition("Run: ")[2].strip().removeprefix("kubectl ").split())
 
 

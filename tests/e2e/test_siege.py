@@ -76,7 +76,6 @@ class Creates:
     seconds: list[float] = field(default_factory=list)
 
     def create(self, rest: Rest, namespace: str, stop: threading.Event) -> None:
-        """Create pods until ``stop`` is set. After every second create, delete the last two pods."""
         pods = f"/api/v1/namespaces/{namespace}/pods"
         for number in count():
             if stop.wait(CREATE_PAUSE):
@@ -220,7 +219,6 @@ def create(
     attacks: Sequence[Attack],
     seconds: float,
 ) -> None:
-    """Run the creates of the other tenants and these attacks concurrently for ``seconds`` seconds."""
     with closing(Cluster(cluster.control_plane)) as admin:
         works = [
             partial(each.create, admin.rest, namespace) for each, namespace in zip(creates, stage.others, strict=True)
@@ -230,7 +228,6 @@ def create(
 
 
 def tell(stage: Stage, observer: Observer, calm: Sequence[Creates], during: Sequence[Creates]) -> None:
-    """Print the figures of the test. pytest shows them with `-s`, or in the report of a failure."""
     print()
     for when, every in (("before the attacks", calm), ("during the attacks", during)):
         for namespace, creates in zip(stage.others, every, strict=True):

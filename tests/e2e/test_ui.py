@@ -28,7 +28,6 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def leader(own: Installation, account: Cluster) -> Iterator[ControllerProcess]:
-    """A leading controller that serves the usage page, with the rights of the manifest."""
     with controlling(own, *FLAGS, kubeconfig=account.kubeconfig) as running:
         yield running
 
@@ -42,7 +41,6 @@ def team(own: Installation, leader: ControllerProcess) -> Iterator[str]:
 
 @pytest.fixture
 def opened(browser: Browser, team: str, leader: ControllerProcess) -> Iterator[Tab]:
-    """Open the leader's usage page in a tab of the browser, and wait until it shows the namespace."""
     with tab(browser) as fresh:
         fresh.open(url_of(leader))
         expect(row_of(fresh.page, team)).to_be_visible(timeout=SOON)

@@ -23,7 +23,6 @@ ALL: Json = {"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}
 
 @pytest.fixture(scope="module")
 def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
-    """An installation whose quota ConfigMap sets the values of GPU resources by the key `gpu_units`."""
     with installed(cluster, tmp_path_factory.mktemp("own")) as installation:
         # A webhook may be ready before it has listed the RuntimeClasses, which these tests need.
         installation.replica.await_log("listed", lambda line: line["resource"] == RUNTIME_CLASSES)

@@ -142,7 +142,6 @@ def test_a_pod_that_is_not_pinned_is_charged_by_its_node(
 
 @pytest.fixture
 def guarded(cluster: Cluster, namespace: str) -> Iterator[str]:
-    """A namespace in a cluster where the policy that protects usage reports is in effect."""
     manifest = str(MANIFESTS / "usage-policy.yaml")
     cluster.kubectl("apply", "-f", manifest)
     probe = report_of(namespace, "")

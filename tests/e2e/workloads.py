@@ -45,7 +45,6 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
 
 
 def await_refused(cluster: Cluster, namespace: str) -> None:
-    """Wait until a workload of every kind in `KINDS` has reported that its pod was rejected."""
     cluster.await_events(namespace, "reason=FailedCreate", lambda events: kinds_told(events) >= {*KINDS})
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))

@@ -41,7 +41,6 @@ class Permission:
     rule: Json
 
     def allows(self, asked: Asked) -> bool:
-        """Return whether the RBAC rule permits the request, as RBAC's authorizer decides."""
         names = self.rule.get("resourceNames")
         return (
             self.namespace in ("", asked.namespace)

@@ -44,7 +44,6 @@ class Balancer:
             end(each)
 
     def disconnect(self) -> list[int]:
-        """Remove all endpoints, close all open connections to them, and return their ports."""
         ports = self.endpoints()
         for port in ports:
             self.remove(port)

@@ -75,7 +75,6 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
 
 
 def pending(ledger: Json) -> bool:
-    """Return whether this ConfigMap, which holds a ledger, has pending charges."""
     return bool(read_ledger(ledger["data"]["ledger"]).pending)
 
 
@@ -113,7 +112,6 @@ def stale_allocations_are_removed(cluster: Cluster) -> None:
 
 
 def every_kind_of_workload_tries_again(cluster: Cluster, plane: ControlPlane, quota: QuotaConfigMap) -> None:
-    """The controller patches each kind of workload when quota is released, so that its pods are created again."""
     with limited(cluster, quota, {"quota": {"M40": 5}}) as namespace:
         cluster.create(card_pod("holder", namespace, cards=5))
         check_retried(cluster, plane.controller_manager, namespace, lambda: cluster.delete_pod(namespace, "holder"))
@@ -152,12 +150,10 @@ def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(
 
 
 def damage_a_journal(cluster: Cluster) -> None:
-    """Damage the ConfigMap with the extender's placements on a node (the journal). The ConfigMap must exist."""
     cluster.rest.merge_patch(f"{CORE}/configmaps/{JOURNAL}", {"data": {"placements": "{"}})
 
 
 def a_certificate_that_nobody_renewed_is_told(system: System) -> None:
-    """An endpoint of the webhook's Service serves an expired certificate. The controller reports that by an Event."""
     with showing_an_old_leaf(system.directory / "old-leaf") as address:
         system.cluster.create(endpoint_slice(address))
         with system.controller():  # the new leader checks the certificates at once
@@ -179,7 +175,6 @@ def endpoint_slice(address: str) -> Json:
 
 
 def a_pod_is_placed_on_a_card(cluster: Cluster, quota: QuotaConfigMap) -> None:
-    """The second scheduler places a pod. Its extender writes the chosen card into the annotations of the pod."""
     with limited(cluster, quota, {"quota": {"M40": 1}}) as namespace:
         placed = place(cluster, namespace, "placed")
         assert placed["spec"]["schedulerName"] == SCHEDULER
@@ -230,7 +225,6 @@ def the_schedulers_certificate_is_renewed(system: System) -> None:
 
 @contextmanager
 def showing_an_old_leaf(directory: Path) -> Iterator[str]:
-    """Run a server whose certificate expired ten days ago, and yield its address."""
     directory.mkdir()
     installation.make_certificates(directory, datetime.now(UTC) - timedelta(days=100))
     with echoing(lambda: tls(directory), own_address()) as server:

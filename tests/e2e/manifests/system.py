@@ -82,7 +82,6 @@ class System:
         return one(self.objects, kind, name)
 
     def rotate(self, name: str = CERTIFICATES, **flags: str) -> subprocess.CompletedProcess[str]:
-        """Run the command of the certificate Job with this name. ``flags`` override the flags of the Job."""
         job = self.workload("Job", name)
         changed: dict[str, str | Path] = {f"--{name.replace('_', '-')}": value for name, value in flags.items()}
         changed["--kubeconfig"] = account_of(self.cluster, job)
@@ -134,7 +133,6 @@ class System:
         return ControllerProcess(*rest)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
-        """Return the controller's flags for the extender; empty if the manifests have no extender."""
         if "volumes" not in pod_spec(deployment):
             return {}
         address = f"{own_address()}:{free_ports(1)[0]}"
@@ -169,7 +167,6 @@ class System:
             yield running
 
     def _scheduler_config(self) -> Json:
-        """Return the scheduler's configuration from the ConfigMap of the manifests."""
         [found] = [each for each in self.objects if label(each).startswith(f"ConfigMap/{SCHEDULER}-config-")]
         config: Json = yaml.safe_load(found["data"]["scheduler-config.yaml"])
         return config
@@ -191,7 +188,6 @@ class System:
         return NodeProcess(*rest)
 
     def _agents_pod(self, daemon_set: Json) -> Json:
-        """Create the node agent's pod on the node `NODE`, as the DaemonSet controller would, and set it to Running."""
         namespace, name = daemon_set["metadata"]["namespace"], f"vcuda-node-{uuid.uuid4().hex[:5]}"
         metadata = {"namespace": namespace, "name": name}
         spec = {"nodeName": NODE, "containers": [{"name": "node", "image": "vcuda-quota"}]}
@@ -228,7 +224,6 @@ class System:
         return done
 
     def register(self) -> None:
-        """Run the Job `CERTIFICATES` again, and return when the webhooks are in effect."""
         done = self.renew()
         eventually(
             lambda: self._try_wrong_quota().status == HTTPStatus.UNPROCESSABLE_ENTITY,
@@ -259,7 +254,6 @@ def applied(cluster: Cluster, directory: Path, *components: str) -> Iterator[Sys
 
 
 def remove_left_behind(cluster: Cluster) -> None:
-    """Delete those objects of an earlier system that the next `kubectl apply` would not replace."""
     for path in LEFT_BEHIND:
         answer = cluster.rest.send("DELETE", path)
         assert answer.status in (HTTPStatus.OK, HTTPStatus.NOT_FOUND)

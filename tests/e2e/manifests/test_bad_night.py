@@ -31,7 +31,6 @@ Night = tuple[System, ControllerProcess]
 
 @pytest.fixture(scope="module")
 def night(admin: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
-    """One installed system, which all tests of this file break and repair."""
     with installed(admin, tmp_path_factory.mktemp("night") / "system") as (system, controller):
         first = system.balancer.endpoints()
         yield system, controller
@@ -75,7 +74,6 @@ def await_created(cluster: Cluster, pod: Json) -> None:
 
 
 def serve_from(system: System, *ports: int) -> None:
-    """Make these ports the only endpoints of the webhook's Service, and close all open connections to it."""
     for port in system.balancer.endpoints():
         system.balancer.remove(port)
     for port in ports:
@@ -144,7 +142,6 @@ QUOTA = "/api/v1/namespaces/kube-system/configmaps/gpuquota"
 
 @pytest.fixture
 def served(night: Night) -> Iterator[System]:
-    """The installed system, with a new replica of the webhook as its only endpoint."""
     with another_replica(night[0], "a replica ready"):
         yield night[0]
 
@@ -267,7 +264,6 @@ def test_the_commands_of_the_pages_name_the_pod_of_the_leader(night: Night, head
 
 
 def serve_expired(system: System) -> None:
-    """Store an expired certificate of the present CA in the serving Secret, and mount it for the webhook replica."""
     data = {key: base64.b64decode(text) for key, text in system.cluster.rest.get(CA_SECRET)["data"].items()}
     authority = read_authority(data["ca.crt"], data["ca.key"], "the CA")
     then = authority.certificate.not_valid_before_utc

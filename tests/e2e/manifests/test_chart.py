@@ -56,13 +56,11 @@ class Release:
         self.system = System(admin, balancer, directory / "rendered", directory)
 
     def run(self, command: str, *options: str) -> str:
-        """Run a command of helm for this release. Raises an error if the command fails."""
         done = self.try_run(command, *options)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def try_run(self, command: str, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of helm for this release, and return its result. The command may fail."""
         return subprocess.run(
             (self._helm, *command.split(), "--namespace=kube-system", *options),
             env={**os.environ, "KUBECONFIG": str(self._admin.kubeconfig), "HOME": str(self._directory)},

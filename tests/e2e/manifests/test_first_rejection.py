@@ -22,7 +22,6 @@ PAGE = (DOCS / "first-rejection.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    """The page's nodes, a scheduler with the name of HAMi's, and the page's overlay, which is applied and runs."""
     require(plane, "kube-scheduler")
     directory = tmp_path_factory.mktemp("first-rejection")
     shares, cards = hami("NVIDIA L40S"), features("Tesla-T4", "2")

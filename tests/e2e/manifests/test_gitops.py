@@ -42,7 +42,6 @@ def apply_as_flux(cluster: Cluster, manifest: Json, **query: str) -> Json:
 
 
 def drifted(cluster: Cluster, objects: Sequence[Json]) -> list[str]:
-    """Return the names of the objects that a second apply would change."""
     found = []
     for each in objects:
         live = cluster.rest.get(f"{cluster.path_of(each)}/{each['metadata']['name']}")

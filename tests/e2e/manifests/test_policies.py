@@ -56,7 +56,6 @@ def controller_account(admin: Cluster) -> Cluster:
 
 
 def ordinary(name: str, namespace: str, **spec: object) -> Json:
-    """Return a pod that requests no GPU and that no scheduler places on a node."""
     return with_spec(gpu_pod(name, namespace, {"cpu": "1"}), **{"schedulerName": "none", **spec})
 
 

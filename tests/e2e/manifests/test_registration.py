@@ -134,7 +134,6 @@ def test_the_job_of_a_release_registers_the_webhooks_that_the_release_declares(a
 
 
 def declare(cluster: Cluster, change: Callable[[str], str]) -> None:
-    """Change the annotation that declares the validating webhooks, as an apply of another release does."""
     text = change(cluster.rest.get(VALIDATING)["metadata"]["annotations"][WEBHOOKS])
     cluster.rest.merge_patch(VALIDATING, {"metadata": {"annotations": {WEBHOOKS: text}}})
 

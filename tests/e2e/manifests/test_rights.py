@@ -147,7 +147,6 @@ EVERY = [*OF_THE_BASE, *OF_COMPONENTS, *PAGE_RULES]
 def asked(
     plane: ControlPlane, admin: Cluster, audit_log: audit.AuditLog, tmp_path_factory: pytest.TempPathFactory
 ) -> Requests:
-    """The requests of each account while the system did all its work, by key of `JUDGED` and by account."""
     require(plane, "kube-controller-manager")
     streams = streams_lists(Kube.connect(admin.kubeconfig))
     found = {}

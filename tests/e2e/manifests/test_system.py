@@ -95,7 +95,6 @@ def families(text: bytes) -> set[str]:
 
 
 def named_metrics() -> set[str]:
-    """Return the names of the metrics in the PromQL expressions of the alerts and of the dashboard."""
     objects = rendered(MANIFESTS / "overlays" / "prometheus")
     [group] = one(objects, "PrometheusRule", "vcuda-quota")["spec"]["groups"]
     dashboard = json.loads(one(objects, "ConfigMap", "vcuda-quota-dashboard")["data"]["vcuda-quota.json"])
