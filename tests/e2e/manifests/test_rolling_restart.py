@@ -5,9 +5,9 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack
 from http import HTTPStatus
 
 import pytest
@@ -43,27 +43,32 @@ def test_no_create_fails_while_every_replica_is_replaced(admin: Cluster, system:
     done = system.rotate(timeout="0s")
     assert done.returncode == 0, done.stdout + done.stderr
     quota, entry = QuotaConfigMap(admin.rest, "kube-system", "gpuquota"), {"quota": {"M40": 1000}}
-    with (
-        deployed(system) as rollout,
-        system.controller(storable_seconds="2"),
-        limited(admin, quota, entry) as namespace,
-    ):
-        system.register()
-        before = {port_of(each.process) for each in rollout.current}
-        with creating(admin, namespace, share, PACE) as creates:
-            rollout.restart()
-            creates.await_more(MORE)
-        assert creates.failures == []
-        assert creates.succeeded > 10 * PACE
-        pods = admin.pods(namespace)
-        assert len(pods) == creates.succeeded
-        assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in pods} == {"M40"}
-        after = [each.process for each in rollout.current]
-        assert len(after) == len(before)
-        assert not before & {port_of(each) for each in after}
-        told = sum(each.metric("vcuda_admissions_total", path="/validate", outcome="charged") for each in after)
-        assert told >= MORE
-        print(f"\n{creates.succeeded} pods created while {len(after)} replicas were replaced, {told:g} by new replicas")
+    deployment = system.workload("Deployment", "vcuda-webhook")
+    with ExitStack() as replicas:
+
+        def start() -> Replica:
+            replica = Replica(system, deployment)
+            replicas.callback(replica.kill)
+            assert replica.ready.wait(60)
+            return replica
+
+        old = [start() for _ in range(deployment["spec"]["replicas"])]
+        before = {port_of(each.process) for each in old}
+        with system.controller(storable_seconds="2"), limited(admin, quota, entry) as namespace:
+            system.register()
+            with creating(admin, namespace, share, PACE) as creates:
+                after = [each.process for each in restarted(deployment["spec"], old, start)]
+                creates.await_more(MORE)
+            assert creates.failures == []
+            assert creates.succeeded > 10 * PACE
+            pods = admin.pods(namespace)
+            assert len(pods) == creates.succeeded
+            assert {pod["metadata"]["annotations"]["quota.vcuda.io/model"] for pod in pods} == {"M40"}
+            assert len(after) == len(before)
+            assert not before & {port_of(each) for each in after}
+            told = sum(each.metric("vcuda_admissions_total", path="/validate", outcome="charged") for each in after)
+            assert told >= MORE
+            print(f"\n{creates.succeeded} pods while {len(after)} replicas were replaced, {told:g} by new replicas")
 
 
 LEARNED = 4.0
@@ -145,55 +150,20 @@ class Replica:
         self._balancer.remove(port_of(self.process))
 
 
-class Rollout:
-    """The webhook's Deployment, with the number of replicas and the update strategy of the manifest."""
+def restarted(spec: Json, old: Sequence[Replica], start: Callable[[], Replica]) -> list[Replica]:
+    """Replace all replicas, as after `kubectl rollout restart`. Return the new ones when the last old one has ended.
 
-    def __init__(self, system: System) -> None:
-        self._system = system
-        self._deployment = system.workload("Deployment", "vcuda-webhook")
-        self._every: list[Replica] = []
-        self.current: list[Replica] = []
-
-    def start(self) -> None:
-        self.current = [self._new() for _ in range(self._deployment["spec"]["replicas"])]
-        for replica in self.current:
-            assert replica.ready.wait(60)
-
-    def restart(self) -> None:
-        """Replace all replicas, as after `kubectl rollout restart`, and return when the last old replica has ended.
-
-        With maxUnavailable 0 and maxSurge 1, one new replica at a time is started. An old replica is deleted when the
-        new replica has been ready for minReadySeconds. The next replica is started before the old replica has ended.
-        """
-        strategy = self._deployment["spec"]["strategy"]["rollingUpdate"]
-        assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)
-        old, self.current = self.current, []
-        with ThreadPoolExecutor(len(old)) as threads:
-            going = []
-            for replica in old:
-                new = self._new()
-                assert new.ready.wait(60)
-                time.sleep(self._deployment["spec"]["minReadySeconds"])
-                self.current.append(new)
-                going.append(threads.submit(replica.go))
-            for each in going:
-                each.result()
-
-    def stop(self) -> None:
-        for replica in self._every:
-            replica.kill()
-
-    def _new(self) -> Replica:
-        replica = Replica(self._system, self._deployment)
-        self._every.append(replica)
-        return replica
-
-
-@contextmanager
-def deployed(system: System) -> Iterator[Rollout]:
-    rollout = Rollout(system)
-    try:
-        rollout.start()
-        yield rollout
-    finally:
-        rollout.stop()
+    With maxUnavailable 0 and maxSurge 1, one new replica at a time is started. An old replica is deleted when the new
+    replica has been ready for minReadySeconds. The next replica is started before the old replica has ended.
+    """
+    strategy = spec["strategy"]["rollingUpdate"]
+    assert (strategy["maxSurge"], strategy["maxUnavailable"]) == (1, 0)
+    new, going = [], []
+    with ThreadPoolExecutor(len(old)) as threads:
+        for replica in old:
+            new.append(start())
+            time.sleep(spec["minReadySeconds"])
+            going.append(threads.submit(replica.go))
+    for each in going:
+        each.result()
+    return new
