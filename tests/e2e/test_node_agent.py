@@ -24,7 +24,6 @@ from tools.control_plane import ControlPlane
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
-SYSTEM = "vcuda-quota-node"
 PERIOD, GRACE = 0.5, 2.0
 
 
