@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import account_of, await_ready, running
 from tests.e2e.quota_config import QuotaConfigMap
+from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tests.processes import eventually
 from tools.control_plane import ControlPlane
@@ -38,19 +39,13 @@ def account(cluster: Cluster) -> Iterator[Cluster]:
 def repeating(call: Callable[[], str]) -> Iterator[list[str]]:
     """Repeat the call in a thread during the ``with`` statement. Yield the list to which each result is appended."""
     found: list[str] = []
-    stop = threading.Event()
 
-    def repeat() -> None:
+    def repeat(stop: threading.Event) -> None:
         while not stop.wait(0.02):
             found.append(call())
 
-    thread = threading.Thread(target=repeat)
-    thread.start()
-    try:
+    with in_threads([repeat]):
         yield found
-    finally:
-        stop.set()
-        thread.join()
 
 
 def start_until(control_plane: ControlPlane, found: list[str], wanted: str) -> None:
