@@ -14,7 +14,6 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 
@@ -133,8 +132,11 @@ class Installation:
         return webhook(name, url, ca, timeoutSeconds=self.patience, **fields)
 
 
+LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
+
+
 def ledger_path(namespace: str) -> str:
-    return f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps/gpu-ledger-{namespace}"
+    return f"{LEDGERS}/gpu-ledger-{namespace}"
 
 
 @contextmanager
@@ -176,19 +178,6 @@ def running(
         ca = directory / "ca.crt"
         processes = [stack.enter_context(serving(*flags, ca=ca)) for _ in range(replicas)]
         yield Installation(cluster, label, processes, replace(document, readers=processes), flags, ca, patience)
-
-
-@contextmanager
-def started_again(installation: Installation) -> Iterator[Installation]:
-    """Start a new replica at the address of the first replica. The caller must ensure that the first replica has ended.
-
-    Yield the installation with only the new replica, as soon as that replica is ready.
-    """
-    address = urlsplit(installation.replica.url).netloc
-    with serving(*installation.flags, "--bind", address, ca=installation.ca) as replica:
-        again = replace(installation, replicas=[replica], quota=replace(installation.quota, readers=[replica]))
-        await_ready(again)
-        yield again
 
 
 def registered(installation: Installation) -> AbstractContextManager[None]:
@@ -330,25 +319,9 @@ def controlling(installation: Installation, *more: Flag, kubeconfig: Path | None
         yield process
 
 
-@contextmanager
-def two_candidates(installation: Installation, seconds: int) -> Iterator[tuple[ControllerProcess, ControllerProcess]]:
-    """Run two controllers: a leader with the identity `first`, and a standby with the identity `second`.
-
-    ``seconds``: the duration of the Lease.
-    """
-    flags = ("--lease-seconds", str(seconds), "--identity")
-    with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
-        yield first, second
-    drop_lease(installation.cluster)
-
-
 def drop_lease(cluster: Cluster) -> None:
     """Delete the Lease that a killed controller may have left, so that the next controller leads at once."""
     cluster.delete(f"{LEASES}/{LEASE}")
-
-
-def lease_spec(cluster: Cluster) -> Json:
-    return dict(cluster.rest.get(f"{LEASES}/{LEASE}")["spec"])
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 
 from tests.e2e.cluster import TIMEOUT, Cluster, Json
-from tests.e2e.installation import USAGE, Installation, ledger_path
+from tests.e2e.installation import LEDGERS, USAGE, Installation
 from tests.integration.reviews import gpu_pod
 from vcuda.ledger.ledger import Ledger, charges_by_model
 from vcuda.ledger.text import read_ledger
@@ -14,9 +14,8 @@ def await_ledger(
     installation: Installation, namespace: str, wanted: Callable[[Ledger], bool], timeout: float = TIMEOUT
 ) -> Ledger:
     """Return the ledger of ``namespace`` when ``wanted`` is true for it, or raise TimeoutError with the last ledger."""
-    collection, _, name = ledger_path(namespace).rpartition("/")
-    await_collection, named = installation.cluster.await_collection, {"fieldSelector": f"metadata.name={name}"}
-    return ledger_in(await_collection(collection, lambda found: wanted(ledger_in(found)), timeout, **named))
+    await_collection, named = installation.cluster.await_collection, f"metadata.name=gpu-ledger-{namespace}"
+    return ledger_in(await_collection(LEDGERS, lambda found: wanted(ledger_in(found)), timeout, fieldSelector=named))
 
 
 def ledger_in(objects: list[Json]) -> Ledger:
@@ -58,6 +57,5 @@ def pass_by(cluster: Cluster, namespace: str) -> None:
 
 def await_ledger_gone(cluster: Cluster, namespace: str) -> None:
     """Return when the ledger is deleted, and also the ConfigMap which records that the namespace had a ledger."""
-    collection, _, name = ledger_path(namespace).rpartition("/")
-    for each in (name, f"gpu-ledger-opened.{namespace}"):
-        cluster.await_gone(collection, each)
+    for each in (f"gpu-ledger-{namespace}", f"gpu-ledger-opened.{namespace}"):
+        cluster.await_gone(LEDGERS, each)

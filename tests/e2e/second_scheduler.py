@@ -1,7 +1,7 @@
 """Runs a second kube-scheduler: the scheduler of the manifests, or one whose extender acts like gpu-admission."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -75,24 +75,27 @@ def scheduling(control_plane: ControlPlane, *flags: str) -> Iterator[Component]:
         yield scheduler
 
 
-def decide(pod: Json, nodes: Json) -> Json:
+def predicate(asked: Json) -> Json:
     """Return an ExtenderFilterResult (k8s.io/kube-scheduler ``extender/v1``) as gpu-admission does.
 
     A pod that already has gpu-admission's annotations gets no node. Any other pod gets the first of the offered nodes.
     """
+    pod, nodes = asked["Pod"], asked["Nodes"]
     if any(mark in key for key in pod["metadata"].get("annotations", {}) for mark in MARKS):
         return {"Error": f"pod {pod['metadata']['name']} {REFUSAL}"}
     return {"Nodes": {**nodes, "items": nodes["items"][:1]}, "FailedNodes": {}, "Error": ""}
 
 
 @contextmanager
-def predicating_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
-    """Run a second scheduler, with an extender like gpu-admission, for the pods that name this scheduler.
+def extended_scheduler(
+    control_plane: ControlPlane, directory: Path, name: str, decide: Callable[[Json], Json], **fields: object
+) -> Iterator[None]:
+    """Run a second scheduler for the pods that name it. Its extender answers each filter request by ``decide``.
 
-    ``directory``: a new directory for its files.
+    ``directory``: a new directory for its files. ``fields``: further fields of the extender's entry.
     """
-    with answering(lambda _, asked: decide(asked["Pod"], asked["Nodes"])) as url:
-        extenders = [{"urlPrefix": url, "filterVerb": "filter"}]
-        profile = {"profiles": [{"schedulerName": PREDICATING}], "extenders": extenders}
+    with answering(lambda _, asked: decide(asked)) as url:
+        extenders = [{"urlPrefix": url, "filterVerb": "filter", **fields}]
+        profile = {"profiles": [{"schedulerName": name}], "extenders": extenders}
         with scheduling(control_plane, f"--config={written(control_plane, profile, directory)}"):
             yield

@@ -15,7 +15,7 @@ from controller.metrics import GarbageMetrics
 from examples.allocations import RECORDED, rfc3339
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, controlling
-from tests.e2e.second_scheduler import PREDICATING, REFUSAL, predicating_scheduler
+from tests.e2e.second_scheduler import PREDICATING, REFUSAL, extended_scheduler, predicate
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.processes import ControllerProcess
 from tools.control_plane import ControlPlane
@@ -133,7 +133,7 @@ def test_a_pod_that_gpu_admission_always_rejects_is_cleared_and_scheduled(
 ) -> None:
     """The pod has the annotations of gpu-admission, but no node. gpu-admission rejects it ("had been predicated!")."""
     pod = Allocated("stranded", GPU_MANAGER, NODE, own={"a/b": "stays"}, scheduler=PREDICATING)
-    with predicating_scheduler(control_plane, tmp_path):
+    with extended_scheduler(control_plane, tmp_path, PREDICATING, predicate):
         pod.create(cluster, namespace)
         refused = cluster.wait_pod(namespace, "stranded", is_refused)
         assert is_allocated(refused, GPU_MANAGER)

@@ -41,7 +41,7 @@ from tests.e2e.dra import HAMI, NVIDIA, Published, card, claim, claims, claims_p
 from tests.e2e.faults import CYCLE, TICK, Havoc
 from tests.e2e.held_clock import HeldClock, SuspendedWebhook
 from tests.e2e.installation import (
-    LEDGER_NAMESPACE,
+    LEDGERS,
     Flag,
     Installation,
     await_ready,
@@ -59,7 +59,6 @@ from tests.integration.reviews import gpu_pod
 from tests.processes import ControllerProcess, WebhookProcess, eventually
 from tools.control_plane import ControlPlane, Settings, running_control_plane, second_apiserver
 
-LEDGERS = f"/api/v1/namespaces/{LEDGER_NAMESPACE}/configmaps"
 SECONDS = float(os.environ.get("CHAOS_SECONDS") or CYCLE * TICK)
 CREATES = int(os.environ.get("CHAOS_CREATES") or 0)
 """The minimum number of creates in the test. The test ends when SECONDS have passed and CREATES creates were sent."""

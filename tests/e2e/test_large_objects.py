@@ -15,11 +15,9 @@ from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.dra import NVIDIA, Published, card, published, require_dra, served
 from tests.e2e.installation import (
     Installation,
-    await_ready,
     controlling,
     installed,
     limited_team,
-    started_again,
     tenant_of,
 )
 from tests.e2e.large_attackers import large_claim, large_event, large_pod, large_template, naming_pod
@@ -27,7 +25,7 @@ from tests.e2e.ledgers import await_committed
 from tests.e2e.rest import Answer
 from tests.e2e.steady import in_threads
 from tests.integration.reviews import card_pod
-from tests.processes import ControllerProcess, eventually, memory
+from tests.processes import ControllerProcess, eventually, memory, serving
 from tools.control_plane import running_control_plane
 
 MOST_OF_REPLICA, MOST_OF_CONTROLLER = 256, 256
@@ -125,9 +123,9 @@ def test_large_templates_keep_replicas_within_their_memory_and_disturb_no_other_
         assert memory(worker, "VmRSS") - before <= TEMPLATES // 2
         assert memory(worker) <= MOST_OF_REPLICA
         installation.replica.terminate()
-        with started_again(installation) as again:
-            await_ready(again)
-            assert memory(again.replica.worker()) <= MOST_OF_REPLICA
+        with serving(*installation.flags, ca=installation.ca) as again:
+            again.await_ready()
+            assert memory(again.worker()) <= MOST_OF_REPLICA
 
 
 @pytest.fixture

@@ -25,9 +25,8 @@ from tests.e2e.installation import (
     Installation,
     candidate,
     controlling,
-    lease_spec,
+    drop_lease,
     limited_team,
-    two_candidates,
 )
 from tests.e2e.ledgers import await_committed, await_ledger, await_published, await_unpublished, committed
 from tests.integration.reviews import card_pod
@@ -49,8 +48,14 @@ AWAY = 10.0
 @pytest.fixture
 def pair(installation: Installation) -> Iterator[Pair]:
     """A leading controller and a standby. The duration of the Lease is as short as a busy machine permits."""
-    with two_candidates(installation, LEASE_SECONDS) as both:
-        yield both
+    flags = ("--lease-seconds", str(LEASE_SECONDS), "--identity")
+    with controlling(installation, *flags, "first") as first, candidate(installation, *flags, "second") as second:
+        yield first, second
+    drop_lease(installation.cluster)
+
+
+def lease_spec(cluster: Cluster) -> Json:
+    return dict(cluster.rest.get(f"{LEASES}/{LEASE}")["spec"])
 
 
 def await_holder(cluster: Cluster, holder: str, timeout: float) -> Json:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http import HTTPStatus
 from pathlib import Path
 
@@ -19,9 +19,8 @@ import pytest
 from tests.builders import MODEL, POOL
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import Installation, await_nodes, installed
-from tests.e2e.json_server import answering
 from tests.e2e.manifests.operations import commands
-from tests.e2e.second_scheduler import scheduling, written
+from tests.e2e.second_scheduler import extended_scheduler
 from tests.integration.reviews import gpu_pod
 from tests.processes import SCRIPTS
 from tools.control_plane import ControlPlane
@@ -61,14 +60,9 @@ def decide(asked: Json) -> Json:
     return {"Nodes": {**asked["Nodes"], "items": registered}, "FailedNodes": others, "Error": ""}
 
 
-@contextmanager
-def hami_scheduler(control_plane: ControlPlane, directory: Path) -> Iterator[None]:
-    with answering(lambda _, asked: decide(asked)) as url:
-        managed = [{"name": name, "ignoredByScheduler": True} for name in HAMI.resources]
-        extenders = [{"urlPrefix": url, "filterVerb": "filter", "managedResources": managed}]
-        profile = {"profiles": [{"schedulerName": NAME}], "extenders": extenders}
-        with scheduling(control_plane, f"--config={written(control_plane, profile, directory)}"):
-            yield
+def hami_scheduler(control_plane: ControlPlane, directory: Path) -> AbstractContextManager[None]:
+    managed = [{"name": name, "ignoredByScheduler": True} for name in HAMI.resources]
+    return extended_scheduler(control_plane, directory, NAME, decide, managedResources=managed)
 
 
 @pytest.fixture(scope="module")

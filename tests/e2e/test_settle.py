@@ -10,7 +10,7 @@ from http import HTTPStatus
 import pytest
 
 from tests.e2e.cluster import Cluster, Json, webhook
-from tests.e2e.installation import PROMPTLY, Installation, await_enforced, ledger_path
+from tests.e2e.installation import LEDGERS, PROMPTLY, Installation, await_enforced, ledger_path
 from tests.e2e.ledgers import await_committed, await_ledger, await_ledger_gone, await_published, await_unpublished
 from tests.integration.reviews import card_pod
 from tests.processes import ControllerProcess
@@ -156,12 +156,11 @@ def test_a_deleted_ledger_is_removed_when_nothing_is_pending_and_then_recreated(
     """The ledger is created again when no pod that was charged in the old ledger can still be stored."""
     cluster.create(card_pod("stays", team))
     await_committed(installation, team, M40=100)
-    collection, _, name = ledger_path(team).rpartition("/")
     for damage in ({}, {"data": {"ledger": "{"}}):
         named_like_another(cluster, team)
         uid = cluster.rest.merge_patch(ledger_path(team), damage)["metadata"]["uid"]
         cluster.delete(ledger_path(team))
-        cluster.await_object(collection, name, partial(is_another, uid))
+        cluster.await_object(LEDGERS, f"gpu-ledger-{team}", partial(is_another, uid))
         await_committed(installation, team, M40=100)
         assert cluster.try_create(card_pod("over", team, cards=8)).is_over_quota
 

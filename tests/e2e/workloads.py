@@ -45,17 +45,17 @@ def check_retried(cluster: Cluster, manager: Component | None, namespace: str, f
 
 
 def await_refused(cluster: Cluster, namespace: str) -> None:
-    cluster.await_events(namespace, "reason=FailedCreate", lambda events: kinds_told(events) >= {*KINDS})
+    cluster.await_events(
+        namespace,
+        "reason=FailedCreate",
+        lambda events: {event["involvedObject"]["kind"] for event in events} >= {*KINDS},
+    )
     for kind in ("ReplicaSet", "ReplicationController"):
         path = cluster.path_of(workload(kind, namespace))
         cluster.await_collection(path, lambda found: all("conditions" in each["status"] for each in found))
     # A DaemonSet's Event precedes its status, but only the status shows our controller that a pod is missing.
     path = cluster.path_of(workload("DaemonSet", namespace))
     cluster.await_collection(path, lambda found: all(each["status"]["desiredNumberScheduled"] for each in found))
-
-
-def kinds_told(events: list[Json]) -> set[str]:
-    return {event["involvedObject"]["kind"] for event in events}
 
 
 def was_told(found: Json) -> bool:

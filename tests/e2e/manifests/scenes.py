@@ -8,7 +8,6 @@ from http import HTTPStatus
 from pathlib import Path
 
 from controller.certificates import REASON
-from tests.builders import MODEL
 from tests.e2e import installation, ledgers
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.json_server import tls
@@ -18,7 +17,7 @@ from tests.e2e.second_scheduler import NAME as SCHEDULER
 from tests.e2e.stage import CORE, SERVICE, SLICES, own_address
 from tests.e2e.stale_objects import Allocated, await_freed, await_removal_event, is_allocated
 from tests.e2e.workloads import check_retried
-from tests.integration.reviews import card_pod
+from tests.integration.reviews import card_pod, with_spec
 from tests.integration.tls_echo import echoing
 from tests.processes import ControllerProcess, WebhookProcess
 from tools.control_plane import ControlPlane
@@ -51,8 +50,7 @@ def limited(cluster: Cluster, quota: QuotaConfigMap, entry: Json) -> Iterator[st
         installation.await_enforced(cluster, namespace)
         yield namespace
     installation.await_enforced(cluster, namespace, enforced=False)
-    collection, _, name = installation.ledger_path(namespace).rpartition("/")
-    cluster.await_gone(collection, name)
+    cluster.await_gone(installation.LEDGERS, f"gpu-ledger-{namespace}")
     ledgers.await_unpublished(cluster, namespace)
     cluster.delete_namespace(namespace)
 
@@ -64,12 +62,12 @@ def a_namespace_is_led_through_its_life(cluster: Cluster, quota: QuotaConfigMap)
     stored, and publishes the usage. At last it removes the ledger and the usage.
     """
     with limited(cluster, quota, {"quota": {"M40": 2}}) as namespace:
-        collection, _, name = installation.ledger_path(namespace).rpartition("/")
         cluster.create(card_pod("train", namespace))
-        cluster.await_object(collection, name, lambda found: not pending(found))
+        ledger = installation.LEDGERS, f"gpu-ledger-{namespace}"
+        cluster.await_object(*ledger, lambda found: not pending(found))
         assert cluster.try_create(card_pod("train", namespace)).status == HTTPStatus.CONFLICT
-        cluster.await_object(collection, name, pending)
-        cluster.await_object(collection, name, lambda found: not pending(found))
+        cluster.await_object(*ledger, pending)
+        cluster.await_object(*ledger, lambda found: not pending(found))
         ledgers.await_published(cluster, namespace)
         cluster.create(card_pod("second", namespace))
 
@@ -85,13 +83,11 @@ def a_pod_from_before_the_quota_is_told_that_it_is_not_counted(cluster: Cluster,
     counted.
     """
     namespace = cluster.create_namespace()
-    running = card_pod("runs", namespace)
-    cluster.create({**running, "spec": {**running["spec"], "nodeName": NODE}})
+    cluster.create(with_spec(card_pod("runs", namespace), nodeName=NODE))
     cluster.create(card_pod("waits", namespace))
     with quota.limited(**{namespace: {"quota": {"M40": 1}}}):
         cluster.await_events(namespace, "involvedObject.name=waits")
-        collection, _, name = installation.ledger_path(namespace).rpartition("/")
-        cluster.await_object(collection, name, lambda _: True)
+        cluster.await_object(installation.LEDGERS, f"gpu-ledger-{namespace}", lambda _: True)
     cluster.delete_namespace(namespace)
 
 
@@ -128,10 +124,6 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
     uid = bad.write("{team-a: 8}").ok()["metadata"]["uid"]
     cluster.await_events(quota.namespace, f"involvedObject.uid={uid}")
     quota.limit_anew(**good)
-
-
-def nodes_have_models(cluster: Cluster) -> None:
-    cluster.create_node(NODE, {MODEL: "M40"}, CARDS)
 
 
 def a_damaged_journal_is_made_anew_once_it_is_deleted_and_goes_with_its_node(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster
-from tests.e2e.installation import SYSTEM_NAMESPACE, ledger_path
+from tests.e2e.installation import LEDGERS, SYSTEM_NAMESPACE
 from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.operations import NOTHING, TEAM, commands, installed, run
 from tests.e2e.manifests.system import kubectl_k
@@ -23,11 +23,14 @@ def test_deleted_ledgers_are_rebuilt_from_the_pods_and_enforce_the_quota(admin: 
     with installed(admin, tmp_path / "system") as (system, _):
         admin.create(card_pod("first", TEAM))
         admin.create(card_pod("second", TEAM))
-        collection, _, name = ledger_path(TEAM).rpartition("/")
-        counted = admin.await_object(collection, name, lambda found: '"pending":{}' in found["data"]["ledger"])
+        counted = admin.await_object(
+            LEDGERS, f"gpu-ledger-{TEAM}", lambda found: '"pending":{}' in found["data"]["ledger"]
+        )
         [deletion] = commands("Backup and restore")
         run(system, deletion.partition("\n")[0])
-        again = admin.await_object(collection, name, lambda found: '"cores":200' in found["data"]["ledger"])
+        again = admin.await_object(
+            LEDGERS, f"gpu-ledger-{TEAM}", lambda found: '"cores":200' in found["data"]["ledger"]
+        )
         assert again["metadata"]["uid"] != counted["metadata"]["uid"]
         refused = admin.try_create(card_pod("over", TEAM, cards=2))
         assert refused.status == HTTPStatus.FORBIDDEN

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.builders import MODEL
 from tests.e2e.cluster import Cluster, Json, streams_lists
 from tests.e2e.conftest import require
 from tests.e2e.dra import VERSION, require_dra
@@ -46,7 +47,7 @@ KUBERNETES_OWN = {"system:kube-scheduler", "system:volume-scheduler", "extension
 
 def the_base_lives(system: System, plane: ControlPlane) -> None:
     cluster = system.cluster
-    scenes.nodes_have_models(cluster)
+    cluster.create_node(NODE, {MODEL: "M40"}, scenes.CARDS)
     scenes.a_certificate_that_nobody_renewed_is_told(system)
     with system.serving(1) as [webhook], system.controller(**FASTER) as controller, system.node_agent() as agent:
         controller.await_synced()
@@ -66,7 +67,7 @@ def the_base_lives(system: System, plane: ControlPlane) -> None:
 def the_components_live(system: System, plane: ControlPlane) -> None:
     require(plane, "kube-scheduler")
     cluster = system.cluster
-    scenes.nodes_have_models(cluster)
+    cluster.create_node(NODE, {MODEL: "M40"}, scenes.CARDS)
     cluster.create_node(scenes.LEAVING, capacity=scenes.CARDS)
     address = f"{own_address()}:{free_ports(1)[0]}"
     with system.serving(1) as [webhook]:
