@@ -108,11 +108,8 @@ class Siege:
 
     ``callers``: the clients with the usual load. They use one group of namespaces after the other.
     ``admin``: a client that acts as the scheduler.
-    ``tenant``: a client with the rights of the tenant.
     ``replicas``: the webhook replicas that the tenant calls directly, without the API server.
     ``ghosts``: records the bound pods that the tenant deleted by force.
-    ``counts``: the number of answers by attack and outcome.
-    ``numbers``: the numbers for the names of new objects.
     """
 
     callers: Callers

@@ -124,9 +124,6 @@ class Callers:
     All callers use the namespaces of one group, and change to the next group every ``stay`` seconds. They create most
     objects in the first namespace of the group: the roomy namespace, which has a large quota.
 
-    ``rests``: a client for each API server.
-    ``groups``: the groups of namespaces.
-    ``replicas``: the number of webhook replicas.
     ``claims``: True if the callers also create ResourceClaims, and pods with a template of `templates`.
     ``started``: the time on the monotonic clock at which the first group began, in seconds.
     ``counts``, ``claim_counts``: the number of answers by reason, for pods and for claims.
@@ -313,7 +310,6 @@ class Figures:
 
     ``worker``: maximum memory of a replica's worker in MiB.
     ``replica``: maximum memory of all processes of a replica together, in MiB.
-    ``samples``: number of samples.
     ``grants``: number of charges that were admitted from reservations, by the process id of the worker.
     """
 

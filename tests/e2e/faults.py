@@ -59,13 +59,9 @@ LESS = 0.7
 class Havoc:
     """Causes all faults of the chaos test, and counts them.
 
-    ``planes``: the API servers.
     ``killable``, ``stoppable``: the replicas that are killed, and the replicas that are suspended.
     ``clock``: the clock of the last replica in ``stoppable``. It stops with that replica, but resumes later.
-    ``managers``: the controllers.
-    ``callers``: the load.
     ``quota``: the quota ConfigMap, whose entries are ``entries``.
-    ``done``: how often each fault occurred.
     """
 
     planes: Sequence[ControlPlane]

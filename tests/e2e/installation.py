@@ -53,8 +53,6 @@ class Installation:
     """The replicas of a webhook with their own namespaces and quota.
 
     ``label``: the label value of the namespaces that the replicas serve.
-    ``quota``: the quota ConfigMap.
-    ``flags``: the flags of the replicas.
     ``ca``: the file of the CA of their certificates.
     ``patience``: the seconds after which the API server ends a call of a webhook.
     """

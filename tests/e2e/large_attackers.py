@@ -64,14 +64,7 @@ CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class LargeSiege:
-    """Attacks with large objects by a tenant who may edit two namespaces.
-
-    ``tenant``: a client with the rights of the tenant.
-    ``limited``: the namespace with a quota.
-    ``unlimited``: the namespace without a quota.
-    ``claims``: True if the API server serves ResourceClaims.
-    ``counts``: the number of answers by attack and outcome.
-    """
+    """Attacks with large objects by a tenant who may edit two namespaces, one with and one without a quota."""
 
     tenant: Rest
     limited: str

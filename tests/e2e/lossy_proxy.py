@@ -53,8 +53,6 @@ class RandomLosses(Losses):
 
     A delay is at most ``LATEST`` seconds. That is long enough that the client gives up the call and sends other
     requests.
-
-    ``late``: the number of delays.
     """
 
     late: int = 0

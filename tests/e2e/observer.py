@@ -101,9 +101,7 @@ class Ghosts:
 class Change(NamedTuple):
     """An event of a watch.
 
-    ``version``: the resourceVersion of the event.
     ``heard``: the monotonic time at which the event arrived.
-    ``event``: the event itself.
     """
 
     version: int
@@ -169,9 +167,6 @@ class Observer:
 
     ``most``: the maximum cores of each model, by namespace.
     ``ghosts``: pods that were deleted by force and still count.
-    ``paths``: the observed collections.
-    ``looks``: number of observations.
-    ``lost``: number of failed observations.
     ``claims``: maximum number of claims at a time.
     ``known``: the uids of all objects that were ever observed.
     """

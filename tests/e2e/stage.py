@@ -52,10 +52,7 @@ class Stage:
     """A webhook that is installed as in a cluster.
 
     ``label``: the webhook serves only the namespaces whose label `SERVED_BY` has this value.
-    ``host``: the IP address of the replicas.
     ``flags``: further flags for each run of `vcuda-certs rotate`.
-    ``kubeconfig``: the kubeconfig of `vcuda-certs`.
-    ``replicas``: the running replicas.
     """
 
     cluster: Cluster

@@ -20,11 +20,9 @@ class Allocated:
 
     ``scheme``: the vendor's annotations, labels and resources.
     ``node``: the node of the allocation; None if it names no node.
-    ``phase``: the phase of the allocation.
     ``bound``: the node that the pod is bound to; None if it is not bound.
     ``status``: the phase that the test sets in the pod's status, for example Running; None to set no phase.
     ``own``: annotations of the pod that do not belong to the allocation.
-    ``scheduler``: its schedulerName.
     """
 
     name: str

@@ -213,11 +213,8 @@ def test_the_quota_is_exact_despite_faults_and_attacks(
 class Stage:
     """The running system of the chaos test.
 
-    ``planes``: two API servers with one etcd.
-    ``rests``: a client for each API server.
     ``own``: the webhook installation with the replicas that were started first.
     ``victims``: the replicas to kill or suspend. One uses a proxy with ``losses``, and the last one uses ``clock``.
-    ``managers``: a controller for each API server.
     ``groups``: the groups of namespaces. The first namespace of each group is the roomy one.
     ``teams``: for each namespace, its limits in cores by model.
     """

@@ -47,9 +47,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("scheduler"), pytest.mar
 class Site(NamedTuple):
     """How the extender of a test is served, and how the scheduler calls it.
 
-    ``url``: the address of the extender.
     ``flags``: the flags of a controller that serves the extender.
-    ``credentials``: the certificates of the scheduler.
     """
 
     url: str

@@ -32,8 +32,6 @@ LABEL, APART = "e2e.vcuda.io/match-conditions", "e2e.vcuda.io/own-match-conditio
 class Recorder:
     """A webhook that records the request of each review.
 
-    ``ca_bundle``: the CA of its certificate.
-    ``url``: its address.
     ``patches``: the JSON Patches that it returns, by path. At other paths it returns no patch.
     """
 

@@ -45,7 +45,6 @@ FREED = 3
 class Waiting:
     """A workload in ``namespace`` whose pod was rejected.
 
-    ``kind``: the kind of the pod's owner.
     ``freed``: the time when quota for the pod was released, in Unix seconds.
     """
 

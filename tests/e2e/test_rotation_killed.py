@@ -33,8 +33,6 @@ SHORT = ("--overlap", "1s", "--retention", "1s", "--timeout", "60s")
 class Life:
     """A run of the rotation that has ended.
 
-    ``status``: its exit status.
-    ``printed``: its output.
     ``visible``: the command line and environment of its process.
     """
 

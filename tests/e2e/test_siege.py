@@ -64,12 +64,7 @@ def own_cluster(assets: Path | None, tmp_path_factory: pytest.TempPathFactory) -
 
 @dataclass
 class Creates:
-    """The creates of one of the tenants that do not attack.
-
-    ``named``: the prefix of the pods' names.
-    ``counts``: the number of answers by their outcome.
-    ``seconds``: the duration of each create.
-    """
+    """The creates of one of the tenants that do not attack."""
 
     named: str
     counts: Counter[str] = field(default_factory=Counter)
@@ -113,12 +108,9 @@ class Part:
 class Stage:
     """The namespaces of the test, and our programs.
 
-    ``own``: the installation with the webhook's replicas.
     ``besieged``: the namespace that a `Siege` attacks.
     ``limited``, ``unlimited``: the namespaces that a `LargeSiege` fills with large objects, with and without a quota.
-    ``others``: the namespaces of the tenants that do not attack.
     ``teams``: for each limited namespace, its limits in cores by model.
-    ``parts``: our programs.
     """
 
     own: Installation

@@ -26,11 +26,9 @@ class Asked:
 class Permission:
     """One rule of a Role or ClusterRole that is bound to a ServiceAccount.
 
-    ``account``: the name of the ServiceAccount.
     ``kind``, ``namespace``, ``role``: the kind, namespace and name of the role. The namespace of a ClusterRole is
     empty.
     ``index``: the position of the rule in the role.
-    ``rule``: the rule itself.
     """
 
     account: str

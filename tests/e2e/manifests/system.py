@@ -58,7 +58,6 @@ class System:
     """The system whose manifests are applied to a cluster. A test starts each of its programs separately.
 
     ``balancer``: acts as the webhook's Service.
-    ``kustomization``: the applied directory.
     ``directory``: the directory for certificates and other files of the programs.
     """
 

@@ -105,10 +105,8 @@ class Judged:
     """A set of accounts whose RBAC rules are checked together.
 
     ``users``: the user name of each account, by the name of its ServiceAccount.
-    ``rules``: the rules to check.
     ``all_rules``: the rules to check, and the other rules of the same accounts.
     ``live``: a function that makes the system do all the work for which it needs the rules.
-    ``components``: the components that are applied with the base.
     """
 
     users: dict[str, str]
