@@ -9,14 +9,14 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
-from tests.processes import WebhookProcess
 from webhook import cli
 from webhook.ledger import cluster_ledgers, namespace_ledger
 
+COMMAND = (sys.executable, "-m", "tests.e2e.held_clock", "serve")
+"""The command line of a webhook whose leases and flushes (writes of its charges) use a clock that a test can stop."""
 HELD_AT = "HELD_AT"
 """The environment variable with the name of the file that contains the stopped clock."""
 
@@ -49,15 +49,6 @@ class HeldClock:
 
     def release(self) -> None:
         self._file.unlink(missing_ok=True)
-
-
-class SuspendedWebhook(WebhookProcess):
-    """A replica of the webhook whose leases and flushes (writes of its charges) use a clock that the test can stop."""
-
-    def __init__(self, flags: Sequence[str | Path], ca: Path, file: Path) -> None:
-        self.held = HeldClock(file)
-        command = (sys.executable, "-m", "tests.e2e.held_clock", "serve")
-        super().__init__(flags, ca, {HELD_AT: str(file)}, command)
 
 
 def main() -> None:

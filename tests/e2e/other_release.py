@@ -2,20 +2,14 @@
 
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from unittest import mock
 
 import vcuda
-from tests.processes import WebhookProcess
 from vcuda.ledger import text
 
 FORMAT = "OTHER_RELEASE_FORMAT"
-COMMAND = (sys.executable, "-m", "tests.e2e.other_release")
-
-
-def of_release(flags: Sequence[str | Path], ca: Path, ledger_format: int = text.FORMAT) -> WebhookProcess:
-    return WebhookProcess(flags, ca, {FORMAT: str(ledger_format)}, (*COMMAND, "serve"))
+COMMAND = (sys.executable, "-m", "tests.e2e.other_release", "serve")
+"""The command line of the other release. The environment variable `FORMAT` sets the format of its ledgers."""
 
 
 def main() -> None:

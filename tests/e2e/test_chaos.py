@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import held_clock
 from tests.e2e.attackers import ATTACKS, CLAIM_ATTACKS, INVENTED, Siege, prepare
 from tests.e2e.chaos import (
     CLAIM_REQUESTS,
@@ -39,7 +40,7 @@ from tests.e2e.chaos import (
 from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.dra import HAMI, NVIDIA, Published, card, claim, claims, claims_path, published, served, shared_card
 from tests.e2e.faults import CYCLE, TICK, Havoc
-from tests.e2e.held_clock import HeldClock, SuspendedWebhook
+from tests.e2e.held_clock import HELD_AT, HeldClock
 from tests.e2e.installation import (
     LEDGERS,
     Flag,
@@ -289,7 +290,7 @@ def maker(installation: Installation, kubeconfig: Path) -> Make:
 
 
 def suspended(installation: Installation, file: Path, *more: Flag) -> WebhookProcess:
-    return SuspendedWebhook((*installation.flags, *more), installation.ca, file)
+    return WebhookProcess((*installation.flags, *more), installation.ca, {HELD_AT: str(file)}, held_clock.COMMAND)
 
 
 def in_cores(quota: Mapping[str, float]) -> dict[str, int]:

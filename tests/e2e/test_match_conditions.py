@@ -8,10 +8,9 @@ conditions that always fail.
 import base64
 import json
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from pathlib import Path
 
 import pytest
 
@@ -52,19 +51,13 @@ class Recorder:
         return reviewed(review, patchType="JSONPatch", patch=patch)
 
 
-@contextmanager
-def recording(certificates: Path) -> Iterator[Recorder]:
-    recorder = Recorder(ca_bundle(certificates))
-    with answering(recorder.answer, certificates) as recorder.url:
-        yield recorder
-
-
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
     certificates = tmp_path_factory.mktemp("recorder")
     make_certificates(certificates)
-    with recording(certificates) as running:
-        yield running
+    recorder = Recorder(ca_bundle(certificates))
+    with answering(recorder.answer, certificates) as recorder.url:
+        yield recorder
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.e2e import other_release
 from tests.e2e.cluster import Cluster
 from tests.e2e.crowd import GRANTED, Crowd
 from tests.e2e.installation import Installation, await_ready, controlling, ledger_path, registered, running
-from tests.e2e.other_release import of_release
 from tests.e2e.steady import in_threads
 from tests.processes import WebhookProcess
 from vcuda.ledger.text import FORMAT
@@ -36,8 +36,9 @@ def own(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
             yield own
 
 
-def in_place_of(replica: WebhookProcess, own: Installation, **fields: int) -> WebhookProcess:
-    return of_release([*own.flags, "--bind", urlsplit(replica.url).netloc], own.ca, **fields)
+def in_place_of(replica: WebhookProcess, own: Installation, ledger_format: int = FORMAT) -> WebhookProcess:
+    flags = (*own.flags, "--bind", urlsplit(replica.url).netloc)
+    return WebhookProcess(flags, own.ca, {other_release.FORMAT: str(ledger_format)}, other_release.COMMAND)
 
 
 def test_no_create_fails_while_one_release_replaces_another(cluster: Cluster, own: Installation) -> None:
