@@ -73,25 +73,12 @@ class RandomLosses(Losses):
         return method in ("POST", "PUT") and "/configmaps" in path
 
 
-@dataclass(frozen=True)
-class LossyProxy:
-    """A running proxy.
-
-    ``kubeconfig``: a kubeconfig whose requests go through the proxy.
-    ``losses``: the replies to drop. A test may add pairs to ``losses.wanted`` while the proxy runs.
-    """
-
-    kubeconfig: Path
-    losses: Losses
-
-
 @contextmanager
-def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None) -> Iterator[LossyProxy]:
-    """Run a proxy to the API server of ``cluster``, with the rights of the cluster's user.
+def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses) -> Iterator[Path]:
+    """Run a proxy to the API server of ``cluster``. Yield its kubeconfig, with the rights of the cluster's user.
 
     ``directory``: a new directory for certificates.
     """
-    losses = losses or Losses()
     with urllib3.PoolManager(ca_certs=str(cluster.ca_file), maxsize=64) as upstream:
         server = Server(cluster.server, upstream, losses)
         make_certificates(directory)
@@ -102,7 +89,7 @@ def lossy_proxy(cluster: Cluster, directory: Path, losses: Losses | None = None)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield LossyProxy(kubeconfig, losses)
+            yield kubeconfig
         finally:
             server.shutdown()
             thread.join()

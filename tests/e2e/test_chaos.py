@@ -242,12 +242,11 @@ def staged(plane: ControlPlane, cluster: Cluster, directory: Path) -> Iterator[S
             stack.enter_context(published(cluster, *SLICES))
         other_plane = stack.enter_context(second_apiserver(plane))
         other = stack.enter_context(closing(Cluster(other_plane)))
-        losses, proxied, certificates = RandomLosses(), directory / "proxy", directory / "certs"
-        proxied.mkdir()
-        lossy = stack.enter_context(lossy_proxy(cluster, proxied, losses))
+        losses, certificates = RandomLosses(), directory / "certs"
+        lossy = stack.enter_context(lossy_proxy(cluster, directory / "proxy", losses))
         storable = ("--storable-seconds", str(STORABLE))
         bare = stack.enter_context(running(cluster, certificates, replicas=0, patience=WEBHOOK_TIMEOUT, flags=storable))
-        ways = cluster.kubeconfig, other.kubeconfig, lossy.kubeconfig, other.kubeconfig
+        ways = cluster.kubeconfig, other.kubeconfig, lossy, other.kubeconfig
         makes: list[Make] = [*(maker(bare, way) for way in ways), partial(suspended, bare, directory / "held")]
         victims = stack.enter_context(replicas(makes))
         first = [victim.current() for victim in victims]

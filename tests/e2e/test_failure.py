@@ -8,14 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.cluster import Cluster, Json
-from tests.e2e.installation import (
-    Installation,
-    await_ready,
-    registered,
-    running,
-    tenant_of,
-)
-from tests.e2e.lossy_proxy import LossyProxy, lossy_proxy
+from tests.e2e.installation import Installation, await_ready, registered, running, tenant_of
+from tests.e2e.lossy_proxy import Losses, lossy_proxy
 from tests.e2e.workloads import workload
 from tests.integration.reviews import card_pod, pinned, review_of, with_uid
 from tools.control_plane import ControlPlane
@@ -98,45 +92,42 @@ def test_a_webhook_recovers_by_itself_after_its_api_server_was_down(
     cluster.create(card_pod("over", namespace))
 
 
+Lossy = tuple[Installation, Losses]
+
+
 @pytest.fixture
-def proxy(cluster: Cluster, tmp_path: Path) -> Iterator[LossyProxy]:
-    directory = tmp_path / "proxy"
-    directory.mkdir()
-    with lossy_proxy(cluster, directory) as running_proxy:
-        yield running_proxy
-
-
-def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(
-    cluster: Cluster, proxy: LossyProxy, tmp_path: Path
-) -> None:
+def lossy(cluster: Cluster, tmp_path: Path) -> Iterator[Lossy]:
+    """A webhook whose calls of the API server lose the replies that a test adds to ``losses.wanted``."""
+    losses = Losses()
     with (
-        running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,
+        lossy_proxy(cluster, tmp_path / "proxy", losses) as kubeconfig,
+        running(cluster, tmp_path / "certs", kubeconfig=kubeconfig) as own,
         registered(own),
-        own.team({"quota": {"M40": 2}}) as namespace,
     ):
+        yield own, losses
+
+
+def test_a_charge_whose_reply_was_lost_is_found_again_and_counts_once(cluster: Cluster, lossy: Lossy) -> None:
+    own, losses = lossy
+    with own.team({"quota": {"M40": 2}}) as namespace:
         # The webhook creates two ConfigMaps: the ledger, and the record that the namespace has had a ledger.
         opening = [("POST", "/configmaps"), ("POST", "/configmaps")]
         written = [("PUT", f"/gpu-ledger-{namespace}")]
         for pod, lost in (("first", [*opening, *written]), ("second", written)):
-            proxy.losses.wanted.extend(lost)
+            losses.wanted.extend(lost)
             cluster.create(card_pod(pod, namespace))
-        assert [method for method, _ in proxy.losses.lost] == ["POST", "POST", "PUT", "PUT"]
+        assert [method for method, _ in losses.lost] == ["POST", "POST", "PUT", "PUT"]
         assert own.charged(namespace) == {"M40": 200}
         assert own.ledger(namespace).pending.keys() == {pod["metadata"]["uid"] for pod in cluster.pods(namespace)}
 
 
-def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(
-    cluster: Cluster, proxy: LossyProxy, tmp_path: Path
-) -> None:
+def test_a_charge_of_unknown_outcome_gets_a_429_that_says_when_to_retry(cluster: Cluster, lossy: Lossy) -> None:
     """The first attempt may leave a charge without a pod. A ledger may count too much, but never too little."""
-    with (
-        running(cluster, tmp_path / "certs", kubeconfig=proxy.kubeconfig) as own,
-        registered(own),
-        own.team({"quota": {"M40": 3}}) as namespace,
-    ):
+    own, losses = lossy
+    with own.team({"quota": {"M40": 3}}) as namespace:
         cluster.create(card_pod("first", namespace))
         ledger = f"/gpu-ledger-{namespace}"
-        proxy.losses.wanted.extend((("PUT", ledger), ("GET", ledger)))
+        losses.wanted.extend((("PUT", ledger), ("GET", ledger)))
         unsure = cluster.try_create(card_pod("second", namespace))
         assert (unsure.status, unsure.headers["Retry-After"]) == (HTTPStatus.TOO_MANY_REQUESTS, "1")
         assert "it is not known whether the charge was written; try again in 1 s" in unsure.message

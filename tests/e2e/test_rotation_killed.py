@@ -82,7 +82,6 @@ def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_
     fatal = Fatal()
     shown: list[str] = []
     delays = (lambda: 0.0, lambda: 2.0)
-    (tmp_path / "proxy").mkdir()
     (tmp_path / "home").mkdir()
     with (
         staged(cluster, tmp_path / "volumes", delays, cluster.kubeconfig, *SHORT) as (stage, quota),
@@ -91,7 +90,7 @@ def test_a_rotation_killed_at_each_request_in_turn_still_completes_and_fails_no_
     ):
         old, keys, since = set(stage.bundles()), set(private_keys(cluster)), utc_now()
         with unnoticed(stage, namespace):
-            command = stage.command("rotate", "--issued-before", since, kubeconfig=proxy.kubeconfig)
+            command = stage.command("rotate", "--issued-before", since, kubeconfig=proxy)
             for ended in lives(command, fatal, tmp_path / "home"):
                 shown += [ended.printed, ended.visible]
                 keys |= set(private_keys(cluster))
