@@ -214,7 +214,7 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
     """A client with the node agent's ServiceAccount, which has only the rights of its manifest."""
-    with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
+    with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node") as account:
         yield account
 
 

@@ -5,6 +5,7 @@ The single file of the plugin `kubectl gpuquota` has only Python code of locked 
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 REPOSITORY = "https://git.example/team/vcuda-quota"
 IMAGE = "registry.example/vcuda-quota:1.2.3"
+NAMED = (f"--image={IMAGE}", f"--repository={REPOSITORY}")
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +64,14 @@ def test_the_wheel_has_every_package_and_no_test(written: tuple[Path, Path]) -> 
     assert top == {"vcuda", "webhook", "controller", "certs", f"vcuda_quota-{__version__}.dist-info"}
 
 
+def test_the_wheel_is_built_by_the_locked_build_tool(written: tuple[Path, Path]) -> None:
+    [wheel] = written[0].glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
+        [version] = re.findall(r"^Generator: setuptools \(([\d.]+)\)$", archive.read(metadata).decode(), re.MULTILINE)
+    assert f"\nsetuptools=={version} " in (release.ROOT / release.BUILD_LOCK).read_text()
+
+
 def test_the_packed_chart_renders_the_same_as_the_chart(written: tuple[Path, Path], tmp_path: Path) -> None:
     [packed] = written[0].glob("*.tgz")
     with tarfile.open(packed) as archive:
@@ -70,11 +80,26 @@ def test_the_packed_chart_renders_the_same_as_the_chart(written: tuple[Path, Pat
 
 
 def test_another_version_than_that_of_the_package_is_rejected(tmp_path: Path) -> None:
-    named = (f"--image={IMAGE}", f"--repository={REPOSITORY}", f"--output={tmp_path}")
-    done = CliRunner().invoke(release.main, ["--version=9.9.9", *named])
+    done = CliRunner().invoke(release.main, ["--version=9.9.9", *NAMED, f"--output={tmp_path}"])
     assert done.exit_code == 2
     assert f"--version is 9.9.9, and vcuda/__init__.py has {__version__}: change one of them" in done.output
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_directory_with_files_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "old").touch()
+    done = CliRunner().invoke(release.main, [f"--version={__version__}", *NAMED, f"--output={tmp_path}"])
+    assert done.exit_code == 2
+    assert "is not empty: remove it first" in done.output
+
+
+def test_the_notes_are_the_section_of_the_version_or_the_unreleased_changes() -> None:
+    changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2026-12-01)\n\n- this\n\n## 0.1.0\n\n- old\n"
+    assert [release.notes_of(changelog, version) for version in ("0.2.0", "0.1.0", "1.0.0")] == [
+        "- this\n",
+        "- old\n",
+        "- new\n",
+    ]
 
 
 def test_the_workflows_have_no_fault() -> None:

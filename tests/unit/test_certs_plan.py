@@ -147,7 +147,7 @@ def test_an_unusable_leaf_is_replaced(serving: Callable[..., Serving]) -> None:
 def test_a_first_run_creates_everything_with_the_configured_lives_and_without_waiting() -> None:
     """There may be no webhook configuration and no endpoint yet, because the webhook needs its Secret to start."""
     world = World()
-    taken, _ = world.go_on(Done, replace(POLICY, authority_life=20 * DAY, leaf_life=5 * DAY), UNSEEN)
+    taken, _ = world.go_on(Done, replace(POLICY, ca_life=20 * DAY, leaf_life=5 * DAY), UNSEEN)
     assert taken == [MakeAuthority, Promote, IssueLeaf]
     assert (world.current.expires - START, world.leaf.expires - START) == (20 * DAY, 5 * DAY)
     assert is_valid(world.leaf.certificate, START)

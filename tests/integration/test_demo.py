@@ -1,0 +1,77 @@
+"""Tests of ``python -m examples.demo``, as ``make demo`` runs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples import demo
+
+ROOT = Path(demo.__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def output() -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.demo"], cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def rows(output: str) -> dict[str, list[str]]:
+    """Return the rows of the printed table: for each pod or claim its line, and the indented lines below it."""
+    table = output.partition("NAME ")[2].splitlines()[1:]
+    found: dict[str, list[str]] = {}
+    for line in table[: table.index("")]:
+        if line.startswith(" "):
+            found[next(reversed(found))].append(line.strip())
+        else:
+            found[line.split()[0]] = [line]
+    return found
+
+
+FULL = "P100 in namespace team-a, requested: 1 card, used: 1 (1 pending), limited: 1, 1 more needed"
+REMOVED = "tencent.com/predicate-time, tencent.com/predicate-gpu-idx-0, tencent.com/gpu-assigned"
+TABLE = {
+    "team-a/whole-card": ("1 card admitted M40", "the first in the namespace's quota"),
+    "team-a/half-a-card": ("0.5 cards, 4096 MiB admitted M40", "the first in the namespace's quota"),
+    "team-a/p100-please": ("1 card admitted P100", "the only possible model"),
+    "team-a/p100-again": ("1 card refused", f"exceeded GPU quota: {FULL}"),
+    "team-a/too-many": ("3 cards refused", "can never fit"),
+    "team-a/card-and-a-half": ("1.5 cards refused", "write 100 or 200"),
+    "team-a/copied": ("0.2 cards, 2048 MiB admitted M40", f"the webhook removes allocation records: {REMOVED}"),
+    "team-b/picks-its-node": (
+        "0.5 cards, 20480 MiB admitted A100",
+        "the webhook replaces the pod's nodeName by a required node affinity",
+    ),
+    "team-b/mig-slice": ("0.42 cards, 20480 MiB admitted A100", "the only possible model"),
+    "team-b/claimed-card": ("1 card admitted A100", "the only possible model, 1.08 cards of 2 cards free"),
+    "team-b/who-knows": ("refused", "`nvidia.com/gpu.shared: {cards: 1}`"),
+    "team-c/beyond-a-warning": ("2 cards admitted M40", "the object is admitted, because this quota only warns"),
+    "sandbox/free-as-air": ("8 cards not limited", ""),
+    "team-a/web-server": ("no GPU", ""),
+}
+
+
+@pytest.mark.parametrize("pod", TABLE)
+def test_the_table_shows_the_outcome_of_each_pod_and_the_reason(output: str, pod: str) -> None:
+    (decision, why), (line, *stories) = TABLE[pod], rows(output)[pod]
+    assert line.split()[1:] == decision.split()
+    assert why in " ".join(stories)
+
+
+def test_the_output_explains_each_step_and_fits_a_terminal(output: str) -> None:
+    lines = output.splitlines()
+    assert lines[0].startswith("Starting vcuda-webhook serve --standalone --quota manifests/examples/gpuquota.yaml")
+    assert lines[1].startswith("It serves https://127.0.0.1:")
+    assert "team-a may use 2 cards of M40, 1 card of P100, in pool public" in lines
+    assert lines[-1].startswith("14 pods and claims: 8 admitted, ")
+    assert max(map(len, lines)) <= 140
+
+
+def test_the_demo_leaves_no_server_running(output: str) -> None:
+    port = int(output.splitlines()[1].partition(",")[0].rpartition(":")[2])
+    listening = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    assert ["0100007F", f"{port:04X}", "0A"] not in [[*local.split(":"), state] for local, _, state in listening]
