@@ -50,7 +50,7 @@ class Sample:
     findings: Sequence[ReportedObject] | None = None
 
     def report(self, *uses: NamespaceUse) -> None:
-        """Replace the usage of these namespaces. Like the controller, create a new mapping ``uses``."""
+        """Replace the usage reports of these namespaces. The old mapping stays unchanged, as in the controller."""
         self.uses = {**self.uses, **{use.namespace: use for use in uses}}
 
     def source(self) -> Source:

@@ -10,7 +10,7 @@ EXACT = Bounds(reserve=0)
 RESERVING = Bounds()
 
 RUNNING_ON = EXACT._replace(replicas=1, runs=2, presumed=1)
-"""After a forced deletion, containers run on for longer than a charge stays pending or terminating."""
+"""Bounds of a replica whose pods, when force-deleted, keep their containers running after their charges have ended."""
 
 RUNNING_ON_RESERVED = RESERVING._replace(replicas=1, runs=1)
 """Containers run on for no longer than the deadline of a pod, so a replica may admit from its reservation."""

@@ -179,7 +179,7 @@ def _event_about(*documents: Mapping[str, str]) -> str:
 
 
 def _removed() -> Iterator[tuple[str, str]]:
-    """Yield the name of each rule that removes stale GPU allocations, with the message of the Event about a removal."""
+    """Yield each rule that removes stale GPU allocations, and the message of the Event that reports its removals."""
     for removal in (*_of_pods(), *_of_nodes()):
         server = ExampleServer()
         subject = InvolvedObject("v1", "Pod", "train-0", "team-a", "uid-1", "101")

@@ -16,8 +16,8 @@ MOST_SELECTORS = 32
 """The API server's limit on the selectors of one request (DeviceSelectorsMaxSize in k8s.io/api `resource/v1`)."""
 
 LONGEST_PIN = 2048
-"""The most characters of a pin that the webhook writes or reads, enough for about forty products of one model. The API
-server allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
+"""The most characters of a pin, the CEL expression that limits a claim to one GPU model. They are enough for about
+forty products of the model. The API server allows expressions of 10 KiB (CELSelectorExpressionMaxLength)."""
 
 # The MIG profiles in a pin have at most this many characters together.
 _MOST_OF_PROFILES = 512

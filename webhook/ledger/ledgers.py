@@ -103,7 +103,7 @@ class ChargeRequest(msgspec.Struct, frozen=True):
     """The grace period of the pod in seconds; 0 if the period is so short that the ledger need not record it."""
 
     def decide(self, ledger: Ledger) -> Decision:
-        """Return the decision by one version of the ledger. An `Admitted` has the ledger that the caller must write."""
+        """Decide whether the charge fits this ledger. An `Admitted` has the ledger that the caller must write."""
         asked = Pending(self.model, self.charge, self.grace)
         decision = admit(ledger, self.uid, asked, self.quota, enforced=self.quota.mode is Mode.ENFORCE)
         return decision if isinstance(decision, Admitted | Refused) else CROWDED

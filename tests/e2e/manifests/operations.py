@@ -73,8 +73,8 @@ def limit(admin: Cluster) -> None:
 def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
     """Apply the manifests and run the system. The example quota is in force in the new namespace `TEAM`."""
     directory.mkdir()
-    # Delete the objects of an earlier system that `kubectl apply` would keep: its webhooks, which have the earlier CA,
-    # and the roles of components that this system does not have.
+    # `kubectl apply` would keep some objects of the previous installation, so delete them: the webhooks with their old
+    # CA, and the roles of components that this installation does not have.
     admin.kubectl(
         "delete", f"{REGISTERED},clusterrolebindings,clusterroles", "-l", "app.kubernetes.io/part-of=vcuda-quota"
     )

@@ -93,8 +93,8 @@ def test_nodes_are_labelled_with_their_product_or_with_the_model_of_the_quotas_r
     labelled = admin.await_object("/api/v1/nodes", "d-t4", lambda node: label_of(node) is not None)
     assert label_of(labelled) == T4_PRODUCT
     assert labelled["metadata"]["annotations"][DISCOVERED] == f"{T4_PRODUCT} from gpu-feature-discovery"
-    # The row of `gpu_models` gives this product the model name A100. If the controller labelled the node before it read
-    # the row, the label is the product's name, which then means the same model.
+    # `gpu_models` gives this product the model name A100. If the controller labelled the node before it read this, the
+    # label is the product's name. Both names then mean the same model.
     assert label_of(admin.await_object("/api/v1/nodes", "d-a100", lambda node: label_of(node) is not None)) in (
         A100_PRODUCT,
         "A100",
