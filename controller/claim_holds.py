@@ -110,9 +110,9 @@ class ClaimHolds:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored`` (the claims of the namespace) is newer than the events that `note` has recorded.
+        """Return True if ``stored``, the claims of the namespace, shows changes that `note` has not recorded yet.
 
-        If so, a claim in ``stored`` may have lost devices, and this object does not know it yet.
+        For example, a claim in ``stored`` may have lost its devices.
         """
         with self._lock:
             recorded = dict(self._allocated.get(namespace, {}))

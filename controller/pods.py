@@ -161,8 +161,8 @@ class PodInformer:
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]
         # Pods that were deleted while they ran count as vanished, even if the event of the deletion is not handled yet.
         vanished = [*lives.vanished.values(), *lives.unhandled.values()]
-        # The ledger stores the longest grace period of all pods that use claims, in case claims are deleted while no
-        # controller watches. So `live` includes deleted pods whose containers may still run.
+        # The ledger stores the longest grace period of all pods that use claims. After a gap in the watch, a missing
+        # claim stays charged for this time. So `live` includes deleted pods whose containers may still run.
         live = (pod for pod in (*lives.stored.values(), *vanished) if pod.live)
         users = (pod for pod in live if isinstance(pod, ClaimUser) or pod.uses_claims)
         return ObservedPods(

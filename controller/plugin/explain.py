@@ -29,8 +29,9 @@ MAKES_A_CLAIM = (
     " and would not delete the claim. Use `vcuda-webhook check` instead"
 )
 TOO_LONG = (
-    "this pod was not tried, because even in a dry run HAMi-DRA's webhook may create a ResourceClaim for the pod. The"
-    " command cannot check this if the namespace's name has more than 50 characters. Use `vcuda-webhook check` instead"
+    "this pod was not tried, because even in a dry run HAMi-DRA's webhook may create a ResourceClaim for the pod. In a"
+    " namespace whose name has more than 50 characters, the command cannot find out whether this happens. Use"
+    " `vcuda-webhook check` instead"
 )
 NOT_SERVED = "this cluster does not serve ResourceClaims (resource.k8s.io/v1), which need Kubernetes 1.34 or later"
 

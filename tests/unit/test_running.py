@@ -197,8 +197,9 @@ def test_a_pod_that_uses_claims_and_may_run_for_long_is_recorded_before_it_is_ad
     a_replica_may_have_admitted_some_of_the_new_charges=(1, 2, 1),
 )
 def test_charges_that_a_replica_may_have_admitted_hide_no_deletion(reserved: int, arrived: int, held: int) -> None:
-    """If new pods are stored while a deletion is not seen, the count may stay the same. A pod that a replica admits
-    from its reservation is stored before its charge is pending in the ledger.
+    """The sum of the charges may stay the same if a new pod is stored and another pod is deleted unobserved.
+
+    A pod that a replica admits from its reservation is stored before its charge is pending in the ledger.
     """
     reservations = {"replica": Reservation({MODEL: _cards(reserved)}, 1)} if reserved else {}
     counted = Ledger({MODEL: _cards(5)}, "100", reserved=reservations)

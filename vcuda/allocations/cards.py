@@ -145,9 +145,9 @@ class CardRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_card_request(pod: Pod) -> CardRequest | Unplaceable | None:
-    """Return the cards that a pod requests by a scheme in `INDEXED`, or the reason why no node can run the pod.
+    """Return the cards that a pod requests of a vendor that numbers the cards of a node (`INDEXED`).
 
-    None if the pod requests no such cards.
+    Return the reason if no node can run the pod, and None if the pod requests no such cards.
     """
     schemes = [scheme for scheme in INDEXED if _asks(pod.spec.containers, scheme)]
     # gpu-manager reads a container's cards from pod annotations, and looks only for annotations of regular containers

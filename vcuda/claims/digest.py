@@ -80,7 +80,7 @@ class EntryDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def field(self) -> str:
-        """The field path of the entry, relative to the device request that has the entry."""
+        """The field path of this entry in its device request, for example ``firstAvailable[0]``."""
         return "exactly" if self.alternative is None else f"firstAvailable[{self.alternative}]"
 
 

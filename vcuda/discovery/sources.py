@@ -97,7 +97,7 @@ def is_alive(scheme: Scheme, facts: NodeFacts, registers: Registers) -> bool:
 
 
 def outdated_registers(known: GpuResources, facts: NodeFacts, registers: Registers) -> frozenset[str]:
-    """Return the vendors whose register is still on the node, although another device plugin now serves the node."""
+    """Return the vendors whose register (annotation) is still on the node, although another device plugin serves it."""
     silent = (each for each in known.schemes if each.name in registers and not facts.answers.get(each.name, True))
     return frozenset(each.name for each in silent if facts.offered.get(each.main_resource, 0))
 

@@ -253,7 +253,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
         )
 
     def minimum(self, other: "Charge") -> "Charge":
-        """Return the smaller of each amount of two charges, compared separately for cores, memory and card memory."""
+        """Return a charge with the smaller cores, the smaller memory and the smaller card memory of both charges."""
         return Charge(
             min(self.cores, other.cores), min(self.memory, other.memory), min(self.card_memory, other.card_memory)
         )
