@@ -120,6 +120,7 @@ class Rotation:
     ``budget``: the total time that the run may wait.
     ``announce``: a function that is called with each step before the step is taken, and with each new reason to wait.
     ``longest_sleep``: the maximum number of seconds between two reads of the state.
+    ``simulated``: True for a dry run. The run then ends if a wait has changed nothing, because a longer wait would not.
     """
 
     store: RotationStore
@@ -128,6 +129,7 @@ class Rotation:
     clock: Clock
     announce: Callable[[steps.Step | steps.Wait], None]
     longest_sleep: float = POLL_SECONDS
+    simulated: bool = False
 
     def run(self) -> steps.End:
         """Take steps until no step is due, a person must solve a problem, or the next wait would exceed the budget.
@@ -136,6 +138,7 @@ class Rotation:
         """
         deadline = self.clock.monotonic() + self.budget.total_seconds()
         observations, faults, taken, last = Observations(), 0, 0, ""
+        waited: steps.Wait | None = None
         while taken < MAX_STEPS:
             try:
                 decision, state = self._decide(observations)
@@ -145,10 +148,11 @@ class Rotation:
                     if decision.reason != last:
                         self.announce(decision)
                     last = decision.reason
-                    if not self._wait(decision, deadline):
+                    if (self.simulated and decision == waited) or not self._wait(decision, deadline):
                         return _ended(decision, state)
+                    waited = decision
                 else:
-                    taken += 1
+                    taken, waited = taken + 1, None
                     self._take(decision, state, observations)
                 faults = 0
             except (Conflict, Unavailable):

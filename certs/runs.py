@@ -49,7 +49,8 @@ def rotate(
         if not dry_run:
             return _finish(rotation.Rotation(store(), policy, timeout, clock, log).run(), log, output)
         copy = rotation.DryRunStore(store().read(clock.now), clock.now())
-        rehearsal = rotation.Rotation(copy, policy, _LONG, copy, log, longest_sleep=_LONG.total_seconds())
+        longest = _LONG.total_seconds()
+        rehearsal = rotation.Rotation(copy, policy, _LONG, copy, log, longest_sleep=longest, simulated=True)
         return _finish(rehearsal.run(), log, output)
 
     with_faults(run)

@@ -10,9 +10,10 @@ from hypothesis import given, strategies as st
 
 from certs import registration
 from certs.parsing import ObjectRefs
+from certs.rotation import DryRunStore, Rotation
 from certs.state import Configuration, Declared, Hook, Serving, State
 from certs.steps import Done, IssueLeaf, MakeAuthority, Promote, RegisterWebhooks, RotationPolicy, StepRefused, Wait
-from tests.rotation_world import NAMES, POLICY, Pod, World, healthy
+from tests.rotation_world import NAMES, POLICY, START, Pod, World, healthy
 from tests.tables import cases
 from vcuda.x509 import Names
 
@@ -54,6 +55,18 @@ def test_the_first_run_issues_certificates_waits_for_a_replica_and_registers_the
     registered = [hook.name for hook in world.state.hooks()]
     assert registered == ["mutate", "validate"]
     assert [hook.bundle for hook in world.state.hooks()] == [(world.current.certificate,)] * 2
+
+
+@pytest.mark.parametrize("policy", [POLICY, REGISTERING], ids=["rotate", "register"])
+def test_a_dry_run_ends_at_once_if_no_replica_answers(policy: RotationPolicy) -> None:
+    copy = DryRunStore(first_start().state, START)
+    reasons: list[str] = []
+    ended = Rotation(
+        copy, policy, timedelta(days=2), copy, lambda each: reasons.append(each.reason), simulated=True
+    ).run()
+    assert isinstance(ended, Wait)
+    assert reasons[-1] == ended.reason
+    assert copy.now() - START < timedelta(minutes=1)
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["not ready", "a leaf of an unknown issuer"])
