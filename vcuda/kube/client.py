@@ -328,10 +328,10 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         line += head
         if len(line) > MOST_OBJECT_BYTES:
             raise _too_large(line, MOST_OBJECT_BYTES)
-        for piece in tail:
-            if line:
-                yield bytes(line)
-            line = bytearray(piece)
+        if tail:
+            *whole, rest = tail
+            yield from filter(None, (bytes(line), *whole))
+            line = bytearray(rest)
     if line:
         raise errors.Unavailable("the API server ended the stream inside a line")
 
