@@ -110,9 +110,9 @@ class ClaimHolds:
             return [_unseen_user(uid) for uid in self._listed_bare.get(namespace, ())]
 
     def is_behind(self, namespace: str, stored: Iterable[StoredClaim]) -> bool:
-        """Return True if ``stored``, the claims of the namespace, shows changes that `note` has not recorded yet.
+        """Return True if a claim in ``stored`` has other devices than `note` has recorded for the claim, or none.
 
-        For example, a claim in ``stored`` may have lost its devices.
+        ``stored``: the claims of the namespace.
         """
         with self._lock:
             recorded = dict(self._allocated.get(namespace, {}))

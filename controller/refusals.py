@@ -1,4 +1,4 @@
-"""Reads refusals of pods from Events.
+"""Reads Events: about refusals of pods, and about removed allocations.
 
 The webhook does not store refusals. The owner of a refused pod (a ReplicaSet, Job, StatefulSet ...) writes an Event
 with reason FailedCreate and the refusal as its message. The API server keeps the Event for an hour (kube-apiserver

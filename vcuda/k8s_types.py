@@ -95,7 +95,7 @@ class K8sObject(K8sStruct, frozen=True, gc=False):
 
 
 class NamedClaim(K8sStruct, frozen=True, gc=False):
-    """A container's reference to an entry in the ``resourceClaims`` of its pod."""
+    """The name of an entry in the ``resourceClaims`` of a pod."""
 
     name: str = ""
 

@@ -50,9 +50,9 @@ class Source(msgspec.Struct, frozen=True):
     ``pods``: returns the pods and claims of a namespace that are charged for GPUs.
     ``cluster``: returns the cards of each GPU model in the cluster.
     ``refusals``: returns the refused workloads, newest first; None if they are not known yet.
+    ``removals``, ``certificates``: return the entries of a list; None if the page must not show the list.
     ``findings``: returns the stored pods and claims that the quota would not admit now, each with the time when this
-    was first found.
-    ``removals``, ``certificates``, ``findings``: return the entries of a list; None if the page must not show the list.
+    was first found; None if the page must not show the list.
     """
 
     uses: Callable[[], Mapping[str, NamespaceUse]]

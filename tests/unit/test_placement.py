@@ -157,7 +157,7 @@ def test_the_message_for_a_pod_without_a_model_has_the_reason(
 ) -> None:
     found = candidates_of(pod, HAMI, VGPU_MANAGER, quota=quota)
     assert found.models == ()
-    assert found.sentence("team-a", quota) == f"this pod may use no GPU model in namespace team-a: {sentence}"
+    assert found.sentence("pod", "team-a", quota) == f"this pod may use no GPU model in namespace team-a: {sentence}"
 
 
 @cases(

@@ -229,7 +229,7 @@ def test_before_a_quota_is_in_force_only_the_usage_is_compared() -> None:
 
 def test_a_system_namespace_with_a_quota_gives_a_warning() -> None:
     [told] = warnings("kube-system: {quota: {M40: 1}}")
-    assert told.startswith("kube-system: system namespace; unless the webhook is called for its pods, they are never")
+    assert told.startswith("kube-system: system namespace; if the webhook is not called for its pods, they are charged")
 
 
 def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warning(

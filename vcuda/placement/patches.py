@@ -33,10 +33,11 @@ class Hints(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, scheduler=next(filter(None, own), self.scheduler if schemes else None))
 
 
-class _Wanted:
-    """A node requirement to add to every term of a node affinity. ``allows`` returns True for each allowed value.
+class _NewRequirement:
+    """A requirement on the node label ``key`` to add to every term of a node affinity.
 
-    With the operator ``NotIn``, the label must have none of ``values``.
+    ``operator``: ``In`` if the label must have one of ``values``, ``NotIn`` if it must have none of them.
+    ``allows``: returns True for each value that the operator ``In`` may list.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ def patch_for(
     values = dict.fromkeys(nodes.label_values(model))
     if selected is not None and nodes.named.model_of(selected) == model:
         values[selected] = None
-    required = [_Wanted(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
+    required = [_NewRequirement(hints.labels.model, values, lambda value: nodes.named.model_of(value) == model)]
     if pools:
-        required.append(_Wanted(hints.labels.pool, pools))
+        required.append(_NewRequirement(hints.labels.pool, pools))
     if hints.avoided:
-        required.append(_Wanted(HOSTNAME, hints.avoided, operator="NotIn"))
+        required.append(_NewRequirement(HOSTNAME, hints.avoided, operator="NotIn"))
     return [*_schedule(pod, required, hints, check), *_annotate(pod, {**types, MODEL_ANNOTATION: model})]
 
 
@@ -95,14 +96,14 @@ def unpinned_patch(pod: Pod, hints: Hints) -> list[Operation]:
 
 def pools_patch(pod: Pod, pools: tuple[str, ...], hints: Hints) -> list[Operation]:
     """Return the patch operations that limit a pod with ResourceClaims to ``pools``; none if ``pools`` is empty."""
-    return [*_require(pod.spec, [_Wanted(hints.labels.pool, pools)] if pools else [], [])]
+    return [*_require(pod.spec, [_NewRequirement(hints.labels.pool, pools)] if pools else [], [])]
 
 
-def _schedule(pod: Pod, required: list[_Wanted], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
+def _schedule(pod: Pod, required: list[_NewRequirement], hints: Hints, check: Check = no_check) -> Iterator[Operation]:
     spec = pod.spec
     # A pod with a nodeName bypasses the scheduler. So the nodeName is replaced by a requirement of the node affinity.
     # Then the scheduler places the pod on the same node.
-    fields = [_Wanted(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
+    fields = [_NewRequirement(NAME_FIELD, (spec.node_name,))] if spec.node_name else []
     yield from _require(spec, required, fields, check)
     if spec.node_name:
         yield {"op": "remove", "path": "/spec/nodeName"}
@@ -134,7 +135,7 @@ def _annotate(pod: Pod, wanted: Mapping[str, str]) -> Iterator[Operation]:
 
 
 def _require(
-    spec: PodSpec, labels: list[_Wanted], fields: list[_Wanted], check: Check = no_check
+    spec: PodSpec, labels: list[_NewRequirement], fields: list[_NewRequirement], check: Check = no_check
 ) -> Iterator[Operation]:
     # Affinity terms are ORed, so every term gets the requirements. A pod without required node affinity gets one.
     terms = required_terms(spec)
@@ -160,7 +161,7 @@ def _require(
         yield _add("/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution", required)
 
 
-def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Wanted]) -> Iterator[Operation]:
+def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_NewRequirement]) -> Iterator[Operation]:
     if not present:
         if wanted:
             yield _add(path, [requirement.plain for requirement in wanted])

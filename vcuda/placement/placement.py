@@ -20,24 +20,24 @@ from vcuda.requests.pod_request import PodRequest
 from vcuda.requests.resources import NO_ROWS, CardModels
 
 ChargeOn = Callable[[str], Charge]
-"""A function that returns the charge of a pod if the pod uses the given GPU model."""
+"""A function that returns the charge of a pod or claim if it uses the given GPU model."""
 
 
 class Candidates(msgspec.Struct, frozen=True, gc=False):
-    """The GPU models that a pod may use."""
+    """The GPU models that a pod or claim may use."""
 
     models: tuple[str, ...]
-    """The GPU models that the pod may use, in the order in which they are tried."""
+    """The GPU models that the pod or claim may use, in the order in which they are tried."""
     present: frozenset[str]
-    """The models with an existing node that can serve the pod and that the pod's node selection allows."""
+    """The models with an existing node that can serve the pod or claim, and that the pod's node selection allows."""
     excluded: Mapping[str, str]
-    """The other models of the quota, each with the message why the pod may not use the model."""
+    """The other models of the quota, each with the message why the pod or claim may not use the model."""
     rule: Rule = Rule.DOCUMENT
     """The rule that determines the order of ``models``."""
     free: Mapping[str, FreeCards] = {}
-    """The free cards in the namespace's pools, by GPU model; empty if free cards are not published."""
+    """The free cards in the namespace's pools, by GPU model; empty for a claim, or if free cards are not published."""
     no_fitting_card: frozenset[str] = frozenset()
-    """The models of which no card has room for the pod's largest container; empty if free cards are not published."""
+    """The models of which no card has room for the pod's largest container; empty if ``free`` is empty."""
 
     def options(self, quota: NamespaceQuota, asked: ChargeOn, usage: Mapping[str, Usage]) -> list[Option]:
         found = []
@@ -49,11 +49,11 @@ class Candidates(msgspec.Struct, frozen=True, gc=False):
             found.append(Option(model, charge, quota.limits[model], used, present, fits_a_card, free))
         return found
 
-    def sentence(self, namespace: str, quota: NamespaceQuota) -> str:
-        """Return the message for a pod that may use none of the models of its namespace."""
+    def sentence(self, kind: str, namespace: str, quota: NamespaceQuota) -> str:
+        """Return the message for an object that may use no model of its namespace. ``kind``: ``pod`` or ``claim``."""
         if not quota.limits:
             return f"namespace {namespace} may use no GPU model: its quota lists none"
-        return f"this pod may use no GPU model in namespace {namespace}: {'; '.join(self.excluded.values())}"
+        return f"this {kind} may use no GPU model in namespace {namespace}: {'; '.join(self.excluded.values())}"
 
 
 def find_candidates(

@@ -1,4 +1,4 @@
-"""Reads the quota, the nodes and the stored objects of a cluster from files, for reviews without an API server."""
+"""Reads the objects of a cluster, and the workloads to check, from files, for reviews without an API server."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
     CLAIM: objects.ResourceClaim,
     "Pod": k8s_types.Pod,
 }
-"""The kinds of objects that the file named by option --nodes may contain."""
+"""The types of the objects in files, by kind. The file named by option --nodes may contain all of these kinds."""
 
 _NAMESPACED = frozenset({TEMPLATE, CLAIM, "Pod"})
 

@@ -112,13 +112,6 @@ def find_candidates(
     return Candidates(models, frozenset(filter(asked.is_present, models)), reasons, rule)
 
 
-def _no_model(candidates: Candidates, namespace: str, quota: NamespaceQuota) -> str:
-    """Return the message for a claim that may get no GPU model in the quota of its namespace."""
-    if not quota.limits:
-        return f"namespace {namespace} may use no GPU model: its quota lists none"
-    return f"this claim may use no GPU model in namespace {namespace}: {'; '.join(candidates.excluded.values())}"
-
-
 async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     """Return the answer of /mutate: a patch that pins the claim to one GPU model, or a refusal.
 
@@ -134,7 +127,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
     create.deadline.check()
     candidates = find_candidates(review.request, review.quota, review.metadata.annotations or {})
     if not candidates.models:
-        refusal = _no_model(candidates, review.namespace, review.quota)
+        refusal = candidates.sentence("claim", review.namespace, review.quota)
         if review.enforced:
             return verdicts.refused(review, "not-allowed", refusal)
         warnings = review.warnings(f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}")
@@ -195,7 +188,7 @@ def check_templates(
             return _never_admitted(review, "malformed", verdicts.malformed_sentence(asked.faults))
         candidates = find_candidates(asked, quota)
         if not candidates.models:
-            return _never_admitted(review, "not-allowed", _no_model(candidates, namespace, quota))
+            return _never_admitted(review, "not-allowed", candidates.sentence("claim", namespace, quota))
         options = candidates.options(quota, asked.charge, usage)
         short = [] if any(each.has_room for each in options) else [each.shortage for each in options]
         if short and all(each.can_never_fit for each in short):

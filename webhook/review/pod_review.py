@@ -139,7 +139,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         check=create.deadline.check,
     )
     if not candidates.models:
-        return _without_model(review, candidates.sentence(review.namespace, review.quota))
+        return _without_model(review, candidates.sentence("pod", review.namespace, review.quota))
 
     def patch(model: str) -> Sequence[Operation]:
         types = card_types.annotations_for(

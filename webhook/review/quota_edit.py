@@ -140,7 +140,8 @@ def _doubts(quota: Quota, policy: context.PolicySnapshot | None) -> Iterator[str
         yield from (f"{namespace}.{doubt}" for doubt in grant_words.without_effect(entry, quota.moment or 0))
     system = policy.quota.system if policy else quota.system
     for namespace in sorted(quota.namespaces.keys() & system):
-        yield f"{namespace}: system namespace; unless the webhook is called for its pods, they are never refused"
+        why = "system namespace; if the webhook is not called for its pods, they are charged but never refused"
+        yield f"{namespace}: {why}"
 
 
 def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | None) -> Iterator[str]:
