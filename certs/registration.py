@@ -71,7 +71,7 @@ def _webhooks(text: object) -> list[Webhook]:
     # Users may have edited the annotation. So the fields that this module uses are checked here. The API server checks
     # all other fields when the webhooks are registered.
     try:
-        # Webhooks are sent as JSON. json.dumps() raises TypeError for a value that JSON lacks, such as a YAML date.
+        # The API server receives the webhooks as JSON. json.dumps() raises TypeError, for example for a YAML date.
         found = json.loads(json.dumps(yaml.safe_load(str(text))))
     except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
         raise UnusableDeclaration(f"the value is not YAML: {str(error).splitlines()[0]}") from error

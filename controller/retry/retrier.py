@@ -28,9 +28,9 @@ NEXT_LOOK_SECONDS = 5.0
 """Seconds until a namespace with free quota and refused workloads is checked again."""
 CREATION_TIMEOUT_SECONDS = 8.0
 """Minimum seconds between two retries of one workload, so that its controller has time to create the pods."""
-# The check of one namespace must not delay the checks of others. So the check may take BUDGET_SECONDS to read owners,
-# and BUDGET_SECONDS to decide which owners retry. The next check handles the other owners. After a slow check, the
-# namespace waits REST_PER_SECOND times as long as the check has taken.
+# The check of one namespace must not delay the checks of others. So a check may take BUDGET_SECONDS to read the owners
+# of refused pods, and BUDGET_SECONDS to decide which of them retry. The next check continues with the remaining owners.
+# After a slow check, the namespace waits REST_PER_SECOND times as long as the check has taken.
 BUDGET_SECONDS = 1.0
 REST_PER_SECOND = 9.0
 MAX_PODS = 1000

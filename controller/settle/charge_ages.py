@@ -115,7 +115,7 @@ class ChargeAges:
         seen = self._pending.get(namespace, {}).get(uid)
         if seen and watch.is_of(seen.watch):
             return 0
-        # This includes the grace period of each pending pod. If a claim is charged, any pod may use the claim.
+        # `longest_claim_grace` includes all pending pods, because any pod may be a user of a pending claim.
         longest = max(UNSEEN_SECONDS, ledger.longest_claim_grace)
         return max(math.ceil(watch.began + min(longest, self._timing.max_terminating) - now), 0)
 

@@ -162,7 +162,7 @@ def has_other_rows(before: Picture, after: Picture) -> bool:
 
 
 def change_of(before: Picture, after: Picture, views: Views) -> Change:
-    """Return the changes between two pictures (copies of the page's data) for which `has_other_rows` returns False."""
+    """Return the changes between two pictures (copies of the page's data). `has_other_rows` must be False for them."""
     lines = {name: line for name, line in after.lines.items() if before.lines[name] is not line}
     # The page of a namespace also shows pods from its usage report. So any change of the report changes that page, even
     # if the row of the namespace in the overview stays the same.

@@ -143,7 +143,7 @@ def test_a_synced_view_survives_a_list_that_breaks(kube: Kube, script: Script) -
 
 
 def test_an_undecodable_object_affects_no_other_object(kube: Kube, script: Script) -> None:
-    """An object that can no longer be decoded keeps its last valid value, because its uid is unchanged."""
+    """If the new version of an object cannot be decoded, the store keeps the old version. The uid is the same."""
     good = listed(10, item("good", 1, value=1), item("bad", 2, value="x"))
     script.streams.append(stream(good, EXPIRED))
     turned_bad = event("ADDED", item("other", 12, value=3)) + event("MODIFIED", item("other", 13, value="z"))

@@ -96,7 +96,7 @@ class Placements(RuleBasedStateMachine):
     @rule(which=WHICH, post=FAULTS | st.just("late"), put=FAULTS, who=LEADERS, node=TARGETS)
     @precondition(lambda self: self.placed())
     def bind(self, which: int, post: str, put: str, who: int, node: str | None) -> None:
-        """Act as the scheduler: request a binding to the pod's node, or to a node where it was placed earlier."""
+        """Act as the scheduler: request a binding to ``node``; if None, to the node where the pod was placed last."""
         placed = self.placed()
         name, last = sorted(placed.items())[which % len(placed)]
         self.api.deliver = self.faults(POST=post, PUT=put)

@@ -298,9 +298,7 @@ def nodes_of(count: int) -> Nodes:
 
 
 def steps(pod: bytes, cluster: Nodes) -> int:
-    """Return the number of function calls that find the candidate models and read the pod's model. A measured time
-    would depend on the machine.
-    """
+    """Count the function calls that it takes to find a pod's candidate models. A time would depend on the machine."""
     read, quota = msgspec.json.decode(pod, type=Pod), quota_of(*ALL, pools=("lab", "spare"))
     find_candidates(read, PodRequest(Charge(), ()), quota, cluster)  # fills the nodes' caches, and must not be counted
     counted = itertools.count()

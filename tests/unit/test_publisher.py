@@ -151,7 +151,7 @@ def test_a_report_equal_to_the_outdated_watch_still_replaces_the_newer_one(api: 
 
 
 def test_the_age_of_a_reservation_is_a_metric_while_cards_are_reserved() -> None:
-    """In team-b, nothing is reserved any more. An age is still recorded there, but the metric must be absent."""
+    """In team-b, nothing is reserved any more. The metric is absent, although the age of a reservation is recorded."""
     uses = {"team-a": use_of(reserved=3.0), "team-b": replace(use_of(), namespace="team-b")}
     registry = CollectorRegistry()
     registry.register(UsageCollector(lambda: uses, {"team-a": 7, "team-b": 99}.copy))

@@ -174,8 +174,9 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
         if entry.profile:
             return (entry.profile,)
-        # A pin (a selector for one GPU model) lists the MIG profiles for which the entry was charged. So profiles that
-        # are published later do not change the charge. A pin without profiles allows all of them: charge a whole card.
+        # The pin of a charged entry (a selector for one GPU model) lists the MIG profiles that determine the charge.
+        # So profiles that are published later do not change the charge. A pin without profiles allows every profile,
+        # so the entry is charged a whole card.
         if entry.pins:
             return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
         return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))

@@ -34,7 +34,7 @@ class Doubt(enum.StrEnum):
     MALFORMED = "malformed-register"
     NAMELESS = "no-product"
     HELD = "change-held"
-    """Another model was found, but the label stays, because pods use the node or the source of the label is lost."""
+    """Another model was found, but the label stays. Either pods use the node, or the source of the label is lost."""
 
 
 class Record(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ _WORD = re.compile(r"[a-z0-9]+", re.ASCII)
 
 
 class ListedCards(NamedTuple):
-    """The cards that one vendor's registers list on the nodes of a GPU model."""
+    """The cards of one vendor on the nodes of a GPU model, according to the vendor's registers (node annotations)."""
 
     own: tuple[str, ...] = ()
     """The card types that belong to the model."""

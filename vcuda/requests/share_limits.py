@@ -41,7 +41,7 @@ class LimitVariable(msgspec.Struct, frozen=True, eq=False):
     harmless: str = ""
     """A description of the values with which the variable lifts no limit; empty if there are no such values."""
     mirrors: str = ""
-    """The resource whose amount the vendor's own webhook writes into the variable. This amount is a harmless value."""
+    """The resource whose amount the vendor's own webhook writes into the variable. A pod may set this amount itself."""
     is_common: bool = False
     """True if containers without a GPU also use a variable of this name, for other purposes."""
 

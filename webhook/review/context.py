@@ -46,7 +46,7 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
 
     @property
     def claim_policy(self) -> charges.ClaimPolicy:
-        """The field ``claims``; if it is None, a policy that knows no devices, so that every claim is still charged."""
+        """The value of ``claims``. If it is None, a policy that knows no devices, but still charges every claim."""
         return self.claims or charges.ClaimPolicy.of(
             devices.NO_DEVICES, self.nodes.model_of, self.quota, self.resources
         )

@@ -106,7 +106,8 @@ async def _choose(create: verdicts.Creation, review: verdicts.Review, allowed: A
     choice = choose(options(usage), rule)
     if isinstance(choice, Choice):
         return choice
-    # A refusal must not depend on usage in memory, or on chosen models that are not charged yet. So read the ledger.
+    # The usage in memory may be outdated. It also includes models chosen for pods that are not charged yet. A refusal
+    # must not depend on either, so read the ledger.
     usage = await create.ledgers.usage(namespace)
     if not review.enforced:
         return choose_regardless(options(usage), rule)

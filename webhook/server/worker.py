@@ -76,7 +76,7 @@ class Phase(Enum):
     """
 
     HANDSHAKE = "handshake", 10.0
-    FIRST = "first", KEEP_ALIVE_SECONDS  # long, because Go clients may connect before they have a request
+    FIRST = "first", KEEP_ALIVE_SECONDS  # a long time limit, because Go clients may connect before they have a request
     NEXT = "next", KEEP_ALIVE_SECONDS
     REQUEST = "request", 10.0  # 10 s are also the API server's default timeout
     RESPONSE = "response", 10.0
