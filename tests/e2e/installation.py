@@ -239,13 +239,13 @@ MANIFESTS = Path(__file__).parents[2] / "manifests" / "base"
 
 
 @contextmanager
-def account_of(cluster: Cluster, manifest: str, name: str) -> Iterator[Cluster]:
+def account_of(cluster: Cluster, manifest: str, name: str, namespace: str = SYSTEM_NAMESPACE) -> Iterator[Cluster]:
     """Yield a client that acts as this ServiceAccount. Its manifest is applied first, and deleted afterwards."""
     path = str(MANIFESTS / manifest)
-    for each in (SYSTEM_NAMESPACE, LEDGER_NAMESPACE):
+    for each in (namespace, LEDGER_NAMESPACE):
         cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": each}})
     cluster.kubectl("apply", "-f", path)
-    with closing(Cluster(cluster.control_plane, cluster.service_account_token(SYSTEM_NAMESPACE, name))) as account:
+    with closing(Cluster(cluster.control_plane, cluster.service_account_token(namespace, name))) as account:
         yield account
     cluster.kubectl("delete", "-f", path)
 

@@ -24,6 +24,7 @@ from tools.control_plane import ControlPlane
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
 STATIC = "4dbbbc6a1bd7a7d1d1e2b6c6a9c1a4f0"
+SYSTEM = "vcuda-quota-node"
 PERIOD, GRACE = 0.5, 2.0
 
 
@@ -214,7 +215,7 @@ def test_the_agent_serves_health_and_metrics_and_stops_on_sigterm(agent: NodePro
 @pytest.fixture(scope="module")
 def account(cluster: Cluster) -> Iterator[Cluster]:
     """A client with the node agent's ServiceAccount, which has only the rights of its manifest."""
-    with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node") as account:
+    with account_of(cluster, "../node-agent/common/rbac.yaml", "vcuda-node", SYSTEM) as account:
         yield account
 
 
