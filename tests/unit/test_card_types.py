@@ -194,7 +194,7 @@ def test_the_pod_gets_a_card_of_its_model_on_a_mixed_node(
     assume(answer.outcome == "pinned")
     result = patched(sent, answer.patch)
     told, key = result["metadata"]["annotations"], ("hami", answer.model)
-    assert not any(as_hami_chooses(kind, told) for kind in nodes.types.cards[key].beside)
+    assert not any(as_hami_chooses(kind, told) for kind in nodes.types.cards[key].foreign)
     assert "" in wants.get(NOT_USE, "-").split(",") or any(
         as_hami_chooses(kind, told) for kind in nodes.types.cards[key].own
     )

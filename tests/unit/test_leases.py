@@ -42,7 +42,7 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
 
 
 @cases(
-    "limit, used, beside, grants, reserved",
+    "limit, used, other_replicas, grants, reserved",
     five_seconds_of_the_demand=(1000, 0, 0, 12, 30),
     little_demand_nothing=(1000, 0, 0, LEAST_GRANTS - 3, 0),
     at_most_a_tenth_of_the_room=(100, 40, 0, 12, 6),
@@ -52,9 +52,9 @@ def demand(seconds: float = 2.0, **grants: Sequence[Charge]) -> Demand:
     over_a_lowered_limit_nothing=(60, 80, 0, 12, 0),
 )
 def test_a_reservation_is_the_demand_of_five_seconds_within_a_part_of_the_room(
-    limit: int, used: int, beside: int, grants: int, reserved: int
+    limit: int, used: int, other_replicas: int, grants: int, reserved: int
 ) -> None:
-    others = {str(number): Reservation({}, 1) for number in range(beside)}
+    others = {str(number): Reservation({}, 1) for number in range(other_replicas)}
     ledger = Ledger({"M40": cards(used)}, reserved=others)
     quota = NamespaceQuota({"M40": Limit(100 * limit)})
     wanted = {"M40": cards(reserved)} if reserved else {}

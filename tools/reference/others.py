@@ -276,18 +276,14 @@ def _plugin() -> Iterator[Told]:
 def _not_admitted(pod: str) -> Iterator[Told]:
     """Yield the reasons in the output of `kubectl gpuquota explain` that do not come from our webhook."""
     offline = "Use `vcuda-webhook check` with the quota and the objects of the cluster, as its `--help` shows."
-    beside = _Cluster()
-    beside.fault = 'admission webhook "mutate.hami.io" denied the request'
+    with_hami_dra = _Cluster()
+    with_hami_dra.fault = 'admission webhook "mutate.hami.io" denied the request'
     long_name = json.dumps(pod_of(container(), metadata={"namespace": "n" * 51}))
     named = {"name": "gpu", "resourceClaimTemplateName": "one"}
     claiming = json.dumps({**json.loads(pod), "spec": {"resourceClaims": [named], "containers": []}})
     for cluster, manifest, todo in (
-        (
-            beside,
-            pod,
-            offline,
-        ),
-        (beside, long_name, offline),
+        (with_hami_dra, pod, offline),
+        (with_hami_dra, long_name, offline),
         (
             _Cluster(),
             json.dumps(claim()),

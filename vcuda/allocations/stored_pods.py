@@ -61,7 +61,7 @@ class Allocation(msgspec.Struct, frozen=True, gc=False):
         return self.annotations.get(key) or self.labels.get(key) or None
 
     def keys_of(self, scheme: Scheme) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return one vendor's annotations and labels. Complete only if the pod was read with ``whole_keys``."""
+        """Return the keys of one vendor's annotations, and of its labels. Some are cut short without ``whole_keys``."""
         annotations = (key for key in self.annotations if _owner(key, self.schemes) == scheme.name)
         labels = (key for key in self.labels if _owner(key, self.schemes, label=True) == scheme.name)
         return tuple(annotations), tuple(labels)

@@ -44,7 +44,7 @@ class ListedCards(NamedTuple):
 
     own: tuple[str, ...] = ()
     """The card types that belong to the model."""
-    beside: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
     """The card types of other models."""
     sliced: bool = False
     """True if at least one card is in MIG mode."""
@@ -83,7 +83,7 @@ class CardTypes(msgspec.Struct, frozen=True):
         return self.cards.get((scheme, model), ListedCards())
 
     def others(self, scheme: str, model: str) -> frozenset[str]:
-        every = ((*cards.own, *cards.beside) for (each, _), cards in self.cards.items() if each == scheme)
+        every = ((*cards.own, *cards.foreign) for (each, _), cards in self.cards.items() if each == scheme)
         return frozenset(itertools.chain.from_iterable(every)).difference(self.on(scheme, model).own)
 
     def models_of(self, scheme: str, kind: str) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ def annotations_for(
             found[scheme.card_mode] = pod.annotations.get(scheme.card_mode) or scheme.shared_mode
         others = types.others(scheme.name, model)
         similar = (kind for kind in others if contains_any(kind, map(str.casefold, usable)))
-        avoided = sorted(similar, key=lambda kind: (kind not in cards.beside, kind))[:MAX_TYPES]
+        avoided = sorted(similar, key=lambda kind: (kind not in cards.foreign, kind))[:MAX_TYPES]
         if avoided and scheme.unwanted_models:
             present = _excluding(pod, scheme)
             own = [text] if (text := pod.annotations.get(scheme.unwanted_models, "").strip()) else []
@@ -166,7 +166,7 @@ def reachable_others(
     for scheme in schemes:
         wanted, unwanted = _texts(pod, scheme.wanted_models), _excluding(pod, scheme)
         cards = types.on(scheme.name, model)
-        for kind in cards.beside:
+        for kind in cards.foreign:
             chosen = not wanted or contains_any(kind, map(str.strip, wanted))
             if chosen and not contains_any(kind, unwanted):
                 yield f"a card of type {kind}, which is not of model {model}"

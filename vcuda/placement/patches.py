@@ -49,7 +49,7 @@ class _NewRequirement:
         self.operator = operator
         self.plain: dict[str, Any] = {"key": key, "operator": operator, "values": list(self.values)}
 
-    def beside(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
+    def missing_from(self, present: tuple[Requirement, ...]) -> dict[str, Any] | None:
         """Return the requirement to add to a term; None if the term's requirements, ``present``, are already enough."""
         # The API server may call /mutate again for a patched pod (reinvocationPolicy). The second patch must be empty.
         lists = [r.values for r in present if r.key == self.key and r.operator == self.operator and r.values]
@@ -167,5 +167,5 @@ def _append(path: str, present: tuple[Requirement, ...] | None, wanted: list[_Ne
             yield _add(path, [requirement.plain for requirement in wanted])
         return
     for requirement in wanted:
-        if (missing := requirement.beside(present)) is not None:
+        if (missing := requirement.missing_from(present)) is not None:
             yield _add(f"{path}/-", missing)

@@ -39,7 +39,7 @@ class BatchCommitter(Generic[T, R]):
     late: R
     """The result for a caller whose deadline passes before its item has a result."""
     gather: Callable[[int], Awaitable[None]] | None
-    """A function that waits for more items before each batch. Its argument is the size of the previous batch."""
+    """A function that waits for more items before each batch; None for no wait. It takes the previous batch's size."""
     clock: Callable[[], float] = time.monotonic
     # Locked while a batch is processed. Other code must take this lock to use data that the function ``work`` changes.
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -94,7 +94,7 @@ class SharedCall(Generic[R]):
     """The function that makes the shared call, and returns its result."""
     clock: Callable[[], float] = time.monotonic
     pause: Callable[[int], Awaitable[None]] | None = None
-    """A function that waits before each shared call. Its argument is the number of callers of the previous call."""
+    """A function that waits before each shared call; None for no wait. It takes the number of the last callers."""
     _waiting: BatchCommitter[None, R | None] = field(init=False)
 
     def __post_init__(self) -> None:
