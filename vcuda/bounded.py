@@ -1,8 +1,7 @@
-"""Limits the use of memory: a cache with a maximum size, and a count of the bytes of objects for each namespace."""
+"""Limits the use of memory by a cache with a maximum size in bytes."""
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -44,38 +43,3 @@ class SizedCache(Generic[K, V]):
             self.bytes += size
             while self.bytes > self._most:
                 self.bytes -= self._entries.pop(next(iter(self._entries)))[1]
-
-
-class ByteAllowance:
-    """Counts the bytes of objects in memory within two limits: one for each namespace, one for all. Not thread-safe."""
-
-    def __init__(self, most_of_namespace: int, most: int) -> None:
-        self._most_of_namespace = most_of_namespace
-        self._most = most
-        self._kept: dict[tuple[str, str], int] = {}
-        self._of_namespace: Counter[str] = Counter()
-        self.bytes = 0
-
-    def keep(self, namespace: str, uid: str, size: int) -> bool:
-        """Count an object's size instead of the size that was last counted for it. Return False, and do not count the
-        object, if a limit would be exceeded."""
-        self.release(namespace, uid)
-        size += ENTRY_BYTES
-        if self._of_namespace[namespace] + size > self._most_of_namespace or self.bytes + size > self._most:
-            return False
-        self._kept[namespace, uid] = size
-        self._of_namespace[namespace] += size
-        self.bytes += size
-        return True
-
-    def release(self, namespace: str, uid: str) -> None:
-        size = self._kept.pop((namespace, uid), 0)
-        self.bytes -= size
-        self._of_namespace[namespace] -= size
-        if not self._of_namespace[namespace]:
-            del self._of_namespace[namespace]
-
-    def retain(self, objects: Iterable[tuple[str, str]]) -> None:
-        """Stop counting all objects except ``objects``, pairs of a namespace and a uid."""
-        for namespace, uid in self._kept.keys() - objects:
-            self.release(namespace, uid)

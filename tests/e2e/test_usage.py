@@ -246,6 +246,7 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
         dra.template(team, "one"),
         dra.template(team, "never", dra.request(count=5)),
         dra.claiming(team, "train", resourceClaimTemplateName="one"),
+        dra.claiming(team, "large", resourceClaimTemplateName="never"),
     ]
     file.write_text(yaml.safe_dump_all(made))
     told = gpuquota("-n", team, "explain", "-f", str(file), "-o", "json")
@@ -263,9 +264,11 @@ def test_explain_covers_claims_templates_and_the_claims_a_pod_would_get(
         "ResourceClaimTemplate/never": ("refused", ""),
         "Pod/train": ("admitted", ""),
         "ResourceClaim/train-gpu-*": ("admitted", "M40"),
+        "Pod/large": ("admitted", ""),
+        "ResourceClaim/large-gpu-*": ("refused", ""),
     }
     assert rows["ResourceClaim/fits"]["reason"].startswith("would be pinned to M40: the first in the namespace's quota")
-    for name in ("ResourceClaim/over", "ResourceClaimTemplate/never"):
+    for name in ("ResourceClaim/over", "ResourceClaimTemplate/never", "ResourceClaim/large-gpu-*"):
         assert "can never fit" in rows[name]["reason"]
     assert (cluster.pods(team), dra.claims(cluster, team)) == ([], [])
 

@@ -19,7 +19,7 @@ from controller.retry.refused import find_refused, refused_by_events
 from controller.ui.events import EventInformer
 from tests.builders import LABELS
 from tests.processes import memory
-from vcuda.kube import Kube, LedgerStore, Reflector, TemplateInformer
+from vcuda.kube import Kube, LedgerStore, Reflector
 from vcuda.placement.nodes import Nodes
 
 
@@ -49,7 +49,6 @@ READERS: Mapping[str, Callable[[Kube], int]] = {
     "a count of claims": lambda kube: len(store(kube).stored_uids("team-a")),
     "the watch of pods": lambda kube: relisted(PodInformer(kube, LABELS, lambda _: None).reflector),
     "the watch of claims": lambda kube: relisted(claims(kube).reflector),
-    "the watch of templates": lambda kube: sum(map(relisted, TemplateInformer(kube).reflectors().values())),
     "the watch of Events": events,
     "Events of refused pods": lambda kube: len(refused_by_events(kube, "team-a", CLAIM_REASON, ("Pod",))),
     "refused workloads": lambda kube: len(find_refused(kube, "team-a").owners),

@@ -12,7 +12,7 @@ import pytest
 
 from controller.refusals import CLAIM_REASON
 from controller.retry.refused import MOST_OWNER_BYTES
-from examples.claims import NVIDIA, claim, entry, template
+from examples.claims import NVIDIA, claim, entry
 from tests.builders import ONE_CARD, stored_pod
 from tests.integration.list_reader import READERS
 from tests.integration.scripted import Script, serving, stream, write_kubeconfig
@@ -36,7 +36,6 @@ ANNOTATED = {"annotations": {"note": LARGE}}
 SAMPLES: dict[str, dict[str, Any]] = {
     "pods": {**stored_pod(ONE_CARD), "metadata": ANNOTATED},
     "resourceclaims": claim(*LARGE_CLAIM),
-    "resourceclaimtemplates": template(*LARGE_CLAIM),
     "events": {
         "metadata": {},
         "involvedObject": {"kind": "Pod", "name": "train", "uid": "1"},

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from examples.claims import HAMI, NVIDIA, claim, entry, published, share, template
+from examples.claims import HAMI, NVIDIA, claim, entry, published, share
 from tests.builders import Manifest
 from tests.integration.reviews import Json, card_pod
 from tests.processes import WebhookProcess, serving
@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WebhookProcess]
     selectors = [{"cel": {"expression": 'device.driver == "gpu.nvidia.com"'}}]
     acme = {"apiVersion": API_VERSION, "kind": "DeviceClass", "metadata": {"name": "acme.com"}}
     classes = [{**acme, "spec": {"selectors": selectors}}]
-    nodes.write_text(json.dumps(published(*classes, stored, in_namespace(template(entry(count=9)), "team-a", "nine"))))
+    nodes.write_text(json.dumps(published(*classes, stored)))
     with serving("--standalone", "--quota", quota, "--nodes", nodes) as running:
         yield running
 

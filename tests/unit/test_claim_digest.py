@@ -27,7 +27,6 @@ from examples.claims import (
     device,
     entry,
     first_of,
-    selector,
     share,
     slice_of,
     spec,
@@ -36,7 +35,7 @@ from examples.claims import (
 )
 from tests.builders import Manifest
 from tests.tables import cases
-from tests.unit.test_claim_review import QUOTA as QUOTA_OF_TEAM, Server, claiming
+from tests.unit.test_claim_review import QUOTA as QUOTA_OF_TEAM, Server
 from vcuda.allocations.stored_claims import ClaimCounter, ClaimReader
 from vcuda.claims import digest as digests
 from vcuda.claims.cel import read_facts
@@ -47,7 +46,6 @@ from vcuda.claims.pin import LONGEST_PIN, ClaimPin, read_pin, write_pin
 from vcuda.claims.request import read_claim
 from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.folding import fold
-from webhook.review.claim_review import MOST_TEMPLATES
 
 QUOTA = Quota({"team-a": NamespaceQuota({"M40": Limit(800), "A100": Limit(800)})})
 POLICY = claim_policy(quota=QUOTA)
@@ -310,16 +308,3 @@ def test_expressions_beyond_the_bound_of_a_claim_are_ignored() -> None:
 def test_claims_that_differ_only_in_ignored_text_have_equal_digests() -> None:
     first, second = (pack(view(claim(entry(NVIDIA, f'"{text}" != "x"')))) for text in ("one", "another"))
     assert first == second
-
-
-def test_a_pod_is_checked_by_digests_of_at_most_eight_different_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    server, asked = Server(train=spec(entry(count=3, selectors=[selector(PRODUCT)]))), list[str]()
-    find = server.policy.templates
-    templates = lambda namespace, name: find(namespace, asked.append(name) or name)  # type: ignore[func-returns-value]  # noqa: E731
-    server.policy = msgspec.structs.replace(server.policy, templates=templates)
-    monkeypatch.setattr(digests, "read_facts", lambda _: pytest.fail("an expression was read"))
-    answer = server.create(claiming(*["train"] * 200))
-    assert (answer.outcome, "can never fit" in answer.message, asked) == ("over-quota", True, ["train"])
-    asked.clear()
-    assert server.create(claiming(*(f"other-{number}" for number in range(200)))).allowed
-    assert len(asked) == MOST_TEMPLATES

@@ -139,9 +139,8 @@ def test_devices_and_classes_are_read_as_drivers_publish_them(path: Path) -> Non
 
 
 def test_templates_are_known_by_namespace_and_name(path: Path) -> None:
-    policy = cluster(path, {**template(), "metadata": {"name": "one", "namespace": "team-a"}}).policy
-    assert policy.templates("team-a", "one")
-    assert policy.templates("team-b", "one") is None
+    found = cluster(path, {**template(), "metadata": {"name": "one", "namespace": "team-a"}}).templates
+    assert [*found] == [("team-a", "one")]
 
 
 ENDED = {**stored_pod({"nvidia.com/gpu": 1}, uid="x"), "status": {"phase": "Succeeded"}}

@@ -7,10 +7,12 @@ import pytest
 
 from controller.plugin.kubectl import Kubectl
 from controller.plugin.why import KINDS, explain_why, parse_object
+from examples.claims import template
 from tests.builders import Manifest, container
 from tests.gpuquota import Cluster, run
 from tests.tables import cases
 from tests.unit.test_plugin_refusals import DENIED, event, store
+from vcuda.claims.names import API_PATH
 from vcuda.errors import ApiError
 from vcuda.quota.model import Charge, Limit, Shortage, Usage, exceeded
 
@@ -118,6 +120,24 @@ def test_a_workload_that_would_be_admitted_now_waits_for_nothing(cluster: Cluste
     status, found = why("deployments/train")
     assert (status, found["rejected"], found["missing"]) == (0, [], [])
     assert [each["decision"] for each in found["now"]] == ["admitted"]
+
+
+def test_the_claims_that_a_workload_would_get_are_decided_too(cluster: Cluster) -> None:
+    """No refusal of the pod names the claims, because the webhook does not judge the templates of a pod."""
+    deployment(cluster)
+    spec = {"containers": [container()], "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+    path = f"/apis/apps/v1{TEAM}/deployments/train"
+    cluster.store(path, {**json.loads(cluster.get(path)), "spec": {"template": {"spec": spec}}})
+    cluster.store(f"{API_PATH}{TEAM}/resourceclaimtemplates/one", {**template(), "metadata": {"name": "one"}})
+    cluster.store(API_PATH, {"kind": "APIResourceList"})
+    cluster.refusals = {f"{API_PATH}{TEAM}/resourceclaims": ApiError(403, OVER)}
+    status, found = why("deployment/train")
+    assert status == 1
+    assert [(each["object"], each["decision"]) for each in found["now"]] == [
+        ("Deployment/train", "admitted"),
+        ("ResourceClaim/train-*-gpu-*", "refused"),
+    ]
+    assert [(each["model"], each["needed"]) for each in found["missing"]] == [("H100", 1)]
 
 
 def pod(cluster: Cluster, **status: object) -> None:

@@ -61,7 +61,7 @@ PROOF = {
         "test_other_requests_are_ignored",
         "test_all_and_admin_access_are_free_for_devices_without_a_value",
     ),
-    "a ResourceClaimTemplate": ("test_templates_and_the_pods_that_name_them_are_checked_and_not_charged",),
+    "a ResourceClaimTemplate": ("test_a_new_template_is_checked_and_not_charged",),
     "parameters for the driver of a share": ("test_parameters_for_the_driver_of_a_share_are_refused",),
 }
 """Maps the beginning of each row in docs/requests.md to the tests that prove the row.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from examples import claims as made
@@ -13,14 +14,14 @@ from vcuda.admission_review import AdmissionResponse, GroupVersionKind
 from vcuda.claims.digest import MOST_ASKED_BYTES
 from vcuda.claims.names import CLAIM
 from vcuda.claims.pin import LONGEST_PIN, ClaimPin, write_pin
-from vcuda.claims.request import read_claim
-from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota, Usage
+from vcuda.quota.model import Charge, Limit, Mode, NamespaceQuota, Quota
 from vcuda.requests.resources import WHOLE_CARD, GpuResources
 from webhook.ledger.ledgers import MemoryLedgers, RecentChoices
-from webhook.review.claim_review import check_templates, mutate, validate
+from webhook.review.claim_review import mutate, validate
 from webhook.review.context import PolicySnapshot
-from webhook.review.verdicts import Creation, Review
+from webhook.review.verdicts import Creation
 
+NOTHING: Mapping[str, Charge] = MappingProxyType({})
 A_FEW = NamespaceQuota({"A100": Limit(100)})
 TEAM = NamespaceQuota({"M40": Limit(800), "A100": Limit(200)})
 NO_DRIVER = made.device_class('device.driver.startsWith("gpu")')
@@ -41,12 +42,14 @@ def chapters() -> tuple[Chapter, ...]:
     return (Chapter("ResourceClaims and their templates: 403 and 422", HOW, tuple(_told())),)
 
 
-def _ask(manifest: Manifest, quota: NamespaceQuota = TEAM, **rows: Any) -> AdmissionResponse:
+def _ask(
+    manifest: Manifest, quota: NamespaceQuota = TEAM, charged: Mapping[str, Charge] = NOTHING, **rows: Any
+) -> AdmissionResponse:
     whole = Quota({"team-a": quota})
     claims = made.claim_policy(classes=CLASSES, quota=whole, resources=UNITS, rows=rows)
     policy = PolicySnapshot(whole, made.NODES, claims=claims)
     kind = GroupVersionKind("resource.k8s.io", "v1", manifest["kind"])
-    request, ledgers, choices = review(manifest, kind=kind), MemoryLedgers(), RecentChoices()
+    request, ledgers, choices = review(manifest, kind=kind), MemoryLedgers({"team-a": charged}), RecentChoices()
     if manifest["kind"] == CLAIM and not manifest["metadata"].get("uid"):
         return asyncio.run(mutate(Creation(request, policy, ledgers, choices)))
     return asyncio.run(validate(Creation(request, policy, ledgers, choices)))
@@ -68,11 +71,7 @@ def _told() -> Sequence[Told]:
     ]
     configured = made.claim(*malformed)
     configured["spec"]["devices"]["config"] = [{"opaque": {"driver": made.HAMI}}]
-    full = {"A100": Usage(Charge(100, 0, 100))}
-    whole = made.claim_policy(quota=Quota({"team-a": A_FEW}))
-    reviewed = Review("team-a", A_FEW, PolicySnapshot(Quota({"team-a": A_FEW}), made.NODES))
-    checked = check_templates(reviewed, [read_claim(made.view(made.claim()), whole)], full)
-    waiting = () if isinstance(checked, AdmissionResponse) else checked
+    waiting = _ask(made.template(), A_FEW, charged={"A100": Charge(100, 0, 100)}).warnings
     product = f'device.attributes["{made.NVIDIA}"].productName == "{made.M40}"'
     entries = [made.first_of(*[made.entry()] * 8)] * 9
     large = made.claim(*[made.entry()] * 33), made.claim(*entries), made.claim(made.entry("x" * MOST_ASKED_BYTES))
@@ -113,6 +112,6 @@ def _told() -> Sequence[Told]:
             ("The status is 400. Correct the webhook configuration, which sends objects of another kind."),
         ),
         Told(_ask(made.template(made.entry(count=9))).message, "Request less, or ask for more quota."),
-        *(Told(text, "Nothing: the pod waits, and starts by itself.") for text in waiting),
+        *(Told(text, "Nothing: a pod with this template waits, and starts by itself.") for text in waiting),
         *(Told(text, "") for text in _ask(made.template(made.entry(count=9)), warns).warnings),
     ]

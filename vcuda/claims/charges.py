@@ -11,9 +11,8 @@ from decimal import ROUND_CEILING, Decimal
 
 import msgspec
 
-from vcuda.bounded import SizedCache
 from vcuda.claims.devices import DeviceOffer, Devices
-from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest, PackedDigest
+from vcuda.claims.digest import PINS_TOO_LARGE, ClaimDigest
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, UnitWorth
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.claims.products import Products
@@ -23,12 +22,6 @@ from vcuda.quota.model import Charge, Quota, total
 from vcuda.requests.resources import CLASS, MIG_PROFILE, WHOLE_CARD, GpuResources, worth_of_slices
 
 _MIB = 1024 * 1024
-
-REQUESTS_BYTES = 8 * 2**20
-"""The most bytes of the cache of claim requests. The keys of the cache are digests, the short forms of claim specs."""
-
-REQUEST_PER_DIGEST = 25
-"""The size of a cached claim request is estimated as the size of its digest (short form) times this number."""
 
 
 class KindOffers(msgspec.Struct, frozen=True):
@@ -80,10 +73,6 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         for offer in self.devices.offers:
             found.setdefault(offer.driver, set()).update(name for name, _ in offer.capacities)
         return found
-
-    @functools.cached_property
-    def requests(self) -> "SizedCache[PackedDigest, ClaimRequest]":
-        return SizedCache(REQUESTS_BYTES, lambda packed, _: REQUEST_PER_DIGEST * len(packed))
 
     @classmethod
     def of(

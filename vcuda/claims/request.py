@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from vcuda.claims.cel import Facts
 from vcuda.claims.charges import ClaimEntry, ClaimPolicy, ClaimRequest
-from vcuda.claims.digest import ClaimDigest, EntryDigest, EntryRead, PackedDigest, unpack
+from vcuda.claims.digest import ClaimDigest, EntryDigest, EntryRead
 from vcuda.claims.drivers import CORES, MEMORY, DeviceKind, Kind, find_kind
 from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import EXACT_COUNT
@@ -44,15 +44,6 @@ def read_claim(digest: ClaimDigest, policy: ClaimPolicy) -> ClaimRequest:
                 entries.append(_entry(path, name, read, found, capacities))
     faults.extend(_config_faults(digest, entries))
     return ClaimRequest(tuple(entries), tuple(faults), policy, digest)
-
-
-def read_packed(packed: PackedDigest, policy: ClaimPolicy) -> ClaimRequest:
-    """Return the device requests of a claim with this encoded digest. The result is cached in ``policy``."""
-    known = policy.requests.get(packed)
-    if known is None:
-        known = read_claim(unpack(packed), policy)
-        policy.requests.put(packed, known)
-    return known
 
 
 def _config_faults(digest: ClaimDigest, entries: Iterable[ClaimEntry]) -> Iterator[Fault]:

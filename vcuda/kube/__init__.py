@@ -10,7 +10,7 @@ are not used, because they make decoding seventy times slower and drop unknown f
 from vcuda.kube.authorization import AuthorizerGrace
 from vcuda.kube.client import JSON_PATCH, MERGE_PATCH, Heard, Kube, Stream, segment, upsert
 from vcuda.kube.connection import Params, VersionCheck, end_process
-from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, TemplateInformer, is_served
+from vcuda.kube.dra import CLAIMS, ClaimPolicies, DeviceInformer, ServedWatches, is_served
 from vcuda.kube.informers import FreeCardsInformer, NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
 from vcuda.kube.ledger_marks import OPENING_SECONDS
 from vcuda.kube.ledger_store import NOT_TRACKED, LedgerStore, NamedLedger, Stored, ledger_name

@@ -1,4 +1,4 @@
-"""Watches the ResourceSlices, DeviceClasses and claim templates of Dynamic Resource Allocation (DRA)."""
+"""Watches the ResourceSlices and DeviceClasses of Dynamic Resource Allocation (DRA)."""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -8,30 +8,21 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from vcuda import errors, k8s_types
+from vcuda import errors
 from vcuda.allocations.stored_claims import ClaimCounter
-from vcuda.bounded import ByteAllowance
 from vcuda.claims import charges, devices, objects
-from vcuda.claims.digest import PackedDigest, pack, read_spec
 from vcuda.claims.names import API_PATH
 from vcuda.kube import client, informers, reflector
 from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import GpuResources
 
-SLICES, CLASSES, CLAIMS, TEMPLATES = (
-    f"{API_PATH}/{name}" for name in ("resourceslices", "deviceclasses", "resourceclaims", "resourceclaimtemplates")
-)
+SLICES, CLASSES, CLAIMS = (f"{API_PATH}/{name}" for name in ("resourceslices", "deviceclasses", "resourceclaims"))
 
 ASK_AGAIN_SECONDS = 60.0
 """Seconds between two checks whether the API server serves resource.k8s.io/v1. An upgrade may add this API."""
 
 _SLICE = msgspec.json.Decoder(objects.ResourceSlice)
 _CLASS = msgspec.json.Decoder(objects.DeviceClass)
-
-MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES = 512 * 1024, 32 * 2**20
-"""The memory bounds in bytes: for the claim templates of one namespace, and of all namespaces. A template counts as
-`ENTRY_BYTES` (700) plus its packed device requests: typically 100 bytes, and at most 14 KiB. So the first bound allows
-about 600 typical templates, and the second about 40,000."""
 
 
 def is_served(kube: client.Kube) -> bool:
@@ -143,71 +134,6 @@ class DeviceInformer:
             with self._lock:
                 self._stale = True
             self._on_change()
-
-
-class StoredTemplate(msgspec.Struct, frozen=True, gc=False):
-    """The part of a ResourceClaimTemplate that is kept in memory."""
-
-    namespace: str
-    uid: str
-    digest: PackedDigest
-    """The device requests of the template's claims, in a packed form."""
-
-
-class _RawTemplateSpec(k8s_types.K8sStruct, frozen=True, gc=False):
-    spec: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class _RawTemplate(k8s_types.K8sObject, frozen=True, gc=False):
-    spec: _RawTemplateSpec = _RawTemplateSpec()
-
-
-_TEMPLATE = msgspec.json.Decoder(_RawTemplate)
-
-
-class TemplateInformer:
-    """Watches the ResourceClaimTemplates of all namespaces, and keeps their device requests within a memory bound.
-
-    A template that would exceed the bound is not kept. This is safe, because the webhook checks and charges each claim
-    that is created from the template.
-    """
-
-    def __init__(self, kube: client.Kube) -> None:
-        self._allowance = ByteAllowance(MOST_OF_NAMESPACE_BYTES, MOST_TEMPLATE_BYTES)
-        self._warned: set[str] = set()
-        self._log = structlog.get_logger()
-        self._templates: reflector.Reflector[StoredTemplate] = reflector.Reflector(
-            kube, TEMPLATES, self._decode, on_event=self._on_event, on_listed=self._on_listed
-        )
-
-    def reflectors(self) -> Mapping[str, reflector.Reflector[Any]]:
-        return {"resourceclaimtemplates": self._templates}
-
-    def find(self, namespace: str, name: str) -> PackedDigest | None:
-        """Return a claim template's device requests; None if the template is missing, or exceeded the memory bound."""
-        found = self._templates.get((namespace, name))
-        return found.digest if found else None
-
-    def _decode(self, raw: bytes) -> StoredTemplate | None:
-        template = _TEMPLATE.decode(raw)
-        namespace, uid = template.metadata.namespace, template.metadata.uid
-        packed = pack(read_spec(template.spec.spec))
-        if self._allowance.keep(namespace, uid, len(packed)):
-            return StoredTemplate(namespace, uid, packed)
-        if namespace not in self._warned:
-            self._warned.add(namespace)
-            message = "the claim templates of a namespace exceed the memory bound; their claims are still checked"
-            self._log.warning(message, namespace=namespace)
-        return None
-
-    def _on_event(self, old: StoredTemplate | None, new: StoredTemplate | None) -> None:
-        if old and (new is None or new.uid != old.uid):
-            self._allowance.release(old.namespace, old.uid)
-
-    def _on_listed(self) -> None:
-        # An interrupted list may have counted templates that were deleted before this list. So stop counting them.
-        self._allowance.retain((each.namespace, each.uid) for each in self._templates.snapshot().values())
-        self._warned.clear()
 
 
 class _Made(NamedTuple):

@@ -40,6 +40,8 @@ _WORDS = {"ignored": "no GPU", "unlimited": "not limited"}
 
 _COUNTED = "the webhook is not called for {} in this system namespace, so they are charged but never refused"
 
+_NODES = "the nodes that the pod selects by labels or names (see --nodes)"
+
 _MADE_LATER = "each claim that Kubernetes creates from this template is charged"
 
 
@@ -108,9 +110,7 @@ def check(workloads: Sequence[Workload | Unread], cluster: files.OfflineCluster)
 def with_templates(cluster: files.OfflineCluster, workloads: Iterable[Workload | Unread]) -> files.OfflineCluster:
     specs = ((each.namespace, each.name, each.claim_spec) for each in workloads if isinstance(each, Workload))
     own = {(home, name): msgspec.convert(spec, objects.ClaimSpec) for home, name, spec in specs if spec is not None}
-    templates = {**cluster.templates, **own}
-    policy = msgspec.structs.replace(cluster.policy, templates=files.find_in(templates))
-    return msgspec.structs.replace(cluster, policy=policy, templates=templates)
+    return msgspec.structs.replace(cluster, templates={**cluster.templates, **own})
 
 
 async def decide(workloads: Iterable[Workload | Unread], ask: Ask, cluster: files.OfflineCluster) -> list[Row]:
@@ -144,20 +144,23 @@ async def _decide(workload: Workload, ask: Ask, cluster: files.OfflineCluster) -
     if created["kind"] != "Pod":
         yield await _decide_one(workload.title, created, ask, policy, notes)
         return
-    claims = [(each, cluster.templates.get((namespace, each.template))) for each in made_claims(created)]
-    missing = [f"{TEMPLATE} {each.template}" for each, spec in claims if spec is None]
-    if _needs_nodes(created, policy):
-        missing.append("the nodes that the pod selects by labels or names (see --nodes)")
+    limited = policy.quota.for_namespace(namespace) is not None
     alike, row = await _decide_one(workload.title, created, ask, policy, notes)
-    if missing and row.decision == ADMITTED and policy.quota.for_namespace(namespace):
-        unknown = f"the decision depends on objects that are not in the given files: {', '.join(missing)}"
-        reason = "; ".join(filter(None, (unknown, row.reason)))
+    if limited and row.decision == ADMITTED and _needs_nodes(created, policy):
+        reason = "; ".join(filter(None, (_missing(_NODES), row.reason)))
         row = msgspec.structs.replace(row, decision=UNKNOWN, reason=reason)
     yield alike, row
-    for each, spec in claims if row.decision != REFUSED else ():
+    for each in made_claims(created) if row.decision != REFUSED else ():
+        name, spec = f"{CLAIM}/{each.name}", cluster.templates.get((namespace, each.template))
         if spec is not None:
             claim = {**each.claim, "spec": msgspec.json.decode(msgspec.json.encode(spec))}
-            yield await _decide_one(f"{CLAIM}/{each.name}", claim, ask, policy)
+            yield await _decide_one(name, claim, ask, policy)
+        elif limited:
+            yield UNKNOWN, Row(name, namespace, 1, UNKNOWN, reason=_missing(f"{TEMPLATE} {each.template}"))
+
+
+def _missing(what: str) -> str:
+    return f"the decision depends on objects that are not in the given files: {what}"
 
 
 def _needs_nodes(pod: Manifest, policy: context.PolicySnapshot) -> bool:

@@ -89,15 +89,9 @@ def read_cluster(
         resources=known,
         runtime_classes=runtime_devices.RuntimeClasses(gpu_runtime_classes),
         claims=claims,
-        templates=find_in(stored.templates),
         scheduler_users=scheduler_users,
     )
     return OfflineCluster(policy, stored.committed(claims), stored.templates)
-
-
-def find_in(templates: TemplateSpecs) -> context.ClaimTemplates:
-    digests = {key: digest.pack(digest.digest_of(spec)) for key, spec in templates.items()}
-    return lambda namespace, name: digests.get((namespace, name))
 
 
 def read_quota(path: Path) -> config.QuotaConfig:

@@ -1,12 +1,11 @@
 """Decides the creation of a ResourceClaim: /mutate pins the claim to a GPU model, and /validate charges the claim.
 
-A ResourceClaimTemplate, or a pod that names the template, is not charged: Kubernetes makes claims from the template,
-and each claim is charged. The template or pod is refused if its claims can never be admitted. It is admitted with a
-warning if its claims must wait for free quota.
+A ResourceClaimTemplate is not charged: Kubernetes makes claims from the template, and each claim is charged. A new
+template is refused if its claims can never be admitted. It is admitted with a warning if its claims must wait for free
+quota. A changed template, and the templates that a pod names, are not reviewed. Their claims are.
 """
 
-import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
@@ -17,11 +16,11 @@ from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
 from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.claims.objects import ResourceClaim, ResourceClaimTemplate
-from vcuda.claims.request import read_claim, read_packed
+from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
 from vcuda.k8s_types import UNDECODABLE, ObjectMeta
 from vcuda.placement.placement import Candidates
-from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, Usage, exceeded
+from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, exceeded
 from vcuda.quota.preference import ordered_models
 from vcuda.quota.terms import MODELS_ANNOTATION
 from vcuda.requests.refusals import find_unlimited
@@ -31,10 +30,6 @@ from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
 WAITS = "a claim from this template must wait until the quota is free"
-
-MOST_TEMPLATES = 8
-"""The maximum number of claim templates of a pod that are checked. The first check of a large template takes
-milliseconds."""
 
 _CLAIMS = msgspec.json.Decoder(ResourceClaim)
 _TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
@@ -168,52 +163,19 @@ def _not_held(review: ClaimReview, model: str | None) -> str:
 
 
 async def _check_template(review: ClaimReview, ledgers: Ledgers) -> AdmissionResponse:
-    checked = check_templates(review, [review.request], await ledgers.cached_usage(review.namespace))
-    if isinstance(checked, AdmissionResponse):
-        return checked
-    return AdmissionResponse("template", warnings=review.warnings(*checked), scheme=review.scheme)
-
-
-def check_templates(
-    review: verdicts.Review, templates: Iterable[ClaimRequest], usage: Mapping[str, Usage]
-) -> AdmissionResponse | Sequence[str]:
-    """Check whether claims from these templates can ever fit the quota, and whether they fit the free quota now.
-
-    Return a refusal of the template, or of the pod that names it, if the claims can never be admitted. Otherwise return
-    the warnings for the user who created the template or pod.
-    """
-    namespace, quota, warnings = review.namespace, review.quota, list[str]()
-    for asked in templates:
-        if asked.faults:
-            return _never_admitted(review, "malformed", verdicts.malformed_sentence(asked.faults))
-        candidates = find_candidates(asked, quota)
-        if not candidates.models:
-            return _never_admitted(review, "not-allowed", candidates.sentence("claim", namespace, quota))
-        options = candidates.options(quota, asked.charge, usage)
-        short = [] if any(each.has_room for each in options) else [each.shortage for each in options]
-        if short and all(each.can_never_fit for each in short):
-            return _never_admitted(review, "over-quota", exceeded(namespace, *short))
-        if short:
-            warnings.append(f"{exceeded(namespace, *short)}; {WAITS}")
-    return warnings
-
-
-def _never_admitted(review: verdicts.Review, outcome: str, refusal: str) -> AdmissionResponse | Sequence[str]:
-    if review.enforced:
-        return verdicts.refused(review, outcome, refusal)
-    return [f"{refusal}; {verdicts.ADMITTED_ALL_THE_SAME}"]
-
-
-def requests_of(namespace: str, templates: Collection[str], policy: PolicySnapshot) -> list[ClaimRequest]:
-    """Return the GPU requests of the templates with these names. Templates that request no GPU are left out.
-
-    Only the first `MOST_TEMPLATES` templates are read. Templates that the watch has not delivered are left out too.
-    This is safe, because every claim is charged when it is created.
-    """
-    names = itertools.islice(dict.fromkeys(templates), MOST_TEMPLATES)
-    digests = [digest for name in names if (digest := policy.templates(namespace, name))]
-    if not digests:
-        return []
-    claims = policy.claim_policy
-    asked = (read_packed(digest, claims) for digest in digests)
-    return [each for each in asked if each.entries or each.faults]
+    """Refuse a template if its claims can never fit the quota. Warn if the claims must wait for free quota now."""
+    namespace, quota, asked = review.namespace, review.quota, review.request
+    outcome, sentence, waits = "template", "", False
+    candidates = find_candidates(asked, quota)
+    if not candidates.models:
+        outcome, sentence = "not-allowed", candidates.sentence("claim", namespace, quota)
+    elif not asked.faults:
+        options = candidates.options(quota, asked.charge, await ledgers.cached_usage(namespace))
+        if not any(each.has_room for each in options):
+            short = [each.shortage for each in options]
+            sentence, waits = exceeded(namespace, *short), not all(each.can_never_fit for each in short)
+            outcome = "template" if waits else "over-quota"
+    if outcome != "template" and review.enforced:
+        return verdicts.refused(review, outcome, sentence)
+    warnings = [f"{sentence}; {WAITS if waits else verdicts.ADMITTED_ALL_THE_SAME}"] if sentence else []
+    return AdmissionResponse("template", warnings=review.warnings(*warnings), scheme=review.scheme)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from vcuda import kube
-from vcuda.claims import charges, devices, digest
+from vcuda.claims import charges, devices
 from vcuda.placement import patches
 from vcuda.placement.nodes import Nodes
 from vcuda.quota import model
@@ -15,11 +15,6 @@ from vcuda.requests.runtime_devices import RuntimeClasses
 
 SCHEDULER_USERS = frozenset({"system:kube-scheduler"})
 """The user names of schedulers, which create claims for the extended resources of pods (flag --scheduler-users)."""
-
-
-ClaimTemplates = Callable[[str, str], digest.PackedDigest | None]
-"""A function that takes the namespace and the name of a ResourceClaimTemplate. It returns the template's digest (the
-parts that determine the charge); None if there is no such template."""
 
 
 class PolicySnapshot(msgspec.Struct, frozen=True):
@@ -39,8 +34,6 @@ class PolicySnapshot(msgspec.Struct, frozen=True):
     """Decides which RuntimeClasses give pods access to GPUs."""
     claims: charges.ClaimPolicy | None = None
     """Determines the charge of a ResourceClaim; None if the API server serves no claims."""
-    templates: ClaimTemplates = lambda _namespace, _name: None
-    """Returns the digest (charge-relevant parts) of a ResourceClaimTemplate; None if there is no such template."""
     scheduler_users: frozenset[str] = SCHEDULER_USERS
     """The user names of schedulers, which create claims for pods that are charged already."""
 
@@ -69,7 +62,6 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
     hints: patches.Hints
     storable_seconds: float
     claims: kube.ClaimPolicies
-    templates: kube.TemplateInformer
     dra: kube.ServedWatches
     runtime_classes: kube.RuntimeClassInformer
     gpu_runtime_classes: RuntimeClasses
@@ -92,7 +84,6 @@ class ClusterPolicy(msgspec.Struct, frozen=True):
             self.claims.charged(read.resources),
             self.gpu_runtime_classes,
             self.claims.current(),
-            self.templates.find,
             self.scheduler_users,
         )
 

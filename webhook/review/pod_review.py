@@ -20,9 +20,7 @@ from vcuda.quota.values import listed
 from vcuda.requests.pod_request import PodRequest, asks_for_vcuda, read_request
 from vcuda.requests.refusals import could_reach_gpus, find_refusals
 from vcuda.requests.resources import PLAIN_CARDS
-from webhook.ledger.ledgers import Ledgers
 from webhook.review import verdicts
-from webhook.review.claim_review import check_templates, requests_of
 from webhook.review.context import PolicySnapshot
 from webhook.review.models import Allowed, check_wish, pin
 
@@ -169,18 +167,11 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
         return review
     pinned = placement.read_pin(review.pod, create.policy.hints.labels, create.policy.resources.models)
     create.deadline.check()
-    warnings: Sequence[str] = ()
-    if review.pod.spec.resource_claims:
-        claimed = await _check_claims(review, create.ledgers)
-        create.deadline.check()
-        if isinstance(claimed, AdmissionResponse):
-            return claimed
-        warnings = claimed
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.request.asks:
         asked = verdicts.Asked(metadata, NO_MODEL, Charge(), grace)
         unrecorded = await verdicts.record_grace(create, review, asked)
-        return unrecorded or _claiming(review, pinned, warnings)
+        return unrecorded or _claiming(review, pinned)
     # The pod may lack the patch of /mutate. Another webhook may have undone the patch, or the API server may have
     # skipped /mutate (failurePolicy Ignore). So /validate computes everything again from the pod that will be stored.
     hints = review.hints(pinned.model)
@@ -192,26 +183,16 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     if pinned.model is None:
         return AdmissionResponse("unpinned", scheme=review.scheme, warnings=review.warnings(*stray))
     asked = verdicts.Asked(metadata, pinned.model, review.request.charge_on(pinned.model), grace)
-    return await verdicts.charge(create, review, asked, stray=[*stray, *warnings])
+    return await verdicts.charge(create, review, asked, stray=stray)
 
 
-async def _check_claims(review: PodReview, ledgers: Ledgers) -> AdmissionResponse | Sequence[str]:
-    # A template that the watch has not delivered is not checked. This is safe, because its claims are charged when they
-    # are created.
-    claims = review.pod.spec.resource_claims or ()
-    templates = [each.resource_claim_template_name for each in claims if each.resource_claim_template_name]
-    asked = requests_of(review.namespace, templates, review.policy)
-    if not asked:
-        return ()
-    return check_templates(review, asked, await ledgers.cached_usage(review.namespace))
-
-
-def _claiming(review: PodReview, pin: placement.Pin, warnings: Sequence[str]) -> AdmissionResponse:
+def _claiming(review: PodReview, pin: placement.Pin) -> AdmissionResponse:
     """Return the answer to a pod that requests cards only by ResourceClaims. The claims are charged, not the pod."""
+    # The webhook does not judge the templates that the pod names, because replicas keep no copy of the templates.
     undone = [] if pin.in_pools(review.quota) else [f"{NOT_MUTATED}: {_outside_pools(review)}"]
     if undone and review.enforced:
         return verdicts.refused(review, "not-pinned", *undone)
-    return AdmissionResponse("claims", warnings=review.warnings(*undone, *warnings))
+    return AdmissionResponse("claims", warnings=review.warnings(*undone))
 
 
 def _undone(review: PodReview, pin: placement.Pin, hints: patches.Hints) -> Iterator[str]:

@@ -91,8 +91,7 @@ class Cluster(msgspec.Struct, frozen=True):
         nodes = k8s.NodeInformer(kube, self.hints.labels, resources=quota.resources)
         cards = k8s.FreeCardsInformer(kube, self.system_namespace)
         devices = k8s.DeviceInformer(kube)
-        claims, templates = k8s.ClaimPolicies(quota, nodes, devices), k8s.TemplateInformer(kube)
-        dra = k8s.ServedWatches(kube, {**devices.reflectors(), **templates.reflectors()})
+        claims, dra = k8s.ClaimPolicies(quota, nodes, devices), k8s.ServedWatches(kube, devices.reflectors())
         runtime_classes = k8s.RuntimeClassInformer(kube)
         policy = context.ClusterPolicy(
             quota,
@@ -101,7 +100,6 @@ class Cluster(msgspec.Struct, frozen=True):
             self.hints,
             self.storable_seconds,
             claims,
-            templates,
             dra,
             runtime_classes,
             RuntimeClasses(self.gpu_runtime_classes, runtime_classes.handler_of),
