@@ -102,7 +102,7 @@ class Installation:
         return self._webhook(
             "config.quota.vcuda.io",
             f"{self.replica.url}/quota",
-            rules=[{**rule, "operations": ["CREATE", "UPDATE", "DELETE"]}],
+            rules=[{**rule, "operations": ["CREATE", "UPDATE"]}],
             objectSelector={"matchLabels": {**CONFIG, SERVED_BY: self.label}},
         )
 

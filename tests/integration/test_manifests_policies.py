@@ -65,9 +65,18 @@ def asking(rights: Collection[str]) -> dict[str, Any]:
 class Evaluation:
     """Evaluates the CEL expressions of a policy for one request. Raises CELEvalError if an evaluation fails."""
 
-    def __init__(self, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> None:
+    def __init__(
+        self,
+        found: Json | None,
+        old: Json | None,
+        rights: Collection[str] = (),
+        *,
+        space: Json | None = None,
+        **request: object,
+    ) -> None:
         operation = "DELETE" if found is None else "UPDATE" if old else "CREATE"
-        given = {"object": found, "oldObject": old, "request": {"operation": operation, **request}, "authorizer": ""}
+        request = {"operation": operation, **request}
+        given = {"object": found, "oldObject": old, "request": request, "authorizer": "", "namespaceObject": space}
         self.known = {key: json_to_cel(value) for key, value in given.items()}
         self.variables = self.known["variables"] = celtypes.MapType()
         self.functions = asking(rights)
@@ -79,8 +88,8 @@ class Evaluation:
         return all(self.evaluate(each["expression"]) for each in spec.get("matchConditions", []))
 
 
-def admits(name: str, found: Json | None, old: Json | None, rights: Collection[str] = (), **request: object) -> bool:
-    spec, asked = policies()[name], Evaluation(found, old, rights, **request)
+def admits(name: str, found: Json | None, old: Json | None, rights: Collection[str] = (), **given: Any) -> bool:
+    spec, asked = policies()[name], Evaluation(found, old, rights, **given)
     if not asked.meets_conditions(spec):
         return True
     for each in spec.get("variables", []):
@@ -333,6 +342,39 @@ def test_only_our_accounts_write_ledgers_and_others_may_only_request_their_delet
     user: str, found: Json | None, old: Json | None, *, admitted: bool
 ) -> None:
     assert admits("ledgers.quota.vcuda.io", found, old, userInfo={"username": user}) == admitted
+
+
+def quota(document: str | None, **fields: object) -> Json:
+    return {"metadata": {"name": "gpuquota"}, "data": {} if document is None else {"gpu_quota": document}, **fields}
+
+
+TERMINATING = {"metadata": {"name": "kube-system", "deletionTimestamp": "2026-12-01T00:00:00Z"}}
+LIMITING = "team-a: {quota: {A100: 8}}"
+
+
+@pytest.mark.parametrize(
+    ("found", "old", "fields", "admitted"),
+    [
+        *(
+            (None, quota(document), {}, False)
+            for document in (LIMITING, "", "{}\n'*': {quota: {}}", "{'*': {}}", "# {}", None)
+        ),
+        (None, {"metadata": {"name": "gpuquota"}}, {}, False),
+        *((None, quota(document), {}, True) for document in ("{}", " {}\n", "{ }\n\n")),
+        (None, quota(LIMITING), {"space": TERMINATING}, True),
+        (None, quota(LIMITING), {"namespace": "team-a"}, True),
+        (None, {**quota(LIMITING), "metadata": {"name": "other"}}, {}, True),
+        (quota(LIMITING), None, {}, True),
+        (quota(LIMITING, immutable=False), quota("{}"), {}, True),
+        (quota(LIMITING, immutable=True), None, {}, False),
+        (quota(LIMITING, immutable=True), quota(LIMITING), {}, False),
+    ],
+)
+def test_a_quota_that_limits_namespaces_is_deleted_only_with_its_namespace(
+    found: Json | None, old: Json | None, fields: Json, *, admitted: bool
+) -> None:
+    about = {"namespace": "kube-system", "space": {"metadata": {"name": "kube-system"}}, **fields}
+    assert admits("quota-config-map.quota.vcuda.io", found, old, **about) == admitted
 
 
 ENFORCED = {"quota.vcuda.io/enforced": "true"}

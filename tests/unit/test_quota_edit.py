@@ -97,16 +97,6 @@ def test_only_the_first_of_very_many_changes_are_logged() -> None:
     assert (len(logged), logged[-1]["more_changes"]) == (MOST_LOGGED + 1, 7)
 
 
-LIMITS = NamespaceQuota({"M40": Limit(100)})
-
-
-@cases("before, entries", no_entry=(Quota(), 0), two_and_the_default=(Quota({"a": LIMITS, "b": LIMITS}, LIMITS), 3))
-def test_deletion_is_allowed_with_a_warning_that_counts_the_lost_entries(before: Quota, entries: int) -> None:
-    warning = f"without this ConfigMap, no namespace has a GPU quota: {entries} entries are removed"
-    answer = edited("{{{", PolicySnapshot(before, NODES), operation="DELETE", object=msgspec.Raw(b"null"))
-    assert answer == AdmissionResponse("quota-deleted", warnings=[warning])
-
-
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
 def test_creation_and_update_are_checked(operation: str) -> None:
     assert edited("team-a: {quota: {M40: 8}}", operation=operation) == AdmissionResponse("quota-accepted", warnings=[])

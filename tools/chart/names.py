@@ -37,7 +37,7 @@ _SYSTEM = re.compile(
 )
 _LEDGERS = re.compile(r"vcuda-quota-ledgers")
 _NODE_AGENT = re.compile(r"vcuda-quota-node(?![\w-])")
-_QUOTA = re.compile(r"(?<==)kube-system/gpuquota$")
+_QUOTA = re.compile(r"""(?<=[="])kube-system/gpuquota(?="|$)""")
 _QUOTA_COMMAND = re.compile(r"(?<= -n )kube-system describe configmap gpuquota")
 _RUNBOOKS = re.compile(r"^docs/troubleshooting\.md(?=#|$)")
 

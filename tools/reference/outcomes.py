@@ -69,7 +69,6 @@ OUTCOMES = {
     "bad-request": "the request was rejected, because the registration of the webhook is wrong",
     "quota-accepted": "`/quota` accepted the quota document, which is valid",
     "quota-refused": "`/quota` rejected the quota document, which is malformed",
-    "quota-deleted": "`/quota` allowed the deletion of the quota ConfigMap",
 }
 FINDINGS = {
     ViolationKind.UNPINNED: (

@@ -202,7 +202,6 @@ def _fault(*key_and_text: str) -> str:
 
 def _edited(
     data: object,
-    operation: str = "UPDATE",
     ledgers: Ledgers | None = None,
     limits: Mapping[str, Limit] | None = None,
     *,
@@ -217,7 +216,7 @@ def _edited(
     place = QuotaPlace()
     kind = GroupVersionKind(version="v1", kind="ConfigMap")
     raw = msgspec.Raw(msgspec.json.encode({"data": data}))
-    request = review(None, place.namespace, kind=kind, name=place.name, operation=operation, object=raw, dry_run=True)
+    request = review(None, place.namespace, kind=kind, name=place.name, operation="UPDATE", object=raw, dry_run=True)
     policy = policy_for(NamespaceQuota(limits or {"M40": Limit(800)}), nodes)
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
@@ -295,6 +294,3 @@ def _warnings() -> Iterator[Told]:
     hami = Nodes.of({"one": {MODEL: "M40"}}, NODES.keys, {"one": {HAMI.name: ()}})
     yield Told(_edited(worth, nodes=hami).warnings[-1], "Use a separate model for the nodes of HAMi.")
     yield Told(_edited(_document(many)).warnings[-1], "Check the listed warnings first.")
-    yield Told(
-        _edited({}, "DELETE").warnings[0], "Check that you intend to delete the quota. Running pods are not affected."
-    )

@@ -56,10 +56,6 @@ async def check_edit(
     """
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
-    if request.operation == "DELETE":
-        lost = len(policy.quota.entries) if policy else 0
-        warning = f"without this ConfigMap, no namespace has a GPU quota: {lost} entries are removed"
-        return AdmissionResponse("quota-deleted", warnings=[warning])
     try:
         data = _CONFIG_MAP.decode(request.object).data or {}
     except k8s_types.UNDECODABLE as error:

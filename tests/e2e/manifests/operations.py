@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import await_enforced
 from tests.e2e.manifests.system import System, applied
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.kubectl import kubectl
 from tests.processes import SCRIPTS, ControllerProcess
 from tests.rendered import MANIFESTS
@@ -84,6 +85,6 @@ def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tup
             limit(admin)
             yield system, controller
         finally:
-            admin.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system", "--ignore-not-found")
+            QuotaConfigMap(admin.rest, "kube-system", "gpuquota").delete()
             admin.delete_namespace(TEAM)
             admin.await_gone("/api/v1/namespaces", TEAM)

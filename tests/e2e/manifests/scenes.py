@@ -119,7 +119,7 @@ def a_malformed_quota_is_reported(cluster: Cluster, quota: QuotaConfigMap) -> No
     The ConfigMap has no label here, so /quota does not check the edit.
     """
     good = quota.document()
-    cluster.rest.send("DELETE", quota.path).ok()
+    cluster.rest.merge_patch(quota.path, {"metadata": {"labels": None}})
     bad = QuotaConfigMap(cluster.rest, quota.namespace, quota.name, labels={})
     uid = bad.write("{team-a: 8}").ok()["metadata"]["uid"]
     cluster.await_events(quota.namespace, f"involvedObject.uid={uid}")

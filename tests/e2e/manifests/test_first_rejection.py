@@ -12,6 +12,7 @@ from tests.e2e.installation import await_enforced
 from tests.e2e.ledgers import await_published
 from tests.e2e.manifests.operations import DOCS, REGISTERED, commands, refused_run, run
 from tests.e2e.manifests.system import System, applied
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.test_mixed_cluster import hami_scheduler
 from tools.control_plane import ControlPlane
 
@@ -39,7 +40,7 @@ def system(admin: Cluster, plane: ControlPlane, tmp_path_factory: pytest.TempPat
         for name in NODES:
             admin.await_object("/api/v1/nodes", name, lambda node: MODEL in node["metadata"]["labels"])
         yield found
-        admin.kubectl("delete", "configmap", "gpuquota", "-n", "kube-system", "--ignore-not-found")
+        QuotaConfigMap(admin.rest, "kube-system", "gpuquota").delete()
         admin.delete_namespace(TEAM)
     for name in NODES:
         admin.delete_node(name)

@@ -3,6 +3,7 @@
 tests/integration/test_manifests_policies.py evaluates the CEL expressions without an API server, for every annotation.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from http import HTTPStatus
@@ -14,11 +15,13 @@ from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json
 from tests.e2e.installation import LEDGER_NAMESPACE, SYSTEM_NAMESPACE, tenant_of
 from tests.e2e.manifests.system import apply
+from tests.e2e.quota_config import QuotaConfigMap
 from tests.e2e.rest import Answer
 from tests.e2e.workloads import workload
 from tests.integration.reviews import gpu_pod, with_spec
 from tests.processes import eventually
-from tests.rendered import BASE
+from tests.rendered import BASE, rendered
+from tools.chart.names import Names, rename
 from vcuda.discovery.sources import DISCOVERED
 
 RBAC = "rbac.authorization.k8s.io"
@@ -240,6 +243,54 @@ def test_a_tenant_cannot_delete_a_running_pod_at_once_if_it_uses_a_claim_by_name
     assert "deletionTimestamp" in admin.rest.get(path)["metadata"]
     assert end(admin, 0).status in (HTTPStatus.OK, HTTPStatus.CREATED)
     admin.await_gone(f"/api/v1/namespaces/{team}/pods", "uses")
+
+
+# The quota ConfigMap
+
+
+LIMITING = '{"team-a": {"quota": {"M40": 2}}}'
+MUST_NOT = "the quota ConfigMap must not be deleted while it has quota entries"
+
+
+@pytest.fixture
+def quota(admin: Cluster) -> Iterator[QuotaConfigMap]:
+    found = QuotaConfigMap(admin.rest, "kube-system", "gpuquota", labels={})
+    found.write(LIMITING).ok()
+    yield found
+    found.delete()
+
+
+def test_a_quota_is_not_deleted_by_any_way_until_its_document_is_empty(admin: Cluster, quota: QuotaConfigMap) -> None:
+    """`kubectl replace --force` deletes the unchanged quota, and would create it again."""
+    before = admin.rest.get(quota.path)["metadata"]["uid"]
+    forced = admin.kubectl("replace", "--force", "-f", "-", stdin=json.dumps(quota.manifest(LIMITING)), check=False)
+    assert (forced.returncode, MUST_NOT in forced.stderr) == (1, True)
+    assert "without --force (kubectl) and without Force=true (Argo CD)" in forced.stderr
+    for path, query in ((quota.path, {}), (quota.collection, {"fieldSelector": "metadata.name=gpuquota"})):
+        refused = admin.rest.send("DELETE", path, **query)
+        assert (refused.status, MUST_NOT in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    immutable = admin.rest.try_merge_patch(quota.path, {"immutable": True})
+    assert "the quota ConfigMap must not be immutable" in immutable.message
+    assert admin.rest.get(quota.path)["metadata"]["uid"] == before
+    quota.delete()
+    assert admin.rest.send("GET", quota.path).status == HTTPStatus.NOT_FOUND
+    quota.write(LIMITING).ok()
+
+
+def test_a_renamed_quota_is_protected_too_and_is_deleted_with_its_namespace(admin: Cluster) -> None:
+    with admin.fresh_namespace() as namespace:
+        quota = QuotaConfigMap(admin.rest, namespace, "limits", labels={})
+        objects = [each for each in rendered(BASE) if each["metadata"]["name"] == "quota-config-map.quota.vcuda.io"]
+        admin.apply(*(rename(each, Names(quota_namespace=namespace, quota="limits")) for each in objects))
+        quota.write(LIMITING).ok()
+
+        def refused() -> bool:
+            deleted = admin.rest.send("DELETE", quota.path, dryRun="All")
+            return deleted.status == HTTPStatus.FORBIDDEN and MUST_NOT in deleted.message
+
+        eventually(refused)
+    admin.await_gone("/api/v1/namespaces", namespace)
+    admin.apply(*objects)
 
 
 # Writes of our accounts
