@@ -26,6 +26,7 @@ from gunicorn.app.base import BaseApplication
 
 from bench.cpu import family
 from tests.builders import held_to
+from vcuda.cli import format_address
 from vcuda.logs import configure_batched
 from webhook.intake.bodies import read_body
 from webhook.server.app import JSON
@@ -147,7 +148,7 @@ class Replica(WebhookServer):
 
     def load_config(self) -> None:
         super().load_config()
-        self.cfg.set("bind", [self.settings.bind, f"127.0.0.1:{self._port}"])
+        self.cfg.set("bind", [format_address(self.settings.bind), f"127.0.0.1:{self._port}"])
         self.cfg.set("reuse_port", True)
 
 
