@@ -182,6 +182,8 @@ def register(*, timeout: timedelta, dry_run: bool, output: str, **where: Any) ->
 def status(*, output: str, **where: Any) -> None:
     """Show where every certificate is, when it expires, and whether the API servers trust the served certificates.
 
+    Webhook configurations and policies that the API server lacks are problems too.
+
     \b
     Examples:
       vcuda-certs status
@@ -190,7 +192,8 @@ def status(*, output: str, **where: Any) -> None:
     Exit status: 0 no problem; 1 a person must solve a problem, the API server did not answer, or Kubernetes is too old;
     2 bad input.
     """
-    runs.show(functools.partial(options.store_of, where), options.policy_of(where), "vcuda-certs", output)
+    store, policy = functools.partial(options.store_of, where), options.policy_of(where)
+    runs.show(store, policy, "vcuda-certs", output, registered=policy.registered)
 
 
 main.add_command(client.client)

@@ -13,6 +13,7 @@ import msgspec
 from certs import parsing, registration, state, steps
 from vcuda import errors, k8s_types, tls, x509
 from vcuda.kube import JSON_PATCH, MERGE_PATCH, Kube, objects, segment
+from vcuda.registration import ANNOTATION, UnusableDeclaration
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 KINDS = {
@@ -90,6 +91,18 @@ class ClusterStore:
             problems=(*self._secret_problems(serving, authorities), *clock, *mixed),
         )
 
+    def missing(self, found: state.State) -> tuple[state.Problem, ...]:
+        """Return a problem for each missing webhook configuration and policy. ``found``: the state that was read.
+
+        Return none if a labelled webhook configuration calls the Service without a declaration of its webhooks. Its
+        owner then decides what is registered. The report itself has the problems of the configurations that exist.
+        """
+        if any(each.hooks and not each.declared and not each.read_only for each in found.configurations):
+            return ()
+        present = {(each.kind, each.name) for each in found.configurations}
+        missing = (each for each in objects.missing_registration(self.kube) if (each.kind, each.name) not in present)
+        return tuple(state.Problem(str(each), "kubectl apply -k manifests/base") for each in missing)
+
     def dial(self) -> tuple[state.DialledEndpoint, ...]:
         refs = self.refs
         found = dict.fromkeys(self.addresses, True) or objects.service_addresses(
@@ -154,11 +167,8 @@ class ClusterStore:
             if declared is None:
                 return configuration
             wanted = self._defaulted(configuration, declared)
-        except registration.UnusableDeclaration as error:
-            text = (
-                f"annotation {registration.ANNOTATION} of {configuration} is unusable: {error}; "
-                "apply the manifests again"
-            )
+        except UnusableDeclaration as error:
+            text = f"annotation {ANNOTATION} of {configuration} is unusable: {error}; apply the manifests again"
             return replace(configuration, read_only=state.Problem(text, show))
         except errors.Forbidden as error:
             text = f"{configuration} may not be written: {error.request}: {error}"
@@ -176,7 +186,7 @@ class ClusterStore:
             answer = self._patch(path, patch, JSON_PATCH, {"dryRun": "All"})
         except errors.ApiError as error:
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
-                raise registration.UnusableDeclaration(error.message) from error
+                raise UnusableDeclaration(error.message) from error
             raise
         return registration.registered(_decoded(answer))
 

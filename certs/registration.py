@@ -5,22 +5,13 @@ A run of vcuda-certs registers the declared webhooks after a replica has answere
 """
 
 import base64
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import yaml
-
 from certs import parsing, state
-
-ANNOTATION = "quota.vcuda.io/webhooks"
-"""The annotation that declares the webhooks of a webhook configuration, as YAML without caBundles."""
+from vcuda.registration import ANNOTATION, read_declaration
 
 Webhook = dict[str, Any]
-
-
-class UnusableDeclaration(ValueError):
-    """Raised if the annotation of a webhook configuration is not a usable list of webhooks."""
 
 
 def declared(item: parsing.Json, kind: str, refs: parsing.ObjectRefs) -> state.Declared | None:
@@ -31,7 +22,7 @@ def declared(item: parsing.Json, kind: str, refs: parsing.ObjectRefs) -> state.D
     """
     if not declares(item):
         return None
-    webhooks = _webhooks(item["metadata"]["annotations"][ANNOTATION])
+    webhooks = read_declaration(item["metadata"]["annotations"][ANNOTATION])
     present = {webhook["name"]: webhook.get("clientConfig", {}).get("caBundle") for webhook in registered(item)}
     for webhook in webhooks:
         if bundle := present.get(webhook["name"]):
@@ -65,25 +56,6 @@ def difference(wanted: Sequence[Webhook], there: Sequence[Webhook]) -> str:
     if differing:
         return f"the webhooks differ from annotation {ANNOTATION}: {', '.join(differing)}"
     return "" if list(wanted) == list(there) else f"the webhooks are not in the order of annotation {ANNOTATION}"
-
-
-def _webhooks(text: object) -> list[Webhook]:
-    # Users may have edited the annotation. So the fields that this module uses are checked here. The API server checks
-    # all other fields when the webhooks are registered.
-    try:
-        # The API server receives the webhooks as JSON. json.dumps() raises TypeError, for example for a YAML date.
-        found = json.loads(json.dumps(yaml.safe_load(str(text))))
-    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
-        raise UnusableDeclaration(f"the value is not YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(found, list) or not found:
-        raise UnusableDeclaration("the value must be a list of webhooks")
-    for webhook in found:
-        if not isinstance(webhook, Mapping) or not isinstance(webhook.get("name"), str):
-            raise UnusableDeclaration("each webhook must have a name")
-        client = webhook.get("clientConfig")
-        if not isinstance(client, dict) or not isinstance(client.get("service"), dict):
-            raise UnusableDeclaration(f"webhook {webhook['name']} must name a Service in clientConfig")
-    return found
 
 
 def _by_name(webhooks: Sequence[Webhook]) -> dict[str, Webhook]:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import NoReturn
 
 import click
+import msgspec
 
 from certs import plan, report, rotation
 from certs.cluster import ClusterStore
@@ -56,13 +57,22 @@ def rotate(
     with_faults(run)
 
 
-def show(store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str) -> NoReturn:
-    """Print a report on the certificates, and exit. ``job``: the name of the CronJob that runs the rotation."""
+def show(
+    store: Callable[[], ClusterStore], policy: RotationPolicy, job: str, output: str, *, registered: bool = False
+) -> NoReturn:
+    """Print a report on the certificates, and exit. ``job``: the name of the CronJob that runs the rotation.
+
+    ``registered``: True if missing webhook configurations and policies are reported too.
+    """
 
     def run() -> int:
         there, clock = store(), rotation.Clock()
         again = f"kubectl -n {there.refs.namespace} create job --from=cronjob/{job} {job}-now"
-        found = report.report_on(there.read(clock.now), there.refs, clock.now(), policy, again)
+        state = there.read(clock.now)
+        found = report.report_on(state, there.refs, clock.now(), policy, again)
+        if registered:
+            problems = dict.fromkeys((*found.problems, *there.missing(state)))
+            found = msgspec.structs.replace(found, problems=tuple(problems))
         click.echo({"table": report.table, "json": report.document}[output](found))
         return NEEDS_A_PERSON if found.problems else 0
 

@@ -170,7 +170,8 @@ main.add_command(node)
 @cli.option(
     "--webhook-service",
     default="vcuda-webhook",
-    help="The webhook's Service in the system namespace, whose certificate is checked. If empty, nothing is checked.",
+    help="The webhook's Service in the system namespace. Its certificate, the registered webhooks and the policies are"
+    " checked. If empty, nothing is checked.",
 )
 @cli.log_level_option
 def run(

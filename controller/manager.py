@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from controller import certificates, metrics, workqueue
+from controller import certificates, metrics, registration, workqueue
 from controller.discover.model_labels import ModelLabels
 from controller.extender import publish, service
 from controller.garbage import stale_gc
@@ -108,8 +108,10 @@ class Leader:
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
         )
+        self.registration = registration.RegistrationWatch(kube, self.namespaces.is_evaluated, self.settler.add_all)
         if self.certificates:
             registry.register(self.certificates)
+            registry.register(self.registration)
         self.extender: service.Extender | None = None
         if listening:
             self.extender = service.Extender(
@@ -217,6 +219,7 @@ class Leader:
             self._spawn(reconciler.name, reconciler.run)
         if watch := self.certificates:
             self._spawn("certificates", lambda: watch.run(self._stopping))
+            self._spawn("registration", lambda: self.registration.run(self._stopping))
         if self.extender:
             self.extender.serve()
         self._quota_changed()
@@ -281,7 +284,8 @@ class Leader:
             use = replace(use, taking_effect=True)
         if use:
             limited = [each.model for each in use.models]
-            use = replace(use, warnings=model_warnings(limited, self.nodes.current().models))
+            warnings = model_warnings(limited, self.nodes.current().models)
+            use = replace(use, warnings=warnings, unregistered=self.registration.text)
         self.publisher.report(namespace, use)
         self.retrier.report(namespace, use)
         self.claim_retrier.report(namespace, use)

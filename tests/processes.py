@@ -194,10 +194,10 @@ class Server(OwnProcess):
     def get(self, path: str) -> Reply:
         return self.send("GET", path)
 
-    def samples(self, name: str, **labels: str) -> list[float]:
+    def samples(self, name: str, /, **labels: str) -> list[float]:
         return self.get("/metrics").samples(name, labels)
 
-    def metric(self, name: str, **labels: str) -> float:
+    def metric(self, name: str, /, **labels: str) -> float:
         return sum(self.samples(name, **labels))
 
     def await_metric(self, name: str, least: float, **labels: str) -> None:

@@ -169,9 +169,10 @@ def _show_uses(uses: list[NamespaceUse], output: str) -> None:
         click.echo()
         holders = (row for use in uses for row in holder_rows(use))
         _show(uses, output, ("NAMESPACE", "MODEL", "HELD BY", "NAME", "CARDS", "MEMORY MiB"), *holders)
-    texts = (text for use in uses for text in use.warnings) if output in ("table", WIDE) else ()
-    for text in dict.fromkeys(texts):
-        _warn(text)
+    if output in ("table", WIDE):
+        missing = [f"quotas are not in effect: {use.unregistered}" for use in uses if use.unregistered]
+        for text in dict.fromkeys((*missing, *(text for use in uses for text in use.warnings))):
+            _warn(text)
 
 
 @main.command()

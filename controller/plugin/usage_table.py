@@ -17,7 +17,8 @@ def use_rows(use: NamespaceUse) -> Iterator[tuple[str, ...]]:
     """
     found = {
         use.mode: use.mode != Mode.ENFORCE,
-        "taking effect": use.taking_effect,
+        "not in effect": bool(use.unregistered),
+        "taking effect": use.taking_effect and not use.unregistered,
         "ledger lost": use.ledger_lost,
     }
     notes = ", ".join(note for note, holds in found.items() if holds)

@@ -52,6 +52,17 @@ class NamespaceLabels:
         """Return True if the namespace is limited, but the API server may not call the webhook for its pods yet."""
         return _value(self.reflector.get(("", name))) is not None
 
+    def is_evaluated(self) -> bool:
+        """Return False if a limited namespace shows that the API server does not evaluate policy `PROBE_POLICY`."""
+        quota = self._quota.current()
+        limited = (
+            namespace.metadata.name
+            for namespace in self.reflector.snapshot().values()
+            if quota and quota.for_namespace(namespace.metadata.name) and _value(namespace) != EXEMPT
+        )
+        probed = next(limited, None)
+        return probed is None or self._is_in_effect(probed)
+
     def _reconcile(self, name: str) -> float | None:
         quota, namespace = self._quota.current(), self.reflector.get(("", name))
         # Before the quota document is read, the namespaces' labels stay as the previous leader left them. A namespace

@@ -68,6 +68,7 @@ class NamespaceRow(msgspec.Struct, frozen=True):
     unpinned: int = 0
     taking_effect: bool = False
     ledger_lost: bool = False
+    unregistered: str = ""
 
     @property
     def fullest(self) -> ModelRow | None:
@@ -93,7 +94,8 @@ def row_of(use: NamespaceUse) -> NamespaceRow:
     reserved = rounded(row.reserved for row in rows.values())
     available = None if limit is None else max(limit - used - reserved, 0.0)
     total = ModelRow("", limit, used, pending, available, reserved=reserved)
-    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), use.taking_effect, use.ledger_lost)
+    states = (use.taking_effect, use.ledger_lost, use.unregistered)
+    return NamespaceRow(use.namespace, use.mode, total, rows, len(use.unpinned), *states)
 
 
 class HolderRow(msgspec.Struct, frozen=True):

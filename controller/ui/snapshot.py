@@ -97,6 +97,11 @@ class Picture(msgspec.Struct, frozen=True):
     findings: Sequence[ReportedObject] | None
 
     @property
+    def unregistered(self) -> Sequence[str]:
+        """The texts about webhooks and policies that the API server lacks. All reports have the same text."""
+        return [*dict.fromkeys(use.unregistered for use in self.uses.values() if use.unregistered)]
+
+    @property
     def by_model(self) -> Mapping[str, ModelCards]:
         return {each.model: each for each in self.cluster}
 
@@ -200,7 +205,7 @@ def _shown(part: str, picture: Picture) -> object:
     # A part is rendered again if this data changes. The data has no ages, because the browser itself updates ages.
     match part:
         case "summary":
-            return picture.cluster, len(picture.lines), full(picture)
+            return picture.cluster, len(picture.lines), full(picture), picture.unregistered
         case "free":
             return picture.cluster
     return getattr(picture, part)

@@ -138,6 +138,9 @@ CASES: Mapping[str, Case] = {
     ),
     "VcudaSettlingLags": threshold("vcuda_settle_lag_seconds", steady(31), steady(29)),
     "VcudaLedgerMended": threshold("vcuda_settle_mended_total", rising(0.1), steady(1)),
+    "VcudaRegistrationMissing": threshold(
+        'vcuda_registration_missing{kind="ValidatingWebhookConfiguration",name="vcuda-quota"}', steady(1), steady(0)
+    ),
     "VcudaQuotaNotInEffect": threshold('vcuda_quota_taking_effect{namespace="a"}', steady(1), steady(0)),
     "VcudaQuotaExceeded": Case(
         [{USED: steady(401), LIMIT: steady(400)}, {MEMORY: steady(2), MEMORY_LIMIT: steady(1)}],

@@ -15,6 +15,7 @@ from certs.state import Configuration, Declared, Hook, Serving, State
 from certs.steps import Done, IssueLeaf, MakeAuthority, Promote, RegisterWebhooks, RotationPolicy, StepRefused, Wait
 from tests.rotation_world import NAMES, POLICY, START, Pod, World, healthy
 from tests.tables import cases
+from vcuda.registration import ANNOTATION, UnusableDeclaration
 from vcuda.x509 import Names
 
 REFS = ObjectRefs("vcuda-quota", "vcuda-webhook", "ca", "tls")
@@ -121,7 +122,7 @@ def test_if_another_tool_issues_certificates_a_run_waits_for_the_first_one() -> 
 
 
 def item(text: object, webhooks: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"metadata": {"name": "vcuda-quota", "annotations": {registration.ANNOTATION: text}}, "webhooks": webhooks}
+    return {"metadata": {"name": "vcuda-quota", "annotations": {ANNOTATION: text}}, "webhooks": webhooks}
 
 
 def declared(text: object, webhooks: list[dict[str, Any]] | None = None) -> Declared | None:
@@ -144,7 +145,7 @@ def test_webhooks_of_another_service_are_not_ours_to_register() -> None:
 
 @given(st.one_of(st.text(), st.integers(), st.none(), st.lists(st.text()).map(yaml.safe_dump)))
 def test_any_text_is_at_most_an_unusable_declaration(text: object) -> None:
-    with pytest.raises(registration.UnusableDeclaration):
+    with pytest.raises(UnusableDeclaration):
         declared(text)
 
 
@@ -158,5 +159,5 @@ def test_any_text_is_at_most_an_unusable_declaration(text: object) -> None:
     another_order=([webhook("b"), webhook("a")], "the webhooks are not in the order of {}"),
 )
 def test_a_difference_names_the_webhooks(there: list[dict[str, Any]], difference: str) -> None:
-    expected = difference.format(f"annotation {registration.ANNOTATION}")
+    expected = difference.format(f"annotation {ANNOTATION}")
     assert registration.difference([webhook("a"), webhook("b")], there) == expected

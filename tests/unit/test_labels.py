@@ -74,3 +74,19 @@ def test_a_terminating_namespace_is_not_labelled() -> None:
     metadata = {"name": "team-a", "labels": {}, "deletionTimestamp": "2026-01-01T00:00:00Z"}
     api.store(TEAM, {"metadata": metadata})
     assert api.labelled() is None
+
+
+@cases(
+    "document, label, asks, evaluated",
+    limited=(LIMITED, None, True, True),
+    limited_but_ignored=(LIMITED, None, False, False),
+    stays_in_the_state_taking_effect=(LIMITED, "taking-effect", False, False),
+    without_a_limit=(FREE, None, False, True),
+    not_labelled_yet=(LIMITED, "false", False, True),
+)
+def test_a_policy_that_the_api_server_does_not_evaluate_is_found_by_a_limited_namespace(
+    document: Any, label: str | None, asks: bool, evaluated: bool
+) -> None:
+    api = Labelled(document, label, asks)
+    api.labels.reflector.relist()
+    assert api.labels.is_evaluated() is evaluated

@@ -112,6 +112,19 @@ def test_a_reason_why_a_quota_cannot_be_used_is_shown_once(cluster: Cluster) -> 
     assert (json.loads(told.stdout)[0]["warnings"], told.stderr) == ([warning], "")
 
 
+def test_a_missing_registration_is_shown_once_and_next_to_every_namespace(cluster: Cluster) -> None:
+    missing = "ValidatingWebhookConfiguration vcuda-quota does not exist"
+    for namespace in ("team-a", "team-b"):
+        use = {"namespace": namespace, "mode": "enforce", "models": [M40]}
+        cluster.publish(namespace, text=json.dumps({**use, "taking_effect": True, "unregistered": missing}))
+    shown = run("-A")
+    assert shown.stderr == f"Warning: quotas are not in effect: {missing}\n"
+    assert [line.partition(")")[0] for line in shown.stdout.splitlines()[1:3]] == [
+        "team-a (not in effect",
+        "team-b (not in effect",
+    ]
+
+
 def test_totals_are_by_model_and_leave_out_limits_on_memory_alone(cluster: Cluster) -> None:
     memory = {**M40, "limit": None, "available": None, "memory_limit": 1000, "memory_used": 250, "card_memory": 500}
     cluster.publish("team-a", M40, P100)
@@ -173,7 +186,8 @@ def test_data_have_every_field_even_at_its_default(cluster: Cluster, output: str
         "card_memory": 0,
         "grants": [],
     }
-    none = {"unpinned": [], "more_unpinned": 0, "taking_effect": False, "ledger_lost": False, "warnings": []}
+    states = {"taking_effect": False, "unregistered": "", "ledger_lost": False}
+    none = {"unpinned": [], "more_unpinned": 0, **states, "warnings": []}
     assert read(run("-n", "team-a", "-o", output).stdout) == [
         {"namespace": "team-a", "mode": "enforce", "models": [{**M40, **absent}], **none}
     ]

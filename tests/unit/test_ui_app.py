@@ -38,6 +38,15 @@ def test_a_row_shows_used_pending_and_limit_and_whether_it_is_in_effect() -> Non
     assert "2 terminating</small>" in page_of(Sample({"a": use}), "/")
     for path in ("/", "/namespaces/a"):
         assert ">taking effect</span>" in page_of(Sample({"a": use}), path)
+    missing = "ValidatingWebhookConfiguration vcuda-quota does not exist"
+    absent = replace(use, unregistered=missing)
+    for path in ("/", "/namespaces/a"):
+        shown = page_of(Sample({"a": absent}), path)
+        assert ">not in effect</span>" in shown
+        assert "taking effect" not in shown
+        assert missing in shown
+    assert f"</span> {missing}</p>" in page_of(Sample({"a": absent}), "/")
+    assert "not in effect" not in html
     assert "taking effect" not in html
     assert "ledger lost" not in html
     lost = replace(namespace_use("a", model_use("M40", 8, 3, reserved=5)), ledger_lost=True)

@@ -1,13 +1,13 @@
-"""Writes Events, and reads EndpointSlices and the names of namespaces."""
+"""Writes Events, and reads EndpointSlices, the names of namespaces and the registration."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Literal, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
 
-from vcuda import errors, k8s_types
+from vcuda import errors, k8s_types, registration
 from vcuda.kube.client import Kube, segment
 
 LONGEST_MESSAGE = 1024  # characters of an Event's message; the API server rejects longer messages
@@ -161,3 +161,17 @@ def _endpoints(found: EndpointSlice, port_name: str) -> Iterator[tuple[str, bool
         for host in endpoint.addresses[:1]:
             bracketed = f"[{host}]" if ":" in host else host
             yield from ((f"{bracketed}:{number}", is_ready) for number in numbers)
+
+
+def missing_registration(kube: Kube) -> Sequence[registration.MissingObject]:
+    """Return what is missing of the webhooks and policies that the manifests declare. Raises VcudaError."""
+
+    def get(kind: str, name: str) -> dict[str, Any] | None:
+        path = f"/apis/admissionregistration.k8s.io/v1/{registration.RESOURCES[kind]}/{segment(name)}"
+        try:
+            found: dict[str, Any] = msgspec.json.decode(kube.get(path))
+        except errors.NotFound:
+            return None
+        return found
+
+    return registration.find_missing(get)

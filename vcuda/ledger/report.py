@@ -93,6 +93,8 @@ class NamespaceUse:
     """The number of pods without a GPU model that `shortened` has left out of ``unpinned``."""
     taking_effect: bool = False
     """True if the API server may not call the webhook for the namespace's pods yet."""
+    unregistered: str = ""
+    """The webhooks and policies that the API server lacks, without which no quota is in effect; empty if none."""
     ledger_lost: bool = False
     """True if the ledger was lost, and charges may be missing. All unused quota is then shown as reserved."""
     warnings: tuple[str, ...] = ()

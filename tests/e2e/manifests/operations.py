@@ -3,13 +3,13 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import await_enforced
-from tests.e2e.manifests.system import System, applied
+from tests.e2e.manifests.system import CONTROLLER, System, applied
 from tests.e2e.quota_config import QuotaConfigMap
 from tests.kubectl import kubectl
 from tests.processes import SCRIPTS, ControllerProcess
@@ -71,15 +71,20 @@ def limit(admin: Cluster) -> None:
 
 
 @contextmanager
-def installed(admin: Cluster, directory: Path, *components: str) -> Iterator[tuple[System, ControllerProcess]]:
-    """Apply the manifests and run the system. The example quota is in force in the new namespace `TEAM`."""
+def installed(
+    admin: Cluster, directory: Path, *components: str, program: Sequence[str | Path] = CONTROLLER
+) -> Iterator[tuple[System, ControllerProcess]]:
+    """Apply the manifests and run the system. The example quota is in force in the new namespace `TEAM`.
+
+    ``program``: the command of the controller, without its arguments.
+    """
     directory.mkdir()
     # `kubectl apply` would keep some objects of the previous installation, so delete them: the webhooks with their old
     # CA, and the roles of components that this installation does not have.
     admin.kubectl(
         "delete", f"{REGISTERED},clusterrolebindings,clusterroles", "-l", "app.kubernetes.io/part-of=vcuda-quota"
     )
-    with applied(admin, directory, *components) as system, system.serving(1), system.controller() as controller:
+    with applied(admin, directory, *components) as system, system.serving(1), system.controller(program) as controller:
         controller.await_synced()
         try:
             limit(admin)

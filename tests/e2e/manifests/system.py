@@ -29,6 +29,7 @@ NODE = "gpu-1"
 CERTIFICATES = "vcuda-certs-first"
 EXTENDER = "vcuda-extender"
 PAGE = "vcuda-page"
+CONTROLLER = (SCRIPTS / "vcuda-controller",)
 WEBHOOKS = "quota.vcuda.io/webhooks"
 CLIENT = "vcuda-client"
 FIRST_JOBS = (CERTIFICATES, *(f"{name}-certs-first" for name in (EXTENDER, SCHEDULER, CLIENT)))
@@ -114,7 +115,7 @@ class System:
         process.tls.check_hostname = False  # the test calls the replica by its IP address, as kubelet does
         return process
 
-    def controller(self, **flags: str) -> ControllerProcess:
+    def controller(self, program: Sequence[str | Path] = CONTROLLER, **flags: str) -> ControllerProcess:
         """Run a controller. It becomes the leader, or a standby if another controller leads.
 
         ``flags`` override the flags of the Deployment.
@@ -127,9 +128,9 @@ class System:
             **self._extender_flags(deployment),
             **{f"--{name.replace('_', '-')}": value for name, value in flags.items()},
         }
-        program, command, *rest = command_of(deployment, changed, POD_IP="192.0.2.1")
-        assert (program, command) == ("vcuda-controller", "run")
-        return ControllerProcess(*rest)
+        own, command, *rest = command_of(deployment, changed, POD_IP="192.0.2.1")
+        assert (own, command) == ("vcuda-controller", "run")
+        return ControllerProcess(*rest, program=program)
 
     def _extender_flags(self, deployment: Json) -> dict[str, str | Path]:
         if "volumes" not in pod_spec(deployment):

@@ -2,6 +2,7 @@
 
 import base64
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -12,13 +13,16 @@ import pytest
 import yaml
 
 from tests.builders import MODEL
-from tests.e2e.cluster import Cluster, Json
+from tests.e2e.cluster import Cluster, Json, administering
 from tests.e2e.installation import SYSTEM_NAMESPACE
+from tests.e2e.ledgers import await_published
+from tests.e2e.manifests.operations import EXAMPLE, TEAM, installed, run
 from tests.e2e.manifests.system import NODE, WEBHOOKS, System, applied, apply, kubectl_k, port_of
 from tests.e2e.manifests.test_apply import define_kinds_of_others
 from tests.e2e.stage import SERVING_SECRET
 from tests.integration.reviews import card_pod, gpu_pod
 from tests.rendered import MANIFESTS, rendered
+from tools.control_plane import Settings, running_control_plane
 from vcuda.x509 import make_authority, make_leaf, service_names
 
 pytestmark = pytest.mark.timeout(240)
@@ -119,6 +123,76 @@ def test_edited_webhooks_are_reported_and_repaired_by_the_next_run(admin: Cluste
             system.register()
             assert hooks(admin, VALIDATING) == good, name
         assert status(system).returncode == 0, status(system).stdout
+
+
+LOST: dict[str, Callable[[Cluster], object]] = {
+    "ValidatingWebhookConfiguration vcuda-quota does not exist": lambda admin: admin.delete(VALIDATING),
+    "MutatingWebhookConfiguration 00-vcuda-quota does not exist": lambda admin: admin.delete(MUTATING),
+    "ValidatingAdmissionPolicy claims.quota.vcuda.io does not exist": lambda admin: admin.delete(
+        f"{ADMISSION}/validatingadmissionpolicies/claims.quota.vcuda.io"
+    ),
+    "ValidatingAdmissionPolicyBinding in-effect.quota.vcuda.io does not exist": lambda admin: admin.delete(
+        f"{ADMISSION}/validatingadmissionpolicybindings/in-effect.quota.vcuda.io"
+    ),
+    "ValidatingWebhookConfiguration vcuda-quota lacks or changes the webhooks validate.quota.vcuda.io": (
+        lambda admin: admin.rest.json_patch(VALIDATING, [{"op": "remove", "path": "/webhooks/0"}])
+    ),
+}
+"""For each deleted object, the text that reports it."""
+OFTEN = (
+    sys.executable,
+    "-c",
+    "from controller import cli, registration; registration.INTERVAL_SECONDS = 0.5; cli.main()",
+)
+"""A controller that checks the registration twice a second instead of once a minute."""
+
+
+def test_everything_that_is_deleted_of_the_registration_is_reported_until_it_is_restored(
+    admin: Cluster, tmp_path: Path
+) -> None:
+    """The documented commands restore it: an apply of the manifests, and a run of the CronJob vcuda-certs."""
+    with installed(admin, tmp_path / "system", program=OFTEN) as (system, controller):
+        for text, delete in LOST.items():
+
+            def reported(use: Json, text: str = text) -> bool:
+                return bool(use["unregistered"] == text)
+
+            await_published(admin, TEAM, lambda use: not use["unregistered"])
+            kind, name = text.split()[:2]
+            assert controller.metric("vcuda_registration_missing", kind=kind, name=name) == 0
+            delete(admin)
+            await_published(admin, TEAM, reported)
+            assert controller.metric("vcuda_registration_missing", kind=kind, name=name) == 1
+            shown = run(system, f"kubectl gpuquota -n {TEAM}")
+            assert f"{TEAM} (not in effect)" in shown
+            assert f"quotas are not in effect: {text}" in shown
+            found = status(system)
+            assert (found.returncode, name in found.stdout) == (1, True), found.stdout
+            apply(admin, system.kustomization, "--server-side", "--force-conflicts")
+            system.register()
+        await_published(admin, TEAM, lambda use: not use["unregistered"])
+        assert status(system).returncode == 0, status(system).stdout
+
+
+@pytest.mark.one_version
+def test_a_disabled_admission_plugin_is_reported_instead_of_a_quota_that_takes_effect_for_ever(
+    assets: Path | None, tmp_path: Path
+) -> None:
+    flags = ("--enable-aggregator-routing=false", "--disable-admission-plugins=ValidatingAdmissionPolicy")
+    settings = Settings(apiserver_flags=flags, own_identities=True)
+    (tmp_path / "system").mkdir()
+    with (
+        running_control_plane(assets, tmp_path / "control-plane", settings) as plane,
+        administering(plane) as admin,
+        applied(admin, tmp_path / "system") as system,
+        system.serving(1),
+        system.controller(OFTEN),
+    ):
+        admin.create_namespace(TEAM)
+        admin.kubectl("apply", "-f", str(EXAMPLE))
+        disabled = "AdmissionPlugin ValidatingAdmissionPolicy is disabled"
+        await_published(admin, TEAM, lambda use: use["unregistered"].startswith(disabled))
+        assert f"{TEAM} (not in effect)" in run(system, f"kubectl gpuquota -n {TEAM}")
 
 
 def status(system: System) -> subprocess.CompletedProcess[str]:

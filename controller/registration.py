@@ -1,0 +1,78 @@
+"""Checks every minute that the API server has the webhooks and policies that the manifests declare, and applies them.
+
+If an object is missing, pods beyond the quota are admitted, and no failed request shows it.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+
+import structlog
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vcuda import errors, k8s_types
+from vcuda.kube import Kube, objects
+from vcuda.registration import DECLARED, MissingObject, summary
+
+INTERVAL_SECONDS = 60.0
+# The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
+ATTEMPTS, PAUSE_SECONDS = 10, 1.0
+
+PLUGIN = ("AdmissionPlugin", "ValidatingAdmissionPolicy")
+DISABLED = MissingObject(*PLUGIN, "is disabled: the API server does not evaluate policy in-effect.quota.vcuda.io")
+
+
+class RegistrationWatch(Collector):
+    """Keeps what the last check found to be missing, and collects it as a metric.
+
+    ``is_evaluated``: returns False if the API server does not reject the probe of a limited namespace.
+    ``on_change``: called when a check finds something else than the check before.
+    """
+
+    def __init__(self, kube: Kube, is_evaluated: Callable[[], bool], on_change: Callable[[], None]) -> None:
+        self._kube = kube
+        self._is_evaluated = is_evaluated
+        self._on_change = on_change
+        self._missing: Sequence[MissingObject] | None = None
+        self._log = structlog.get_logger()
+
+    @property
+    def text(self) -> str:
+        """One text about everything that is missing; empty if nothing is missing or before the first check."""
+        return summary(self._missing or ())
+
+    def collect(self) -> Iterable[Metric]:
+        family = GaugeMetricFamily(
+            "vcuda_registration_missing",
+            "1 if the API server lacks this webhook configuration, policy or binding, or has a changed one; else 0.",
+            labels=["kind", "name"],
+        )
+        if self._missing is not None:
+            missing = {(each.kind, each.name) for each in self._missing}
+            for each in (*DECLARED, PLUGIN):
+                family.add_metric(each, each in missing)
+        return [family]
+
+    def run(self, stop: threading.Event) -> None:
+        while True:
+            try:
+                self.check(stop.wait)
+            except (errors.VcudaError, *k8s_types.UNDECODABLE) as error:
+                self._log.warning("the registration could not be checked", reason=str(error))
+            if stop.wait(INTERVAL_SECONDS):
+                return
+
+    def check(self, wait: Callable[[float], object]) -> None:
+        """Read every declared object. Raises VcudaError if the API server does not answer."""
+        missing = objects.missing_registration(self._kube)
+        if not missing and not any(self._is_evaluated() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS)):
+            missing = [DISABLED]
+        if missing == (self._missing or []):
+            self._missing = missing
+            return
+        self._missing = missing
+        if missing:
+            self._log.warning("quotas are not in effect", missing=self.text)
+        else:
+            self._log.info("the registration is complete again")
+        self._on_change()

@@ -1,0 +1,165 @@
+"""The check that the API server has the webhooks and policies of the manifests, and applies them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+
+from controller.registration import RegistrationWatch
+from tests.api_double import ApiDouble
+from tests.rendered import MANIFESTS
+from tests.tables import cases
+from vcuda.errors import Forbidden
+from vcuda.registration import ANNOTATION, BINDING, DECLARED, MUTATING, POLICIES, POLICY, RESOURCES, VALIDATING
+
+Json = dict[str, Any]
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+OF_MUTATING = f"{ADMISSION}/mutatingwebhookconfigurations/00-vcuda-quota"
+OF_VALIDATING = f"{ADMISSION}/validatingwebhookconfigurations/vcuda-quota"
+OF_POLICY = f"{ADMISSION}/validatingadmissionpolicies/ledgers.quota.vcuda.io"
+OF_BINDING = f"{ADMISSION}/validatingadmissionpolicybindings/ledgers.quota.vcuda.io"
+DEFAULTS = {"matchPolicy": "Equivalent", "objectSelector": {}}
+
+
+def documents(name: str) -> list[Json]:
+    return [*yaml.safe_load_all((MANIFESTS / "base" / name).read_text())]
+
+
+def path_of(manifest: Json) -> str:
+    return f"{ADMISSION}/{RESOURCES[manifest['kind']]}/{manifest['metadata']['name']}"
+
+
+def with_webhooks(configuration: Json) -> Json:
+    """Return the configuration with the declared webhooks, as the API server stores them after their registration."""
+    webhooks = yaml.safe_load(configuration["metadata"]["annotations"][ANNOTATION])
+    trusting = ({**each, "clientConfig": {**each["clientConfig"], "caBundle": "Q0E="}} for each in webhooks)
+    return {**configuration, "webhooks": [{**DEFAULTS, **each} for each in trusting]}
+
+
+class Registered(ApiDouble):
+    """An API server with every object that the manifests declare. ``changes``: how often a change was announced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for manifest in map(with_webhooks, documents("registration.yaml")):
+            self.store(path_of(manifest), manifest)
+        for manifest in (*documents("policies.yaml"), *documents("usage-policy.yaml")):
+            self.store(path_of(manifest), manifest)
+        self.changes = 0
+        self.evaluates = True
+        self.watch = RegistrationWatch(self.kube, lambda: self.evaluates, self.announce)
+        self.registry = CollectorRegistry()
+        self.registry.register(self.watch)
+
+    def announce(self) -> None:
+        self.changes += 1
+
+    def found(self) -> str:
+        self.watch.check(lambda _: False)
+        return self.watch.text
+
+    def metric(self, kind: str, name: str) -> float | None:
+        return self.registry.get_sample_value("vcuda_registration_missing", {"kind": kind, "name": name})
+
+
+@pytest.fixture
+def api() -> Registered:
+    return Registered()
+
+
+def first_webhook(path: str, **fields: object) -> Callable[[ApiDouble], None]:
+    return lambda api: api.objects[path]["webhooks"][0].update(fields)
+
+
+def spec(path: str, **fields: object) -> Callable[[ApiDouble], None]:
+    return lambda api: api.objects[path]["spec"].update(fields)
+
+
+def annotated(text: str | None) -> Callable[[ApiDouble], None]:
+    annotations = {} if text is None else {ANNOTATION: text}
+    return lambda api: api.objects[OF_VALIDATING]["metadata"].update(annotations=annotations)
+
+
+NARROWED = [{"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}]
+
+
+@cases(
+    "damage, kind, text",
+    mutating_deleted=(lambda api: api.remove(OF_MUTATING), MUTATING, "00-vcuda-quota does not exist"),
+    validating_deleted=(lambda api: api.remove(OF_VALIDATING), VALIDATING, "vcuda-quota does not exist"),
+    policy_deleted=(lambda api: api.remove(OF_POLICY), POLICY, "ledgers.quota.vcuda.io does not exist"),
+    binding_deleted=(lambda api: api.remove(OF_BINDING), BINDING, "ledgers.quota.vcuda.io does not exist"),
+    a_webhook_removed=(
+        lambda api: api.objects[OF_VALIDATING]["webhooks"].pop(0),
+        VALIDATING,
+        "lacks or changes the webhooks validate.quota.vcuda.io",
+    ),
+    every_webhook_removed=(lambda api: api.objects[OF_VALIDATING].pop("webhooks"), VALIDATING, "has no webhooks yet"),
+    failures_ignored=(first_webhook(OF_VALIDATING, failurePolicy="Ignore"), VALIDATING, "validate.quota.vcuda.io"),
+    fewer_rules=(first_webhook(OF_VALIDATING, rules=[]), VALIDATING, "validate.quota.vcuda.io"),
+    ca_bundle_emptied=(
+        lambda api: api.objects[OF_MUTATING]["webhooks"][0]["clientConfig"].update(caBundle=""),
+        MUTATING,
+        "lacks or changes the webhooks mutate.quota.vcuda.io",
+    ),
+    annotation_removed=(annotated(None), VALIDATING, f"lacks the annotation {ANNOTATION}"),
+    annotation_unusable=(annotated("7"), VALIDATING, "the value must be a list of webhooks"),
+    policy_ignores_failures=(spec(OF_POLICY, failurePolicy="Ignore"), POLICY, "does not have the failurePolicy Fail"),
+    binding_only_audits=(spec(OF_BINDING, validationActions=["Audit"]), BINDING, "does not bind its policy"),
+    binding_selects=(spec(OF_BINDING, matchResources={"resourceRules": NARROWED}), BINDING, "does not bind its policy"),
+)
+def test_a_missing_or_changed_object_is_reported_until_it_is_restored(
+    api: Registered, damage: Callable[[ApiDouble], object], kind: str, text: str
+) -> None:
+    names = {MUTATING: "00-vcuda-quota", VALIDATING: "vcuda-quota"}
+    name, restore = names.get(kind, "ledgers.quota.vcuda.io"), api.backup()
+    assert api.found() == ""
+    assert api.metric(kind, name) == 0
+    damage(api)
+    assert api.found().startswith(f"{kind} {name} ")
+    assert text in api.found()
+    assert api.metric(kind, name) == 1
+    restore()
+    assert api.found() == ""
+    assert api.metric(kind, name) == 0
+    assert api.changes == 2
+
+
+def test_a_right_that_the_controller_lacks_is_reported(api: Registered) -> None:
+    def refuse(_method: str, _timeout: float, _effect: object) -> bytes:
+        raise Forbidden(403, "no right")
+
+    api.deliver = refuse
+    assert "MutatingWebhookConfiguration 00-vcuda-quota cannot be read" in api.found()
+    assert api.found().endswith(f"; and {len(DECLARED) - 3} more")
+
+
+def test_a_disabled_admission_plugin_is_reported_instead_of_waiting_for_it(api: Registered) -> None:
+    api.evaluates = False
+    assert api.found().startswith("AdmissionPlugin ValidatingAdmissionPolicy is disabled")
+    assert api.metric("AdmissionPlugin", "ValidatingAdmissionPolicy") == 1
+    api.evaluates = True
+    assert api.found() == ""
+
+
+def test_a_policy_that_the_api_server_applies_a_moment_later_is_not_reported(api: Registered) -> None:
+    api.evaluates = False
+    api.watch.check(lambda _: setattr(api, "evaluates", True))
+    assert api.watch.text == ""
+
+
+def test_exactly_the_policies_of_the_manifests_are_declared_and_may_be_read() -> None:
+    stored = [*documents("policies.yaml"), *documents("usage-policy.yaml")]
+    for kind in (POLICY, BINDING):
+        assert sorted(each["metadata"]["name"] for each in stored if each["kind"] == kind) == sorted(POLICIES)
+    rules = [rule for each in documents("controller-rbac.yaml") for rule in each.get("rules", ())]
+    readable = {
+        (resource, name)
+        for rule in rules
+        if rule["apiGroups"] == ["admissionregistration.k8s.io"]
+        for resource in rule["resources"]
+        for name in rule["resourceNames"]
+    }
+    assert readable >= {(RESOURCES[kind], name) for kind, name in DECLARED}

@@ -1,0 +1,140 @@
+"""Finds what is missing of the webhooks and policies that the manifests declare to the API server.
+
+Each webhook configuration declares its webhooks in an annotation. The policies are declared by their names below.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import yaml
+
+from vcuda import errors
+
+ANNOTATION = "quota.vcuda.io/webhooks"
+"""The annotation that declares the webhooks of a webhook configuration, as YAML without caBundles."""
+
+MUTATING, VALIDATING = "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"
+POLICY, BINDING = "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"
+RESOURCES = {
+    MUTATING: "mutatingwebhookconfigurations",
+    VALIDATING: "validatingwebhookconfigurations",
+    POLICY: "validatingadmissionpolicies",
+    BINDING: "validatingadmissionpolicybindings",
+}
+POLICIES = tuple(
+    f"{name}.quota.vcuda.io"
+    for name in (
+        "allocations",
+        "certificate-secrets",
+        "claims",
+        "controller-patches",
+        "exempt",
+        "forced-deletions",
+        "in-effect",
+        "ledgers",
+        "own-config-maps",
+        "quota-config-map",
+        "usage",
+    )
+)
+DECLARED = (
+    (MUTATING, "00-vcuda-quota"),
+    (VALIDATING, "vcuda-quota"),
+    *((kind, name) for name in POLICIES for kind in (POLICY, BINDING)),
+)
+"""The kind and the name of each object that must exist."""
+
+MOST_NAMED = 3
+
+Json = dict[str, Any]
+
+
+class UnusableDeclaration(ValueError):
+    """Raised if the annotation of a webhook configuration is not a usable list of webhooks."""
+
+
+class MissingObject(NamedTuple):
+    """An object that is missing, or that differs from its declaration. ``reason``: a text that follows the name."""
+
+    kind: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} {self.reason}"
+
+
+def find_missing(get: Callable[[str, str], Json | None]) -> Sequence[MissingObject]:
+    """Return the objects that are missing or differ. ``get``: returns an object by kind and name; None if absent."""
+    found = []
+    for kind, name in DECLARED:
+        try:
+            stored = get(kind, name)
+        except errors.Forbidden as error:
+            found.append(MissingObject(kind, name, f"cannot be read: {error}"))
+            continue
+        reason = "does not exist" if stored is None else _difference(kind, stored)
+        if reason:
+            found.append(MissingObject(kind, name, reason))
+    return found
+
+
+def summary(missing: Sequence[MissingObject]) -> str:
+    """Return one text about all missing objects, which names the first `MOST_NAMED`; empty if none is missing."""
+    named = "; ".join(map(str, missing[:MOST_NAMED]))
+    return f"{named}; and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else named
+
+
+def read_declaration(text: object) -> list[Json]:
+    """Return the webhooks in the value of the annotation. Raises UnusableDeclaration."""
+    # Users may have edited the annotation. So the fields that this project uses are checked here. The API server checks
+    # all other fields when the webhooks are registered.
+    try:
+        # The API server receives the webhooks as JSON. json.dumps() raises TypeError, for example for a YAML date.
+        found = json.loads(json.dumps(yaml.safe_load(str(text))))
+    except (yaml.YAMLError, TypeError, ValueError, RecursionError) as error:
+        raise UnusableDeclaration(f"the value is not YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(found, list) or not found:
+        raise UnusableDeclaration("the value must be a list of webhooks")
+    for webhook in found:
+        if not isinstance(webhook, Mapping) or not isinstance(webhook.get("name"), str):
+            raise UnusableDeclaration("each webhook must have a name")
+        client = webhook.get("clientConfig")
+        if not isinstance(client, dict) or not isinstance(client.get("service"), dict):
+            raise UnusableDeclaration(f"webhook {webhook['name']} must name a Service in clientConfig")
+    return found
+
+
+def _difference(kind: str, stored: Json) -> str:
+    if kind == BINDING:
+        # A binding with another action, or with a selector of requests, does not enforce its policy.
+        wanted = {"policyName": stored["metadata"]["name"], "validationActions": ["Deny"]}
+        return "" if stored["spec"] == wanted else "does not bind its policy with the action Deny for all requests"
+    if kind == POLICY:
+        return "" if stored["spec"].get("failurePolicy") == "Fail" else "does not have the failurePolicy Fail"
+    text = (stored["metadata"].get("annotations") or {}).get(ANNOTATION)
+    if text is None:
+        return f"lacks the annotation {ANNOTATION}"
+    try:
+        declared = read_declaration(text)
+    except UnusableDeclaration as error:
+        return f"has an unusable annotation {ANNOTATION}: {error}"
+    registered = {webhook["name"]: webhook for webhook in stored.get("webhooks") or ()}
+    if not registered:
+        return "has no webhooks yet, because no replica of the webhook has answered, or because they were removed"
+    lost = [webhook["name"] for webhook in declared if not _as_declared(webhook, registered.get(webhook["name"]))]
+    return f"lacks or changes the webhooks {', '.join(lost)}" if lost else ""
+
+
+def _as_declared(webhook: Json, registered: Json | None) -> bool:
+    return registered is not None and bool(registered["clientConfig"].get("caBundle")) and _has(registered, webhook)
+
+
+def _has(value: object, wanted: object) -> bool:
+    """Return True if ``value`` has everything in ``wanted``. The API server adds fields with default values."""
+    if isinstance(wanted, Mapping):
+        return isinstance(value, Mapping) and all(_has(value.get(key), each) for key, each in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(value, list) and len(value) == len(wanted) and all(map(_has, value, wanted))
+    return value == wanted
