@@ -6,14 +6,17 @@ charge as a terminating charge. This module combines the watch of pods and the w
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
+from controller.lingering import Lingering
 from controller.pods import KeptPod, PodInformer, PodLives
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, StoredClaim
 from vcuda.allocations.stored_pods import StoredPod
+from vcuda.claims.digest import PackedDigest
 from vcuda.ledger.ledger import UNSEEN_SECONDS, Terminating, is_older
+from vcuda.quota.model import Charge
 
 AWAIT_PODS_SECONDS = 5.0
 """After a claim has lost its devices, the controller does not settle (recount) the ledger until the pod watch shows
@@ -22,19 +25,23 @@ which pods were deleted. It waits at most this many seconds. A pod that the watc
 MOST_FORMER_USERS = 512
 """If more pods than this are remembered as users of one claim's devices, pods that have ended are forgotten."""
 
+MOST_USERS_OF_LOSS = 16
+"""If more pods than this used the devices that a claim has lost, their uids are not kept. The pods then count as
+unknown: they may run for the longest grace period of the namespace."""
+
 
 class LostAllocation(msgspec.Struct, frozen=True):
     """The devices that were allocated to a claim, and that the claim has lost.
 
     ``claim``: the claim before the loss.
-    ``charge``: the charge of the claim before the loss; None if the claim's devices were unknown.
-    ``users``: the uids of all pods that used the devices.
+    ``charge``: the charges of the claim before the loss, by model; None if they could not be computed.
+    ``users``: the uids of all pods that used the devices. If they are unknown, one invented uid.
     ``version``: the resourceVersion of the watch event that showed the loss.
     ``at``: the time of that event, in seconds. Without an event, the time of the LIST that showed no devices.
     """
 
     claim: StoredClaim
-    charge: ClaimCharge | None
+    charge: Mapping[str, Charge] | None
     users: frozenset[str]
     version: str
     at: float
@@ -72,7 +79,7 @@ class ClaimHolds:
         # `_listed_bare`: by namespace and claim uid, the time at which a LIST showed the claim without devices. The
         # claim may have lost devices before that LIST, without an event of the watch.
         self._listed_bare: dict[str, dict[str, float]] = {}
-        self._lost: dict[str, dict[str, LostAllocation]] = {}
+        self._lost: Lingering[LostAllocation] = Lingering(clock, pods.full)
 
     def note(
         self,
@@ -94,10 +101,9 @@ class ClaimHolds:
             return
         had_bare = self._follow_bare(changed, is_bare=new is not None and not new.allocated, listed=listed)
         if old and old.allocated and (new is None or new.allocated != old.allocated):
-            self._lose(LostAllocation(old, charge(old), self.users_of(old), version, self._clock()))
+            self._lose(old, charge(old), self.users_of(old), version, self._clock())
         elif old and new is None and had_bare is not None:
-            users = frozenset([_unseen_user(old.uid)])
-            self._lose(LostAllocation(old, charge(old), users, version, had_bare))
+            self._lose(old, charge(old), frozenset(), version, had_bare)
         self._follow_users(changed, gone=new is None)
 
     def users_of(self, claim: StoredClaim) -> frozenset[str]:
@@ -124,7 +130,7 @@ class ClaimHolds:
     def awaits_pods(self, namespace: str) -> bool:
         """Return True if a claim has just lost its devices and the pod watch may not show the cause yet."""
         young = self._clock() - AWAIT_PODS_SECONDS
-        recent = [each for each in self._lost_in(namespace) if each.at > young]
+        recent = [each for each in self._lost.within(namespace).values() if each.at > young]
         if not recent:
             return False
         lives = self._pods.lives(namespace)
@@ -135,35 +141,36 @@ class ClaimHolds:
 
         ``grace``: the grace period, in seconds, to assume for a pod that the watch never showed.
         """
-        lost = self._lost_in(namespace)
+        lost = self._lost.within(namespace).values()
         if not lost:
             return
         lives, now = self._pods.lives(namespace), self._clock()
         for each in lost:
             hold = _hold(each, lives, self._pods.seconds_of, grace)
-            if each.at + hold.seconds <= now and not hold.runs:
-                self._forget(each)
+            if hold.runs:
+                self._lost.add(namespace, each.key, each, now + self._pods.max_terminating)
+            elif each.at + hold.seconds <= now:
+                self._lost.remove(namespace, each.key)
                 continue
-            charge = each.charge or price(each.claim)
-            for model, taken in charge.charges.items():
+            charges = price(each.claim).charges if each.charge is None else each.charge
+            for model, taken in charges.items():
                 yield f"{each.key}/{model}", Terminating(model, taken, hold.seconds)
 
-    def _lose(self, lost: LostAllocation) -> None:
+    def _lose(
+        self, claim: StoredClaim, charge: ClaimCharge | None, users: frozenset[str], version: str, at: float
+    ) -> None:
         with self._lock:
-            self._users.pop(lost.claim.uid, None)
-            if lost.users:
-                self._lost.setdefault(lost.claim.namespace, {})[lost.key] = lost
-
-    def _forget(self, lost: LostAllocation) -> None:
-        with self._lock:
-            of_namespace = self._lost.get(lost.claim.namespace, {})
-            of_namespace.pop(lost.key, None)
-            if not of_namespace:
-                self._lost.pop(lost.claim.namespace, None)
-
-    def _lost_in(self, namespace: str) -> list[LostAllocation]:
-        with self._lock:
-            return list(self._lost.get(namespace, {}).values())
+            self._users.pop(claim.uid, None)
+        charges = None if charge is None else charge.charges
+        if charges == {}:
+            return
+        if not users or len(users) > MOST_USERS_OF_LOSS:
+            users = frozenset([_unseen_user(claim.uid)])
+        # The digest of the spec is only needed to compute an unknown charge.
+        digest = claim.digest if charges is None else PackedDigest(b"")
+        kept = msgspec.structs.replace(claim, digest=digest, allocated=(), users=())
+        lost = LostAllocation(kept, charges, users, version, at)
+        self._lost.add(claim.namespace, lost.key, lost, at + self._pods.max_terminating)
 
     def _follow_bare(self, claim: StoredClaim, *, is_bare: bool, listed: bool) -> float | None:
         """Record when a LIST shows the claim without devices. Return the previous such time, or None."""

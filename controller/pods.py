@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 import structlog
 
+from controller.lingering import FullUntil, Lingering
 from vcuda.allocations.stored_claims import charged_by_pods
 from vcuda.allocations.stored_pods import (
     ClaimUser,
@@ -28,10 +29,18 @@ from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Terminating, charges_
 from vcuda.ledger.settle import ObservedPods
 from vcuda.placement import affinity
 from vcuda.placement.nodes import Nodes
+from vcuda.quota.model import CORES_PER_CARD, Charge
+from vcuda.quota.values import MAX_CARDS, MAX_MEMORY
 from vcuda.requests.resources import BUILT_IN, GpuResources
 
 REMEMBER_GONE_SECONDS = 180.0
 """Seconds for which a deleted pod's uid is kept. It shows that a pod with a pending charge was stored and deleted."""
+
+MOST_GONE = 32_768
+"""The most uids of deleted objects that are kept. If a uid is forgotten early, its charge is released later."""
+
+EVERY_CARD = Charge(MAX_CARDS * CORES_PER_CARD, MAX_MEMORY)
+"""A charge that fills every limit."""
 
 KeptPod = StoredPod | ClaimUser
 
@@ -54,9 +63,9 @@ class GoneUids:
         self._by_namespace: dict[str, set[str]] = {}
 
     def add(self, namespace: str, uid: str) -> None:
-        """Remember a uid, and forget uids that were added more than REMEMBER_GONE_SECONDS ago."""
+        """Remember a uid. Forget uids that are older than REMEMBER_GONE_SECONDS, and the oldest beyond `MOST_GONE`."""
         now = self._clock()
-        while self._in_order and self._in_order[0][0] <= now:
+        while self._in_order and (self._in_order[0][0] <= now or len(self._in_order) >= MOST_GONE):
             _, home, old = self._in_order.popleft()
             self._by_namespace[home].discard(old)
             if not self._by_namespace[home]:
@@ -113,7 +122,7 @@ class PodInformer:
         # all kept pods were decoded. Only the reflector's thread sets these two fields.
         self._decoding = self._counted_by = resources()
         self._requests = RequestCache(self._decoding, labels)
-        self._max_terminating = max_terminating
+        self.max_terminating = max_terminating
         self._followers: list[PodChange] = []
         self._on_change = on_change
         self._on_growth = on_growth or on_change
@@ -122,7 +131,8 @@ class PodInformer:
         self._log = structlog.get_logger()
         self._gone = GoneUids(clock)
         self._bound: dict[str, dict[str, KeptPod]] = {}
-        self._vanished: dict[str, dict[str, tuple[KeptPod, float]]] = {}
+        self.full = FullUntil(clock)
+        self._vanished: Lingering[KeptPod] = Lingering(clock, self.full)
         self.reflector: Reflector[KeptPod] = Reflector(
             kube,
             "/api/v1/pods",
@@ -169,7 +179,7 @@ class PodInformer:
             lives.version,
             charges_by_model(charges_of(pods, nodes)),
             {*lives.stored, *lives.gone},
-            dict(self._terminating(vanished, nodes)),
+            {**dict(self._terminating(vanished, nodes)), **self._filling(namespace, nodes)},
             self.since,
             config_version=config_version,
             extended=charged_by_pods(pods, nodes),
@@ -188,7 +198,7 @@ class PodInformer:
         # Read `gone` and `vanished` after the pods. Otherwise, a deletion that is handled in between would be missing.
         with self._lock:
             gone = self._gone.within(namespace)
-            vanished = self._vanished_now(namespace)
+            vanished = self._vanished.within(namespace)
         unhandled = {uid: pod for uid, pod in bound.items() if uid not in stored and uid not in gone}
         return PodLives(version, stored, vanished, gone, unhandled)
 
@@ -197,22 +207,24 @@ class PodInformer:
         """The resourceVersion of the LIST with which the watch began. The watch has seen every later deletion."""
         return self.reflector.listed_version
 
-    def _vanished_now(self, namespace: str) -> dict[str, KeptPod]:
-        now = self._clock()
-        left = {uid: entry for uid, entry in self._vanished.pop(namespace, {}).items() if entry[1] > now}
-        if left:
-            self._vanished[namespace] = left
-        return {uid: pod for uid, (pod, _) in left.items()}
-
     def _terminating(self, vanished: Iterable[KeptPod], nodes: Nodes) -> Iterator[tuple[str, Terminating]]:
         for pod in vanished:
             seconds, model = self.seconds_of(pod), pod.model_on(nodes) if isinstance(pod, StoredPod) else None
             if isinstance(pod, StoredPod) and model and seconds:
                 yield pod.uid, Terminating(model, pod.charge_on(nodes), seconds)
 
+    def _filling(self, namespace: str, nodes: Nodes) -> Mapping[str, Terminating]:
+        """Return charges that fill the quota of a namespace if too many of its pods and claims have been deleted."""
+        until = self.full.of(namespace)
+        if (left := until - self._clock()) <= 0:
+            return {}
+        # The key contains the end, because the ledger would otherwise keep an earlier end of the same key.
+        filling = {model: Terminating(model, EVERY_CARD, math.ceil(left)) for model in nodes.models}
+        return {f"{model}@full@{until:.0f}": each for model, each in filling.items()}
+
     def seconds_of(self, pod: KeptPod) -> int:
         """Return for how many seconds the containers of a pod may run after its deletion."""
-        return int(min(max(pod.grace_seconds, LEAST_TERMINATING_SECONDS), self._max_terminating))
+        return int(min(max(pod.grace_seconds, LEAST_TERMINATING_SECONDS), self.max_terminating))
 
     def pods(self, namespace: str) -> list[StoredPod]:
         """Return a namespace's pods that request GPUs, including finished pods."""
@@ -230,8 +242,7 @@ class PodInformer:
         """Return the nodes on which pods that use GPUs may run, including recently deleted pods."""
         with self._lock:
             bound = [pod.node for pods in self._bound.values() for pod in pods.values()]
-            gone = [pod.node for namespace in (*self._vanished,) for pod in self._vanished_now(namespace).values()]
-        return {*bound, *gone}
+        return {*bound, *(pod.node for pod in self._vanished.all())}
 
     def extended_claims(self, namespace: str, nodes: Nodes) -> Collection[str]:
         return charged_by_pods(self.pods(namespace), nodes)
@@ -285,7 +296,7 @@ class PodInformer:
             follower(old, new)
 
     def _remember(self, pod: KeptPod, *, gone: bool) -> None:
-        bound, now = self._bound.setdefault(pod.namespace, {}), self._clock()
+        bound = self._bound.setdefault(pod.namespace, {})
         bound.pop(pod.uid, None)
         if pod.live and pod.node and not gone:
             bound[pod.uid] = pod
@@ -295,7 +306,14 @@ class PodInformer:
             return
         self._gone.add(pod.namespace, pod.uid)
         if pod.live and pod.node:
-            self._vanished.setdefault(pod.namespace, {})[pod.uid] = (pod, now + self.seconds_of(pod))
+            self._vanished.add(pod.namespace, pod.uid, _charged_part(pod), self._clock() + self.seconds_of(pod))
+
+
+def _charged_part(pod: KeptPod) -> KeptPod:
+    """Return a deleted pod without the texts that its charge does not need."""
+    if isinstance(pod, StoredPod):
+        return msgspec.structs.replace(pod, name="", allocation=None, cards=None)
+    return msgspec.structs.replace(pod, name="")
 
 
 def _counted(pod: KeptPod) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from vcuda.kube import Backoff
 MIN_INTERVAL_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 MAX_RETRY_SECONDS = 10.0  # The maximum delay between retries, unless the first delay is already longer.
+FORGET_SECONDS = 60.0  # A key's last turn is forgotten after this time, and after two minimum intervals.
 
 
 class WorkQueue:
@@ -38,6 +39,7 @@ class WorkQueue:
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
         self._last_turn: dict[str, float] = {}
+        self._forget_at = -math.inf
         # `_unserved`: the keys whose reconciliation has begun but not succeeded, each with the time when it became due.
         # `_retried`: the keys whose current reconciliation has queued a retry.
         self._unserved: dict[str, float] = {}
@@ -67,6 +69,7 @@ class WorkQueue:
         with self._changed:
             self._last_turn[key] = self._clock() + delay - self._min_interval
             self._retried.add(key)
+            self._due_at.pop(key, None)  # An event during the reconciliation may have made the key due at once.
         self.add(key, delay)
 
     def is_active(self, key: str) -> bool:
@@ -106,9 +109,16 @@ class WorkQueue:
                     heapq.heappop(self._heap)
                     if self._min_interval:  # Without a minimum interval, `_last_turn` would only use memory.
                         self._last_turn[key] = now
+                    self._forget_turns(now)
                     return key
                 self._changed.wait(None if key is None else self._due_at[key] - now)
             return None
+
+    def _forget_turns(self, now: float) -> None:
+        if now >= self._forget_at:
+            self._forget_at = now + FORGET_SECONDS
+            recent = now - FORGET_SECONDS - 2 * self._min_interval
+            self._last_turn = {key: at for key, at in self._last_turn.items() if at > recent}
 
     def _earliest(self) -> str | None:
         while self._heap:

@@ -14,13 +14,18 @@ Scenario = Callable[[RunningWorld], None]
 LONG = 600
 
 
-def running(world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False) -> TruePod:
-    """Return a running pod whose card the leader has counted. If ``claimed``, the pod has the card by a claim."""
+def running(
+    world: RunningWorld, name: str, grace: int = 30, *, claimed: bool = False, grouped: bool = False
+) -> TruePod:
+    """Return a running pod whose card the leader has counted. If ``claimed``, the pod has the card by a claim.
+
+    If ``grouped``, the claim is reserved for a PodGroup.
+    """
     pod = TruePod(name, grace, f"{name}-claim" if claimed else "")
     assert world.admit(pod)
     world.store(pod)
     if claimed:
-        claim = TrueClaim(pod.claim)
+        claim = TrueClaim(pod.claim, grouped=grouped)
         assert world.admit_claim(claim)
         world.store(claim)
     world.bind(pod)
@@ -57,6 +62,14 @@ def a_pod_is_deleted_by_force_and_its_claim_goes(world: RunningWorld) -> None:
     let_claim_go(world, pod)
     world.hear_and_settle()
     world.settle_after(59)
+
+
+def the_claim_of_a_group_goes_after_the_forced_deletion_of_its_pod(world: RunningWorld) -> None:
+    pod = running(world, "pod", LONG, claimed=True, grouped=True)
+    world.delete(pod)
+    let_claim_go(world, pod)
+    world.hear_and_settle()
+    world.settle_after(LONG - 1)
 
 
 def a_pod_with_no_grace_period_is_deleted_by_force(world: RunningWorld) -> None:
@@ -188,6 +201,7 @@ ALL: Sequence[Scenario] = (
     a_pod_is_deleted_by_force,
     a_pod_is_deleted_by_force_some_time_after_it_was_admitted,
     a_pod_is_deleted_by_force_and_its_claim_goes,
+    the_claim_of_a_group_goes_after_the_forced_deletion_of_its_pod,
     a_pod_with_no_grace_period_is_deleted_by_force,
     the_watch_of_pods_is_behind_for_long,
     the_watch_of_pods_missed_the_deletion,

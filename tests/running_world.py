@@ -71,6 +71,7 @@ class TrueClaim:
     ``users``: the pods that have used its present devices.
     ``reserved``: the pods that the claim's status.reservedFor names now.
     ``former``: for each earlier allocation, the pods that used it.
+    ``grouped``: True if the claim is reserved for a PodGroup instead of its pods.
     """
 
     uid: str
@@ -79,6 +80,7 @@ class TrueClaim:
     users: list[TruePod] = field(default_factory=list)
     reserved: list[TruePod] = field(default_factory=list)
     former: list[list[TruePod]] = field(default_factory=list)
+    grouped: bool = False
 
     @property
     def path(self) -> str:
@@ -343,5 +345,7 @@ def _pod(pod: TruePod, *, ended: bool) -> Manifest:
 def _claim(claim: TrueClaim) -> Manifest:
     device = {"request": "r0", "driver": "gpu.nvidia.com", "pool": "gpu-1", "device": "gpu-0"}
     users = [{"resource": "pods", "name": pod.uid, "uid": pod.uid} for pod in claim.reserved]
+    if users and claim.grouped:
+        users = [{"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "group", "uid": "group-uid"}]
     status = {"allocation": {"devices": {"results": [device]}}, "reservedFor": users} if users else {}
     return {"metadata": {"name": claim.uid, "namespace": TEAM, "uid": claim.uid}, "spec": {}, "status": status}

@@ -57,8 +57,10 @@ class CardCache:
         if pod is None:
             return
         with self._lock:
-            if old and old.node:
-                self._bound.get(old.node, {}).pop(old.uid, None)
+            if old and old.node and (bound := self._bound.get(old.node)):
+                bound.pop(old.uid, None)
+                if not bound:
+                    del self._bound[old.node]
             if new is None:
                 self._pod_deleted(pod)
                 return

@@ -77,9 +77,12 @@ def record_free(
 ) -> tuple[Mapping[str, FreeQuota], bool]:
     """Record a namespace's free quota by model. Return it, and True if it has grown for any model."""
     free = {model.model: FreeQuota.of(model) for model in use.models} if use else {}
-    before = recorded.pop(namespace, {})
+    before = recorded.get(namespace, {})
+    # Another thread reads the record at any time. So it is replaced in one step.
     if free:
         recorded[namespace] = free
+    else:
+        recorded.pop(namespace, None)
     return free, any(each.exceeds(before.get(model, FreeQuota(0, 0))) for model, each in free.items())
 
 
@@ -167,10 +170,10 @@ class Retrier:
         quota = self._quota.current()
         limits = quota.for_namespace(namespace) if quota else None
         free = self._free.get(namespace, {})
+        judged = self._judged.pop(namespace, set())
         if limits is None or not any(each.cores for each in free.values()):
             return None
         started = self._clock()
-        judged = self._judged.pop(namespace, set())
         try:
             found = self._find(namespace, started, judged)
         except errors.ListOverdue as error:

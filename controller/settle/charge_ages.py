@@ -99,6 +99,11 @@ class ChargeAges:
         """Record that this leader wrote a ledger. Charges that it first sees later were made after ``watch`` began."""
         self._written_under[namespace] = watch
 
+    def forget(self, namespace: str) -> None:
+        """Forget a namespace whose ledger was deleted."""
+        for kept in (self._pending, self._terminating, self._written_under, self._renewed):
+            kept.pop(namespace, None)
+
     def pending(self, namespace: str, ledger: Ledger, watch: Watch, now: float) -> Overdue:
         """Return the expired pending charges. A pod with such a charge can never be stored if a new LIST lacks it."""
         # If this leader has written the ledger since this watch began, it saw all charges that the ledger had then. So

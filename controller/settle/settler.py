@@ -325,6 +325,7 @@ class Settler:
             return
         with contextlib.suppress(errors.NotFound):
             self._store.drop(namespace, stored.version)
+            self._ages.forget(namespace)
             self._log.info("ledger deleted", namespace=namespace, why=why)
 
     def _drop_unreadable(self, namespace: str) -> None:

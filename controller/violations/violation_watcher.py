@@ -275,6 +275,8 @@ class ViolationWatcher:
             pods, claims = tuple(self._pods(namespace)), tuple(self._claims(namespace))
             found = find_violations(namespace, limits, pods, self._nodes.current(), claims)
             self._announce(namespace, limits, {each.holder.uid for each in found}, pods, claims)
+        else:
+            self._announced.pop(namespace, None)
         ongoing = self._update_ongoing(namespace, found)
         if limits is None or not ongoing:
             self._reported.pop(namespace, None)

@@ -341,3 +341,18 @@ def test_a_pass_that_takes_too_long_is_followed_by_a_rest(api: ApiDouble) -> Non
     retried.now += 100 * BUDGET_SECONDS
     assert retried.queue.next() == "team-a"
     assert retried.told() == 1
+
+
+def test_free_quota_stays_recorded_while_a_new_report_replaces_it() -> None:
+    """A check that reads no free quota in between would end, and no later check would follow."""
+
+    class Record(dict[str, Mapping[str, FreeQuota]]):
+        def __setitem__(self, namespace: str, free: Mapping[str, FreeQuota]) -> None:
+            assert namespace in self
+            super().__setitem__(namespace, free)
+
+    before, after = (NamespaceUse("team-a", "enforce", (ModelUse("M40", 2, 1, 0, free),)) for free in (1, 2))
+    record = Record({"team-a": retries.record_free({}, "team-a", before)[0]})
+    assert retries.record_free(record, "team-a", after) == ({"M40": FreeQuota(200)}, True)
+    assert retries.record_free(record, "team-a", None) == ({}, False)
+    assert not record

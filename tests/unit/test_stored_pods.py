@@ -7,10 +7,12 @@ import pytest
 from examples.allocations import NODE, RECORDED, allocated_pod, marks
 from tests import builders
 from tests.tables import cases
-from vcuda.allocations.cards import MOST_CARDS, PodCards, Share
+from vcuda.allocations.cards import MOST_SHARES, PodCards, Share
 from vcuda.allocations.stored_pods import (
     LONGEST_LIST,
+    LONGEST_NODE,
     LONGEST_REMEMBERED,
+    LONGEST_WORDS,
     MOST_KEYS_REMEMBERED,
     MOST_REQUESTS_REMEMBERED,
     Allocation,
@@ -117,7 +119,7 @@ def test_the_schemes_annotations_and_labels_are_kept_and_no_others(scheme: Schem
     manifest = builders.view(allocated_pod(scheme, 1000, phase="done", **own))
     found = read_allocation(manifest, (scheme,), whole_keys=True)
     assert scheme.phase
-    judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase.key, scheme.allocated}
+    judged = {scheme.predicate_node, *scheme.predicate_times, scheme.phase.key}
     values = {key: value if key in judged else "" for key, value in annotations.items()}
     assert found == Allocation(values, labels, (scheme,))
     assert found.keys_of(scheme) == (tuple(annotations), tuple(labels))
@@ -190,9 +192,11 @@ def test_only_a_bounded_part_of_huge_pod_annotations_is_kept(name: str, fill: st
     asked = {"tencent.com/vcuda-core": 10**9}
     found = kept(stored(asked, annotations={key: text}))
     assert found.allocation
-    assert size_of(found) <= LONGEST_LIST + 200
+    assert size_of(found) <= LONGEST_NODE + 100
     bound = kept(stored(asked, nodeName="gpu-1", annotations={key: text}))
-    assert size_of(bound) <= LONGEST_LIST + 200 + 100 * MOST_CARDS
+    assert size_of(bound) <= LONGEST_WORDS + 200 + 100 * MOST_SHARES
+    ended = kept(stored(asked, "Failed", nodeName="gpu-1", annotations={key: text}))
+    assert size_of(ended) <= LONGEST_NODE + 100
 
 
 def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_removed() -> None:
@@ -214,31 +218,32 @@ def test_one_of_thousands_of_keys_with_a_schemes_prefix_is_kept_and_all_are_remo
 @pytest.mark.parametrize(
     ("annotations", "cut"),
     [
-        ({"hami.io/vgpu-devices-allocated": "x" * LONGEST_LIST}, False),
-        ({"hami.io/vgpu-devices-allocated": "x" * (LONGEST_LIST + 1)}, True),
+        ({"hami.io/vgpu-devices-allocated": "GPU-1,NVIDIA,1000,30:;" * (LONGEST_LIST // 22)}, False),
+        ({"hami.io/vgpu-devices-allocated": "x," * (LONGEST_LIST // 2 + 1)}, True),
+        ({"hami.io/vgpu-devices-allocated": ",".join(f"GPU-{number}" for number in range(LONGEST_WORDS // 5))}, True),
         ({"nvidia.com/real-allocated": "x" * HUGE}, True),
         ({"tencent.com/predicate-node": "x" * 253}, False),
         ({"tencent.com/predicate-node": "x" * HUGE}, True),
         ({"hami.io/vgpu-devices-to-allocate": "x" * HUGE}, False),
-        ({"tencent.com/predicate-gpu-idx-0": ",".join(["0"] * MOST_CARDS)}, False),
+        ({"tencent.com/predicate-gpu-idx-0": ",".join(["0"] * MOST_SHARES)}, False),
         ({"tencent.com/predicate-gpu-idx-0": "0,1", "tencent.com/predicate-gpu-idx-1": "0"}, False),
     ],
 )
 def test_a_pod_with_cut_records_is_marked(annotations: dict[str, str], *, cut: bool) -> None:
     """A pod is marked as cut only if a rule reads the text that was cut."""
-    limits = {"tencent.com/vcuda-core": 100 * MOST_CARDS}
+    limits = {"tencent.com/vcuda-core": 100 * MOST_SHARES}
     found = kept(stored(limits, nodeName="gpu-1", annotations=annotations))
     assert found.is_cut is cut
     assert found.charge == kept(stored(limits)).charge
 
 
-def test_a_pod_with_more_cards_than_a_node_can_have_keeps_the_first_and_is_marked() -> None:
+def test_a_pod_with_more_shares_than_are_kept_keeps_the_first_and_is_marked() -> None:
     share = builders.container({"tencent.com/vcuda-core": 10, "tencent.com/vcuda-memory": 1})
-    keys = {f"tencent.com/predicate-gpu-idx-{number}": "1" for number in range(MOST_CARDS + 1)}
-    manifest = stored(containers=[share] * (MOST_CARDS + 1), nodeName="gpu-1", annotations=keys)
+    keys = {f"tencent.com/predicate-gpu-idx-{number}": "1" for number in range(MOST_SHARES + 1)}
+    manifest = stored(containers=[share] * (MOST_SHARES + 1), nodeName="gpu-1", annotations=keys)
     found = kept(manifest)
     assert found.cards
-    assert (len(found.cards.shares), found.is_cut) == (MOST_CARDS, True)
+    assert (len(found.cards.shares), found.is_cut) == (MOST_SHARES, True)
 
 
 def test_a_longer_text_than_a_label_can_have_is_no_model() -> None:

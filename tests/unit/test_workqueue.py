@@ -11,6 +11,7 @@ from hypothesis import given, strategies as st
 
 from controller.workqueue import MAX_RETRY_SECONDS, Reconciler, WorkQueue
 from tests.replicas import Clock
+from tests.unit.test_kept_bytes import keeping_at_most
 from vcuda.errors import Unavailable
 
 INTERVAL = 10.0
@@ -94,6 +95,25 @@ def test_a_failed_turn_is_repeated_after_its_delay(queue: WorkQueue, clock: Cloc
     assert due_after(queue, clock, 2.0) == ["a"]
     queue.add("a")
     assert due_after(queue, clock, INTERVAL) == ["a"]
+
+
+def test_an_event_during_a_turn_does_not_shorten_the_delay_of_its_retry(queue: WorkQueue, clock: Clock) -> None:
+    """A namespace whose LISTs are slow and whose usage changes must not take all the time of the loop."""
+    queue.add("a")
+    assert due_now(queue) == ["a"]
+    clock.now += INTERVAL
+    queue.add("a")
+    queue.retry("a", 90.0)
+    assert due_after(queue, clock, 90.0) == ["a"]
+
+
+def test_the_last_turns_of_keys_that_are_no_longer_served_are_forgotten(queue: WorkQueue, clock: Clock) -> None:
+    with keeping_at_most(20_000):
+        for number in range(10_000):
+            queue.add(f"namespace-{number}")
+            assert queue.next()
+            queue.served(f"namespace-{number}")
+            clock.now += 1
 
 
 def test_a_delay_counts_from_the_event_and_the_spacing_from_the_turn(queue: WorkQueue, clock: Clock) -> None:

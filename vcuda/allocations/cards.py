@@ -24,6 +24,9 @@ INDEXED = tuple(scheme for scheme in SCHEMES if scheme.card_index)
 MOST_CARDS = 1024
 """The most cards of one node. A larger number is treated as a mistake, because it would take much memory."""
 
+MOST_SHARES = 256
+"""The most shares that are kept of one pod."""
+
 
 class Share(NamedTuple):
     """The part of one card that a container uses: cores, and memory in MiB. With 100 cores, all memory is used."""
@@ -191,9 +194,9 @@ class PodCards(msgspec.Struct, frozen=True):
 
     node: str
     shares: tuple[Share, ...]
-    """The shares in the pod's annotations, at most `MOST_CARDS`."""
+    """The shares in the pod's annotations, at most `MOST_SHARES`."""
     is_cut: bool = False
-    """True if the annotations list more than `MOST_CARDS` shares."""
+    """True if the annotations list more than `MOST_SHARES` shares."""
 
 
 _NUMBER = re.compile("[0-9]{1,6}", re.ASCII)
@@ -213,9 +216,9 @@ def read_pod_cards(pod: Pod) -> PodCards | None:
     for scheme in INDEXED:
         node = pod.spec.node_name or annotations.get(str(scheme.predicate_node), "")
         # Tenants can forge a pod's card annotations where no quota is enforced. So read a bounded number of shares.
-        shares = tuple(itertools.islice(_shares(pod, scheme), MOST_CARDS + 1)) if can_be_name(node) else ()
+        shares = tuple(itertools.islice(_shares(pod, scheme), MOST_SHARES + 1)) if can_be_name(node) else ()
         if shares:
-            return PodCards(node, shares[:MOST_CARDS], is_cut=len(shares) > MOST_CARDS)
+            return PodCards(node, shares[:MOST_SHARES], is_cut=len(shares) > MOST_SHARES)
     return None
 
 

@@ -4,17 +4,10 @@ The annotations of a pod list its cards by uuid. A node's register, an annotatio
 card's type. A pod with a wrong card is only reported and keeps its charge, because both annotations may be wrong.
 """
 
-import re
-
 import msgspec
 
 from vcuda.allocations.stored_pods import StoredPod
 from vcuda.placement.nodes import Nodes
-
-# `_SEPARATORS` splits the pod annotation that lists the pod's cards. HAMi writes "uuid,vendor,memory,cores:" for each
-# card. If the card is in MIG mode, "[slice]" follows the uuid. After each container HAMi writes ";". vgpu-manager
-# writes "container[index_uuid_cores_memory]".
-_SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 
 class OtherCard(msgspec.Struct, frozen=True):
@@ -40,7 +33,7 @@ def find_other_card(pod: StoredPod, nodes: Nodes) -> OtherCard | None:
         return None
     for scheme in pod.allocation.schemes:
         register = registers.get(scheme.name, ())
-        for uuid in _SEPARATORS.split(pod.allocation.get(scheme.allocated) or ""):
+        for uuid in (pod.allocation.get(scheme.allocated) or "").split(","):
             kind = next((card.type for card in register if card.uuid == uuid), None)
             if kind and kind not in nodes.types.on(scheme.name, charged).own:
                 return OtherCard(charged, pod.node, uuid, kind, nodes.types.models_of(scheme.name, kind))

@@ -45,7 +45,8 @@ class StoredClaim(msgspec.Struct, frozen=True):
     terminating: bool = False
     """True if the claim has a deletionTimestamp. It is removed when no pod uses the claim any more."""
     users: tuple[str, ...] = ()
-    """The uids of the pods that may use the devices of the claim. The scheduler writes them into the claim's status."""
+    """The uids of the pods and PodGroups that may use the devices of the claim. The scheduler writes them into the
+    claim's status. The pods of a PodGroup are unknown."""
 
 
 class ClaimCharge(msgspec.Struct, frozen=True):
@@ -106,7 +107,7 @@ class ClaimReader:
             (allocated or ())[:MOST_ALLOCATED],
             metadata.creation_timestamp or "",
             metadata.deletion_timestamp is not None,
-            tuple(each.uid for each in consumers[:MOST_USERS] if each.resource == "pods"),
+            tuple(each.uid for each in consumers[:MOST_USERS]),
         )
 
     def digest(self, spec: msgspec.Raw) -> PackedDigest:

@@ -1,6 +1,7 @@
 """Reads stored pods: their charges, and the annotations in which schedulers and device plugins record their cards."""
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
@@ -23,27 +24,40 @@ MOST_KEYS_REMEMBERED = 16
 """The vendors of an allocation are cached only if the allocation has at most this many annotations and labels."""
 
 LONGEST_LIST = 16_384
-"""The most characters that are kept of an annotation that lists cards. A vendor writes at most 80 characters for each
+"""The most characters that are read of an annotation that lists cards. A vendor writes at most 80 characters for each
 card of each container, so 16 cards in 12 containers fit."""
 
-LONGEST_TEXT = 254
-"""The most characters kept of other annotations. Node names have at most 253, so a cut value names no node."""
+LONGEST_WORDS = 2048
+"""The most characters that are kept of such a list: its different words, without numbers."""
+
+LONGEST_NODE, LONGEST_TEXT = 254, 32
+"""The most characters kept of an annotation that names a node, and of others that a rule needs, such as times. Node
+names have at most 253 characters, so a cut value names no node."""
 
 _ANNOTATIONS = tuple(name for scheme in SCHEMES for name in scheme.allocation_annotations)
 _LABELS = tuple(name for scheme in SCHEMES for name in scheme.allocation_labels)
 _MOST_OF: Mapping[str | None, int] = {
-    **dict.fromkeys((key for each in SCHEMES for key in (each.predicate_node, *each.predicate_times)), LONGEST_TEXT),
+    **dict.fromkeys((key for each in SCHEMES for key in each.predicate_times), LONGEST_TEXT),
     **{scheme.phase.key: LONGEST_TEXT for scheme in SCHEMES if scheme.phase},
+    **{scheme.predicate_node: LONGEST_NODE for scheme in SCHEMES},
     **{scheme.allocated: LONGEST_LIST for scheme in SCHEMES},
 }
-"""The most characters that are kept of each annotation that a rule needs."""
+"""The most characters that are read of each annotation that a rule needs."""
+
+_LISTS = frozenset(scheme.allocated for scheme in SCHEMES if scheme.allocated)
+
+# `_SEPARATORS` splits an annotation that lists the pod's cards. HAMi writes "uuid,vendor,memory,cores:" for each card.
+# If the card is in MIG mode, "[slice]" follows the uuid. After each container HAMi writes ";". vgpu-manager writes
+# "container[index_uuid_cores_memory]".
+_SEPARATORS = re.compile(r"[][,:;_\s]+")
 
 
 class Allocation(msgspec.Struct, frozen=True, gc=False):
     """The annotations and labels in which the components of all vendors record the cards of a pod.
 
     Tenants can write these keys, so their memory is bounded. Keys that differ only after a vendor's prefix, for example
-    by container, are kept as one key. Long values are cut. Values that no rule needs are kept as empty texts.
+    by container, are kept as one key. Long values are cut. Values that no rule needs are kept as empty texts. A list of
+    cards is only needed while the pod is bound and has not ended. Its different words are kept, separated by commas.
     """
 
     annotations: Mapping[str, str]
@@ -76,19 +90,26 @@ def read_allocation(pod: Pod, asked: tuple[Scheme, ...], *, whole_keys: bool = F
     labels = {kept: value for key, value in pod.labels.items() if (kept := _name_of(key, label=True))}
     if not found and not labels:
         return None
-    annotations = {key if whole_keys else kept: _kept_of(kept, value) for kept, key, value in found}
-    is_cut = any(len(value) > _MOST_OF[kept] for kept, _, value in found if kept in _MOST_OF)
+    runs = bool(pod.spec.node_name) and not pod.has_ended
+    texts = {key if whole_keys else kept: _kept_of(kept, value, runs=runs) for kept, key, value in found}
+    annotations, is_cut = {key: text for key, (text, _) in texts.items()}, any(cut for _, cut in texts.values())
     # Cache vendors only for short lists of keys. Thousands of pods have equal lists, but users can invent long ones.
     choose = _schemes_of if len(annotations) + len(labels) <= MOST_KEYS_REMEMBERED else _schemes_of.__wrapped__
     schemes = choose((*annotations,), (*labels,), tuple(each.name for each in asked))
     return Allocation(annotations, labels, schemes, is_cut)
 
 
-def _kept_of(name: str, value: str) -> str:
-    kept = value[: _MOST_OF.get(name, 0)]
+def _kept_of(name: str, value: str, *, runs: bool) -> tuple[str, bool]:
+    """Return the text of an annotation that is kept, and True if a rule needs more of it."""
+    most = _MOST_OF.get(name, 0)
+    kept, is_cut = value[:most], 0 < most < len(value)
+    if name in _LISTS:
+        words = dict.fromkeys(_SEPARATORS.split(kept)) if runs else ()
+        kept = ",".join(word for word in words if not word.isdecimal())
+        kept, is_cut = kept[:LONGEST_WORDS], is_cut or len(kept) > LONGEST_WORDS
     # Annotations of vendors are ASCII. A single other character makes Python store up to four bytes for every
     # character. So other characters are replaced.
-    return kept if kept.isascii() else kept.encode("ascii", "replace").decode()
+    return kept if kept.isascii() else kept.encode("ascii", "replace").decode(), is_cut
 
 
 # The result is cached, because each key is compared with many names, and most pods have the same few keys. The API
@@ -131,7 +152,7 @@ class StoredPod(msgspec.Struct, frozen=True):
     created: str
     allocation: Allocation | None = None
     cards: PodCards | None = None
-    """The parts of cards that the pod uses; None if its annotations list no cards by number."""
+    """The parts of cards that a bound pod uses; None if its annotations list no cards by number."""
     version: str = ""
     """The resourceVersion of the pod."""
     terminating: bool = False
@@ -246,7 +267,7 @@ def read_stored(
         charge=on_models.get(model or "", request.charge),
         created=metadata.creation_timestamp or "",
         allocation=allocation,
-        cards=read_pod_cards(pod) if allocation else None,
+        cards=read_pod_cards(pod) if allocation and pod.spec.node_name else None,
         version=metadata.resource_version,
         terminating=metadata.deletion_timestamp is not None,
         mirror=MIRROR_ANNOTATION in pod.annotations,
