@@ -8,9 +8,9 @@ names that Kubernetes gives them, in snake case. ``None`` stands for an absent o
 import datetime
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from kubernetes.utils import quantity as kubernetes_quantity
@@ -22,11 +22,15 @@ Quantity = str | int | float
 Operation = dict[str, Any]
 """One operation of a JSON Patch (RFC 6902)."""
 
-Check = Callable[[], None]
-"""A function that long computations call repeatedly. It raises an exception if their result is no longer needed."""
+
+class Check(Protocol):
+    """A function that long computations call repeatedly. It raises an exception if their result is no longer needed,
+    or if another thread must compute it. ``steps``: the function calls that follow, if they are many."""
+
+    def __call__(self, steps: int = 0, /) -> None: ...
 
 
-def no_check() -> None:
+def no_check(_steps: int = 0, /) -> None:
     """A `Check` that never raises an exception, for computations that nothing stops."""
 
 

@@ -4,6 +4,7 @@
 """
 
 import functools
+import math
 import time
 from http import HTTPStatus
 
@@ -15,7 +16,7 @@ from vcuda.admission_review import AdmissionRequest, AdmissionResponse, read_rev
 from vcuda.claims.names import GROUP
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
-from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline
+from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, TooManySteps
 from webhook.metrics import Metrics
 from webhook.review import claim_review, context, pod_review, quota_edit
 from webhook.review.verdicts import Creation
@@ -27,6 +28,11 @@ QUIET = frozenset({"ignored", "unlimited", "mirror"})
 # ms or more (`python -m bench large-pods`). Most reviews have 4 to 20 KiB. The event loop decides these, because
 # passing a small review to a thread takes about as long as answering it.
 LARGE_REVIEW = 64 * 1024
+
+MOST_STEPS = 1024
+"""The most steps (function calls) of the parts of a small review whose work grows with a product of two numbers, such
+as the entries of a claim and the GPU models of its namespace. With more steps, the thread decides the review. The other
+work is linear in the size of the review."""
 
 TOO_LARGE = (
     f"the admission review of this object has more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB). "
@@ -94,9 +100,20 @@ class Service(msgspec.Struct, frozen=True):
             raise NotReady("this replica is stopping")
         thread = self.thread_for(path, len(body))
         if thread is None:
-            return await self._answer(path, body, started, deadline, self.ledgers)
+            return await self._answer_on_loop(path, body, started, deadline)
         work = functools.partial(self._answer, path, body, started, deadline)
         return await thread.run(work, self.ledgers, line, deadline)
+
+    async def _answer_on_loop(self, path: str, body: bytes, started: float, deadline: ReviewDeadline) -> bytes:
+        deadline.steps = MOST_STEPS
+        try:
+            return await self._answer(path, body, started, deadline, self.ledgers)
+        except TooManySteps:
+            deadline.steps = math.inf
+        line, thread = ReviewHead.read(body).namespace, self.large_reviews
+        work = functools.partial(self._answer, path, body, started, deadline)
+        async with thread.place(line, len(body), deadline):
+            return await thread.run(work, self.ledgers, line, deadline)
 
     def reject_too_large(self, path: str, head: ReviewHead) -> bytes:
         """Return the encoded refusal of a review with more than `MAX_BODY` bytes.

@@ -10,18 +10,22 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 import structlog
 
-from tests.builders import Manifest, held_to, pod_of_cores, policy_for, vcuda_pod
+from tests.builders import MODEL, Manifest, held_to, pod_of_cores, policy_for, required, requirement, term, vcuda_pod
 from tests.integration.reviews import review_of
 from tests.waiting import PATIENT
 from vcuda.errors import BadReview, Dropped, DropReason, Unavailable
+from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Limit, NamespaceQuota, Usage
-from webhook.admission import LARGE_REVIEW, Gate, Service
+from vcuda.requests.resources import CardModels, GpuResources, ProductRow
+from webhook.admission import LARGE_REVIEW, MOST_STEPS, Gate, Service
 from webhook.intake.large_reviews import PLACES
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, ReviewDeadline
 from webhook.metrics import Metrics
+from webhook.review.context import PolicySnapshot, PolicySource
 
 LARGE = {"note": "x" * LARGE_REVIEW}
 EDIT = {"kind": {"group": "", "version": "v1", "kind": "ConfigMap"}, "operation": "UPDATE"}
@@ -56,10 +60,10 @@ class Ledgers(MemoryLedgers):
         return await super().usage(namespace)
 
 
-def service(ledgers: MemoryLedgers, cards: int = 4) -> Service:
-    policy = policy_for(NamespaceQuota({"M40": Limit(cards * 100)}))
+def service(ledgers: MemoryLedgers, cards: int = 4, policy: PolicySource | None = None) -> Service:
+    usual = policy_for(NamespaceQuota({"M40": Limit(cards * 100)}))
     log = structlog.wrap_logger(structlog.ReturnLogger(), processors=[])
-    return Service(lambda: policy, ledgers, Metrics(), Gate(), log)
+    return Service(policy or (lambda: usual), ledgers, Metrics(), Gate(), log)
 
 
 def large(uid: str = "pod-uid") -> bytes:
@@ -81,6 +85,29 @@ async def test_a_large_pod_gets_the_same_answer_as_a_small_one(path: str) -> Non
     small = body(pod_of_cores(100, annotations={"note": "x"}, affinity=held_to("M40")))
     told = [await service(MemoryLedgers()).answer(path, raw, ReviewDeadline.after(10)) for raw in (small, large())]
     assert json.loads(told[0])["response"] == json.loads(told[1])["response"]
+
+
+@pytest.mark.parametrize("path", ["/mutate", "/validate"])
+@in_a_loop
+async def test_a_small_pod_whose_decision_takes_long_is_decided_by_the_thread_with_the_same_answer(path: str) -> None:
+    """The pod lists many products, and each product is compared with many rows of `gpu_models`."""
+    models = CardModels({f"M{number}": ProductRow((f"*-{number}",)) for number in range(100)})
+    policy = policy_for(NamespaceQuota({"M40": Limit(400)}), nodes=Nodes(named=models))
+    listed = term(requirement(MODEL, "In", *(f"x-{number}-40" for number in range(MOST_STEPS))))
+    raw = body(pod_of_cores(100, uid="u", affinity=required(listed)))
+    assert len(raw) < LARGE_REVIEW
+    answers, decided_by = [], set[str]()
+    for size in (len(raw), LARGE_REVIEW + 1):
+
+        def current() -> PolicySnapshot:
+            decided_by.add(threading.current_thread().name)
+            return msgspec.structs.replace(policy, resources=GpuResources(models=models))
+
+        webhook = service(MemoryLedgers(), policy=current)
+        answers.append(json.loads(await webhook.answer(path, raw.ljust(size), ReviewDeadline.after(10), "team-a")))
+        assert answers[-1]["response"]["allowed"]
+    assert answers[0] == answers[1]
+    assert decided_by == {threading.current_thread().name, "large-review_0"}
 
 
 @in_a_loop

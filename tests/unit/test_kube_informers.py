@@ -5,7 +5,7 @@ from typing import Any
 from tests.api_double import ApiDouble
 from tests.builders import LABELS, MODEL, POOL
 from tests.tables import cases
-from vcuda.kube import NodeInformer, RuntimeClassInformer
+from vcuda.kube import NodeInformer, QuotaInformer, QuotaPlace, RuntimeClassInformer
 
 PATH = "/api/v1/nodes/gpu-1"
 LOCK = {"hami.io/mutex.lock": "2023-11-14T22:13:20Z"}
@@ -72,3 +72,13 @@ def test_only_the_handler_of_a_runtime_class_is_kept(api: ApiDouble) -> None:
     watch.reflector.relist()
     assert watch.reflector.snapshot() == {("", "fast"): "nvidia"}
     assert (watch.handler_of("fast"), watch.handler_of("slow")) == ("nvidia", None)
+
+
+def test_all_reviews_get_the_same_objects_until_a_quota_exists(api: ApiDouble) -> None:
+    """Charges are prepared for one object of the resources. With a new object for each review, nothing is prepared."""
+    quota = QuotaInformer(api.kube, QuotaPlace(), frozenset())
+    assert quota.in_force() is None
+    quota.reflector.relist()
+    assert quota.in_force() is not None
+    assert quota.in_force() is quota.in_force()
+    assert quota.resources() is quota.resources()

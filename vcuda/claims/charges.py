@@ -6,8 +6,10 @@ the spec can only narrow the devices that the claim may get. So it is safe not t
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
 from decimal import ROUND_CEILING, Decimal
+from typing import NamedTuple
 
 import msgspec
 
@@ -59,6 +61,19 @@ class ClaimPolicy(msgspec.Struct, frozen=True, dict=True):
         return kinds
 
     @functools.cached_property
+    def profiles_on(self) -> Callable[[str, str, str], tuple[str, ...]]:
+        """A function that returns the MIG profiles of a driver's devices of one type on a GPU model."""
+        return functools.cache(lambda *of: tuple(dict.fromkeys(offer.profile for offer in self.offers_on(*of))))
+
+    @functools.cached_property
+    def dearest_partition(self) -> Callable[[str, str, str], Charge]:
+        """A function that returns the largest charge of a driver's devices of one type, a MIG type, on a GPU model."""
+        return functools.cache(lambda *of: _peak(map(worth_of_profile, self.profiles_on(*of))))
+
+    def offers_on(self, driver: str, device_type: str, model: str) -> tuple[DeviceOffer, ...]:
+        return self.kinds.get((driver, device_type), KindOffers()).on(model)
+
+    @functools.cached_property
     def drivers_on(self) -> Mapping[str, Set[str]]:
         found: dict[str, set[str]] = {}
         for (driver, _), offers in self.kinds.items():
@@ -104,6 +119,35 @@ class ClaimEntry(msgspec.Struct, frozen=True, gc=False):
     """The product names that the entry's selectors allow; None if they allow every product."""
 
 
+class _Shape(NamedTuple):
+    """The properties of a claim's entry that decide the charge of one device, and the pin that the entry gets.
+
+    A claim may have 64 entries. For each GPU model, the work is done once for each shape and not for each entry.
+    """
+
+    found: DeviceKind
+    profile: str = ""
+    """The MIG profile that the entry requires; empty if it requires none."""
+    pinned: tuple[str, ...] | None = None
+    """The MIG profiles that the entry's pin allows; None if there is no pin, or ``profile`` decides."""
+    capacities: tuple[tuple[str, Decimal], ...] = ()
+
+    @classmethod
+    def of(cls, entry: ClaimEntry) -> "_Shape":
+        match entry.found.kind:
+            case Kind.MIG if entry.pins and not entry.profile:
+                # The pin of a charged entry (a selector for one GPU model) lists the MIG profiles that determine the
+                # charge. So profiles that are published later do not change the charge. A pin without profiles allows
+                # every profile, so the entry is charged a whole card.
+                profiles = next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
+                return cls(entry.found, pinned=profiles)
+            case Kind.MIG:
+                return cls(entry.found, entry.profile)
+            case Kind.SHARE:
+                return cls(entry.found, capacities=tuple(sorted(entry.capacities.items())))
+        return cls(entry.found)
+
+
 class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
     """The GPUs that a ResourceClaim requests. If there are ``faults``, ``entries`` may be incomplete."""
 
@@ -138,37 +182,51 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             self._charges[model] = self._charge(model)
         return self._charges[model]
 
-    def _charge(self, model: str) -> Charge:
-        dearest: dict[int, Charge] = {}
+    @functools.cached_property
+    def _shapes(self) -> Mapping[_Shape, None]:
+        return dict.fromkeys(map(_Shape.of, self.entries))
+
+    @functools.cached_property
+    def _counts(self) -> Mapping[frozenset[tuple[_Shape, int]], int]:
+        """The largest count of each shape in a device request, with the number of device requests that are equal."""
+        counts: dict[int, dict[_Shape, int]] = {}
         for entry in self.entries:
-            worth = self.worth(entry, model)
-            taken = Charge(*(entry.count * each for each in (worth.cores, worth.memory, worth.card_memory)))
-            dearest[entry.request] = dearest.get(entry.request, Charge()).peak(taken)
-        return total(dearest.values())
+            of_request, shape = counts.setdefault(entry.request, {}), _Shape.of(entry)
+            of_request[shape] = max(entry.count, of_request.get(shape, 0))
+        return Counter(frozenset(each.items()) for each in counts.values())
+
+    @property
+    def steps(self) -> int:
+        """The number of charges and pins that are computed for each GPU model."""
+        return len(self._shapes) + sum(map(len, self._counts))
+
+    def _charge(self, model: str) -> Charge:
+        worths = {shape: self._worth(shape, model) for shape in self._shapes}
+        dearest = (
+            (_peak(_times(worths[shape], count) for shape, count in each), n) for each, n in self._counts.items()
+        )
+        return total(_times(charge, requests) for charge, requests in dearest)
 
     def worth(self, entry: ClaimEntry, model: str) -> Charge:
         """Return the charge for one device of ``entry``, if the claim gets devices of GPU model ``model``."""
-        match entry.found.kind:
+        return self._worth(_Shape.of(entry), model)
+
+    def _worth(self, shape: _Shape, model: str) -> Charge:
+        found = shape.found
+        match found.kind:
             case Kind.UNIT:
-                return entry.found.worth
+                return found.worth
+            case Kind.MIG if shape.profile:
+                return worth_of_profile(shape.profile)
+            case Kind.MIG if shape.pinned is not None:
+                return _peak(map(worth_of_profile, shape.pinned))
             case Kind.MIG:
-                return _peak(map(worth_of_profile, self._profiles(entry, model)))
+                return self.policy.dearest_partition(found.driver or "", found.type, model)
             case Kind.SHARE:
-                return _peak(_share(entry.capacities, offer) for offer in self._offers(entry, model))
+                capacities = dict(shape.capacities)
+                offers = self.policy.offers_on(found.driver or "", found.type, model)
+                return _peak(_share(capacities, offer) for offer in offers)
         return WHOLE_CARD
-
-    def _offers(self, entry: ClaimEntry, model: str) -> tuple[DeviceOffer, ...]:
-        return self.policy.kinds.get((entry.found.driver or "", entry.found.type), KindOffers()).on(model)
-
-    def _profiles(self, entry: ClaimEntry, model: str) -> tuple[str, ...]:
-        if entry.profile:
-            return (entry.profile,)
-        # The pin of a charged entry (a selector for one GPU model) lists the MIG profiles that determine the charge.
-        # So profiles that are published later do not change the charge. A pin without profiles allows every profile,
-        # so the entry is charged a whole card.
-        if entry.pins:
-            return next((pin.profiles for pin in entry.pins if pin.profiles), (ANY_PROFILE,))
-        return tuple(dict.fromkeys(offer.profile for offer in self._offers(entry, model)))
 
     def model(self, *, lenient: bool = False) -> str | None:
         """Return the GPU model to which pins limit the claim, or None. ``lenient``: ignore unknown products."""
@@ -185,8 +243,11 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
         return None
 
     def is_present(self, model: str) -> bool:
-        present = self.policy.drivers_on.get(model, frozenset())
-        return all(entry.found.driver in present for entry in self.entries)
+        return self._drivers <= self.policy.drivers_on.get(model, frozenset())
+
+    @functools.cached_property
+    def _drivers(self) -> Set[str | None]:
+        return {entry.found.driver for entry in self.entries}
 
     @functools.cached_property
     def _exclusions(self) -> dict[str, str | None]:
@@ -198,38 +259,59 @@ class ClaimRequest(msgspec.Struct, frozen=True, dict=True):
             self._exclusions[model] = self._excluded_from(model)
         return self._exclusions[model]
 
+    @functools.cached_property
+    def _held(self) -> tuple[str | None, ...]:
+        """For each entry, the GPU model to which its pins limit it; None if they do not limit it to one model."""
+        return tuple(self._held_to(entry, lenient=False) for entry in self.entries)
+
+    @functools.cached_property
+    def _constraints(self) -> Mapping[tuple[str | None, frozenset[str] | None], str]:
+        """The different pairs of a pinned model and required products, each with the path of its first entry."""
+        found: dict[tuple[str | None, frozenset[str] | None], str] = {}
+        for entry, held in zip(self.entries, self._held, strict=True):
+            found.setdefault((held, entry.products), entry.path)
+        return found
+
     def _excluded_from(self, model: str) -> str | None:
         if (foreign := self.policy.products.of_model(model).foreign) is not None:
             return f"its products: {ambiguous(model, foreign)}"
-        for entry in self.entries:
-            held = self._held_to(entry, lenient=False)
+        for (held, products), path in self._constraints.items():
             if held not in (None, model):
-                return f"a selector of {entry.path}, which pins the request to {held}"
-            known = self._models_of_products[entry.products]
+                return f"a selector of {path}, which pins the request to {held}"
+            known = self._models_of_products[products]
             if known and model not in known:
-                return f"a selector of {entry.path}, which requires a product of another model"
+                return f"a selector of {path}, which requires a product of another model"
         # If the pins of a claim exceeded `MOST_PIN_BYTES`, they would not be read. The claim would count as unpinned.
-        return None if self.digest.has_room([pin for _, pin in self._missing_pins(model)]) else PINS_TOO_LARGE
+        pins = {*map(self._pins(model).__getitem__, self._unpinned)}
+        return None if self.digest.has_room(pins, self._unpinned.total()) else PINS_TOO_LARGE
+
+    @functools.cached_property
+    def _unpinned(self) -> Counter[_Shape]:
+        """The shapes of the entries that are not pinned to a model, each with the number of these entries."""
+        return Counter(_Shape.of(entry) for entry, held in zip(self.entries, self._held, strict=True) if held is None)
+
+    def _pins(self, model: str) -> Mapping[_Shape, ClaimPin]:
+        """Return the pin for the entries of each shape if the claim is limited to a GPU model."""
+        patterns, pins = self.policy.products.of_model(model).patterns, {}
+        for shape in self._unpinned:
+            driver, profiles = shape.found.driver or "", shape.pinned or ()
+            if shape.found.kind is Kind.MIG and not shape.profile and shape.pinned is None:
+                profiles = self.policy.profiles_on(driver, shape.found.type, model)
+            pins[shape] = ClaimPin(driver, patterns, tuple(sorted(filter(None, profiles))))
+        return pins
 
     def patch(self, model: str) -> list[Operation]:
         """Return the JSON Patch that pins each charged request to a GPU model. `excludes` must return None for it."""
+        selectors = {shape: {"cel": {"expression": write_pin(pin)}} for shape, pin in self._pins(model).items()}
         operations: list[Operation] = []
-        for entry, pin in self._missing_pins(model):
+        for entry in (entry for entry, held in zip(self.entries, self._held, strict=True) if held is None):
             pointer = "/" + entry.path.replace(".", "/").replace("[", "/").replace("]", "")
-            selector = {"cel": {"expression": write_pin(pin)}}
+            selector = selectors[_Shape.of(entry)]
             if entry.has_selectors:
                 operations.append({"op": "add", "path": f"{pointer}/selectors/-", "value": selector})
             else:
                 operations.append({"op": "add", "path": f"{pointer}/selectors", "value": [selector]})
         return operations
-
-    def _missing_pins(self, model: str) -> Iterator[tuple[ClaimEntry, ClaimPin]]:
-        patterns = self.policy.products.of_model(model).patterns
-        for entry in self.entries:
-            if self._held_to(entry, lenient=False) != model:
-                by_profile = entry.found.kind is Kind.MIG and not entry.profile
-                profiles = self._profiles(entry, model) if by_profile else ()
-                yield entry, ClaimPin(entry.found.driver or "", patterns, tuple(sorted(filter(None, profiles))))
 
 
 def ambiguous(model: str, product: str) -> str:
@@ -257,6 +339,10 @@ def worth_of_profile(profile: str) -> Charge:
     """Return the charge of a MIG partition; a whole card if the profile is unknown."""
     found = _PROFILE.fullmatch(profile)
     return worth_of_slices(found) if found else WHOLE_CARD
+
+
+def _times(charge: Charge, count: int) -> Charge:
+    return Charge(charge.cores * count, charge.memory * count, charge.card_memory * count)
 
 
 def _peak(charges: Iterable[Charge]) -> Charge:

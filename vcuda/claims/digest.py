@@ -4,7 +4,8 @@ A spec may have 1.27 MB of CEL. The spec is parsed once, within bounds, when a c
 observed. Only the digest is kept. It depends on the spec alone, so it stays valid when the quota or the devices change.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple, NewType
 
 import msgspec
@@ -132,15 +133,20 @@ class ClaimDigest(msgspec.Struct, frozen=True, gc=False, array_like=True):
             attributes = {(domain, attribute): frozenset(texts) for domain, attribute, texts in facts}
             yield EntryRead(index, entry, tuple(self.pins[at] for at in positions), attributes)
 
-    def has_room(self, added: Sequence[ClaimPin]) -> bool:
-        """Return whether the pins fit `MOST_PIN_BYTES` if each pin in ``added`` is added to one entry of the claim."""
+    def has_room(self, added: Set[ClaimPin], entries: int) -> bool:
+        """Return whether the pins fit `MOST_PIN_BYTES` if each of ``entries`` entries gets one pin in ``added``."""
         # Only the size of the pins can exceed a limit, because added pins change nothing else in the digest.
-        size = sum(len(write_pin(pin)) for pin in {*added}.difference(self.pins)) + len(added)
+        size = sum(_size_of(pin) for pin in added - {*self.pins}) + entries
         return self.pin_bytes + size <= MOST_PIN_BYTES
 
     @property
     def faults(self) -> tuple[Fault, ...]:
         return (Fault("spec.devices", self.fault),) if self.fault else ()
+
+
+@functools.lru_cache(maxsize=4096)  # a review of a claim needs the size of one pin for each GPU model
+def _size_of(pin: ClaimPin) -> int:
+    return len(write_pin(pin))
 
 
 PackedDigest = NewType("PackedDigest", bytes)

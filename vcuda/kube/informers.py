@@ -65,6 +65,7 @@ class QuotaInformer:
         self._nobody = model.Quota(system=system)
         self._log = structlog.get_logger().bind(configmap=f"{place.namespace}/{place.name}")
         self._config: config.QuotaConfig | None = None
+        self._absent: config.QuotaConfig | None = None
         self._faulty = False
         self._on_change = on_change
         self.clock = QuotaClock(clock)
@@ -87,7 +88,10 @@ class QuotaInformer:
         # Any thread may call this method, so it does not assign `_config`. A late assignment could overwrite a document
         # that the watch has just delivered.
         if self._config is None and self.reflector.synced.is_set() and not self._faulty:
-            return self._without_document()
+            # Every review compares the document with the one for which charges were prepared, so the object must stay
+            # the same.
+            self._absent = self._absent or self._without_document()
+            return self._absent
         return self._config
 
     def _without_document(self) -> config.QuotaConfig:

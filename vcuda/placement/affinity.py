@@ -98,13 +98,6 @@ class Values(msgspec.Struct, gc=False):
         # because every integer can be written in very many ways: 5, 05, 005.
         return not self.numeric or max(self.above, -1) + 1 < self.below
 
-    def among(self, values: Set[str]) -> Set[str]:
-        if not self.present:
-            return set()
-        found = values if self.listed is None else values & self.listed
-        found = found - self.excluded if self.excluded else found
-        return {value for value in found if self._in_bounds(value)} if self.numeric else found
-
     def limit(self) -> Set[str] | None:
         """Return the set of allowed label values; None if no requirement lists values (operator ``In``)."""
         if self.listed is None or (self.present and not self.excluded and not self.numeric):
@@ -163,8 +156,9 @@ def _selected(value: str | None) -> Values:
     return values
 
 
-class _LabelIndex:
-    """An index of nodes by their values of one label. A set of nodes is an integer with one bit for each node."""
+class LabelIndex:
+    """An index of nodes by their values of one label. A set of nodes is an integer with one bit for each node.
+    ``by_value``: a set of nodes for each value. No node may be in two sets."""
 
     def __init__(self, by_value: Mapping[str, int]) -> None:
         self.by_value = by_value
@@ -199,7 +193,7 @@ class NodeIndex:
         # of all nodes takes longer, and each change of a node would make it necessary again.
         self._usual: Labels = next(iter(nodes.values()), {})
         self._all = (1 << len(nodes)) - 1
-        self._by_key: dict[str, _LabelIndex] = {}
+        self._by_key: dict[str, LabelIndex] = {}
 
     @functools.cached_property
     def _keys(self) -> Set[str]:
@@ -210,8 +204,8 @@ class NodeIndex:
         return tuple(self._nodes.values())
 
     @functools.cached_property
-    def _names(self) -> _LabelIndex:
-        return _LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
+    def _names(self) -> LabelIndex:
+        return LabelIndex({name: 1 << at for at, name in enumerate(self._nodes)})
 
     def values_of(self, key: str) -> Set[str]:
         index = self._index(key)
@@ -252,7 +246,7 @@ class NodeIndex:
                 break
         return found
 
-    def _index(self, key: str) -> _LabelIndex | None:
+    def _index(self, key: str) -> LabelIndex | None:
         # A label key is indexed at its first use, because a node has dozens of labels, and pods select by few of them.
         index = self._names if key == NAME else self._by_key.get(key)
         if index is None and (key in self._usual or key in self._keys):
@@ -260,7 +254,7 @@ class NodeIndex:
             for at, labels in enumerate(self._nodes.values()):
                 if key in labels:
                     by_value[labels[key]] = by_value.get(labels[key], 0) | 1 << at
-            index = self._by_key[key] = _LabelIndex(by_value)
+            index = self._by_key[key] = LabelIndex(by_value)
         return index
 
 

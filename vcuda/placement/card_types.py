@@ -8,6 +8,7 @@ these annotations could get a card of a model that the pod is not charged for. A
 has the same effect.
 """
 
+import functools
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -187,11 +188,23 @@ def _excluding(pod: Pod, scheme: Scheme) -> list[str]:
     return [part.casefold() for part in (text or "").split(",") if part and part.isascii()]
 
 
+def count_choices(pod: Pod, schemes: Iterable[Scheme]) -> int:
+    """Return the number of wanted and unwanted texts in a pod's annotations. Each is compared with every model."""
+    keys = (key for scheme in schemes for key in (scheme.wanted_models, scheme.unwanted_models) if key)
+    texts = (pod.annotations.get(key, "") for key in keys)
+    return sum(text.count(",") + 1 for text in texts if 0 < len(text) <= MAX_CHOICE)
+
+
 def _texts(pod: Pod, annotation: str | None) -> list[str]:
     text = pod.annotations.get(annotation) if annotation else None
     return text.casefold().split(",") if text else []
 
 
-def _substrings(pod: Pod, annotation: str | None) -> list[str]:
+def _substrings(pod: Pod, annotation: str | None) -> tuple[str, ...]:
+    return _split(pod.annotations.get(annotation, "")) if annotation else ()
+
+
+@functools.lru_cache(maxsize=8)  # the texts of one pod are compared with every model
+def _split(text: str) -> tuple[str, ...]:
     # Blank items of the annotation are ignored, because they name no type of card.
-    return [text.strip() for text in _texts(pod, annotation) if text.strip()]
+    return tuple(filter(None, map(str.strip, text.casefold().split(","))))

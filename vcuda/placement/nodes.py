@@ -2,16 +2,16 @@
 
 import functools
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 
 import msgspec
 
-from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels, Values
+from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels
 from vcuda.placement.card_types import CardTypes
 from vcuda.placement.free_cards import FreeCardsByPool
 from vcuda.placement.registers import Registers
-from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards
+from vcuda.requests.resources import MOST_PRODUCTS, NO_ROWS, CardModels, RegisteredCards
 
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The node label with the number of the node's cards. NVIDIA's GPU feature discovery writes this label."""
@@ -108,18 +108,13 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
                     found.setdefault((scheme, model), set()).update(listed)
         return found
 
-    def label_values(self, model: str) -> tuple[str, ...]:
-        """Return the known values of the model label for this model, from existing nodes and from ``gpu_models``."""
-        return self.named.label_values(model, self.seen.get(model, ()))
-
-    def allowed(self, values: Values, models: Set[str]) -> Set[str]:
-        """Return those of ``models`` that a node may have if ``values`` allows the value of its model label."""
-        if not self.named.rows:
-            return values.among(models)
-        if values.listed is not None:
-            # Every listed value counts, even if no node has it now, because a node with this value may be added later.
-            return models & set(map(self.named.model_of, filter(values.allow, values.listed)))
-        return {model for model in models if any(map(values.allow, self.label_values(model)))}
+    @functools.cached_property
+    def label_values(self) -> Callable[[str], tuple[str, ...]]:
+        """A function that returns the known values of the model label for a GPU model, from nodes and ``gpu_models``.
+        The function remembers its results within a bound, because a pod may name any model."""
+        return functools.lru_cache(MOST_PRODUCTS)(
+            lambda model: self.named.label_values(model, self.seen.get(model, ()))
+        )
 
 
 NO_NODES = Nodes()

@@ -1,14 +1,15 @@
 """Finds the GPU models that a pod may use."""
 
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import NamedTuple
 
 import msgspec
 
 from vcuda.k8s_types import Check, Pod, no_check
-from vcuda.placement.affinity import NAME, NodeLabels, NodeSelection, limited_values
-from vcuda.placement.card_types import select
+from vcuda.placement.affinity import NAME, LabelIndex, NodeLabels, NodeSelection, Values, limited_values
+from vcuda.placement.card_types import count_choices, select
 from vcuda.placement.choice import Option
 from vcuda.placement.free_cards import FreeCards, free_by_model
 from vcuda.placement.nodes import Nodes
@@ -66,6 +67,7 @@ def find_candidates(
     check: Check = no_check,
 ) -> Candidates:
     """Return the models of the quota that a pod may use. ``placing``: the scheduler for the pod's GPU resources."""
+    check(count_choices(pod, request.schemes) * len(quota.limits))
     selected = {
         model: [select(pod, scheme, model, nodes.types, has_share=request.has_share) for scheme in request.schemes]
         for model in quota.limits
@@ -120,10 +122,11 @@ class Pin(msgspec.Struct, frozen=True, gc=False):
         return not quota.pools or (self.pools is not None and self.pools <= set(quota.pools))
 
 
-def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS) -> Pin:
+def read_pin(pod: Pod, labels: NodeLabels, named: CardModels = NO_ROWS, check: Check = no_check) -> Pin:
     # Annotations are not read, because users can edit them. The nodeSelector and node affinity are fixed. While the pod
     # has a scheduling gate, users can add requirements (KEP-3838), but these cannot allow nodes of another model.
     values = limited_values(pod.spec, labels.model)
+    check(named.steps(len(values or ())))
     models = None if values is None else frozenset(map(named.model_of, values))
     return Pin(models, limited_values(pod.spec, labels.pool))
 
@@ -149,6 +152,41 @@ class _Reach(NamedTuple):
         return f"{model} is excluded by the pod's nodeName, nodeSelector or required node affinity"
 
 
+class _Allowed:
+    """Collects the GPU models that the terms of a node selection allow. The models of all terms are found together,
+    because there may be thousands of terms and a hundred models."""
+
+    def __init__(self, nodes: Nodes, models: Set[str]) -> None:
+        self.every = False
+        self._nodes, self._models = nodes, models
+        self._listed: set[str] = set()
+        self._found = 0
+
+    @functools.cached_property
+    def _values(self) -> LabelIndex:
+        """The known values of the model label, with one bit for each value."""
+        values = itertools.chain.from_iterable(map(self._nodes.label_values, self._models))
+        return LabelIndex({value: 1 << at for at, value in enumerate(dict.fromkeys(values))})
+
+    def add(self, values: Values | None, check: Check) -> None:
+        """Add the models of the nodes whose model label has one of ``values``; None stands for every value."""
+        if values is None:
+            self.every = True
+        elif (listed := values.limit()) is None:
+            self._found |= self._values.find(values)
+        else:
+            # Every listed value counts, even if no node has it now, because a node with the value may be added later.
+            check(self._nodes.named.steps(len(listed)))
+            self._listed.update(map(self._nodes.named.model_of, listed))
+
+    def models(self) -> frozenset[str]:
+        if self.every or not self._found:
+            return frozenset(self._models if self.every else self._models & self._listed)
+        found = {value for value, bit in self._values.by_value.items() if bit & self._found}
+        allowed = (model for model in self._models if not found.isdisjoint(self._nodes.label_values(model)))
+        return frozenset((*allowed, *(self._models & self._listed)))
+
+
 def _reach_of(
     selection: NodeSelection,
     quota: NamespaceQuota,
@@ -159,16 +197,15 @@ def _reach_of(
     check: Check,
 ) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
-    in_pools: set[str] = set()
-    anywhere: set[str] = set()
+    in_pools, anywhere = _Allowed(nodes, models), _Allowed(nodes, models)
     selected = index.selected(selection.selector)
     matching = named = 0
     for term in selection.terms:
         check()
         found = index.matching(term, selected)
         matching |= found
-        if len(in_pools) == len(models):
-            continue  # all models are found; skip the slow part below, because thousands of terms may follow
+        if in_pools.every:
+            continue  # skip the slow part below, because thousands of terms may follow
         names = term[NAME].limit() if NAME in term else None
         if names is not None and names <= nodes.labels.keys():
             # If all nodes that the term names exist, their labels decide. A node that is missing may get any labels.
@@ -177,13 +214,14 @@ def _reach_of(
         elif all(values.allow_any() or key in (keys.model, keys.pool) for key, values in term.items()):
             model, pool = selection.values_of(term, keys.model), selection.values_of(term, keys.pool)
             if pool is None or any(map(pool.allow, quota.pools)) or (not quota.pools and pool.allow_any()):
-                in_pools |= nodes.allowed(model, models - in_pools) if model else models
+                in_pools.add(model, check)
             elif pool.allow_any():
-                anywhere |= nodes.allowed(model, models - anywhere) if model else models
-    anywhere |= in_pools
+                anywhere.add(model, check)
+    found_in_pools = in_pools.models()
+    found_anywhere = found_in_pools | anywhere.models()
     pools = index.having(keys.pool, quota.pools) if quota.pools else matching
-    in_pools.update(model for model in models if having[model] & named & pools)
-    anywhere.update(model for model in models if having[model] & named)
+    found_in_pools |= {model for model in models if having[model] & named & pools}
+    found_anywhere |= {model for model in models if having[model] & named}
     present = frozenset(model for model in models if serving[model] & matching & pools)
     others = frozenset(model for model in models if having[model] & matching & pools) - present
-    return _Reach(frozenset(in_pools), frozenset(anywhere), present, others)
+    return _Reach(found_in_pools, found_anywhere, present, others)

@@ -2,12 +2,12 @@
 
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from vcuda.errors import Fault
-from vcuda.k8s_types import Container, Pod, Quantity, parse_whole
+from vcuda.k8s_types import Check, Container, Pod, Quantity, no_check, parse_whole
 from vcuda.quota.model import CORES_PER_CARD, Charge, total
 from vcuda.requests.resources import BUILT_IN, NOTHING, PLAIN_CARDS, CardWorth, GpuResources
 from vcuda.requests.schemes import Scheme
@@ -119,19 +119,25 @@ def resources_of(container: Container) -> Mapping[str, Quantity]:
     return {**requests, **limits}
 
 
-def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
+def read_request(pod: Pod, known: GpuResources = BUILT_IN, check: Check = no_check) -> PodRequest:
     containers = tuple(pod.all_containers())
     asked = [_read_container(path, container, known) for path, container in containers]
     requests = [request for request in asked if request]
     schemes = _in_order(request.scheme for request in requests if request.scheme)
     faults = [fault for request in requests for fault in request.faults]
-    kinds = dict.fromkeys(kind for request in requests for kind in request.charges)
+    kinds: dict[str, list[tuple[str, Container, ContainerCharge]]] = {}
+    for (path, container), request in zip(containers, asked, strict=True):
+        if request:
+            for kind in request.charges:
+                kinds.setdefault(kind, []).append((path, container, request))
 
     def charge_of(worth: CardWorth) -> Charge:
-        return total(_effective_charge(containers, asked, kind, worth) for kind in kinds)
+        return total(_effective_charge(asking, kind, worth) for kind, asking in kinds.items())
 
     worths = known.worths if any(request.plain or request.by_memory for request in requests) else {}
-    by_worth = {worth: charge_of(worth) for worth in {*worths.values(), CardWorth()}}
+    different = {*worths.values(), CardWorth()}
+    check((len(different) - 1) * sum(map(len, kinds.values())))
+    by_worth = {worth: charge_of(worth) for worth in different}
     per_card = [request.cores_per_card for request in requests]
     share = min(max(per_card, default=0), CORES_PER_CARD)
     by_units = len(kinds) > len(schemes)
@@ -150,15 +156,13 @@ def read_request(pod: Pod, known: GpuResources = BUILT_IN) -> PodRequest:
     )
 
 
-def _effective_charge(
-    containers: Sequence[tuple[str, Container]], asked: Sequence[ContainerCharge | None], kind: str, worth: CardWorth
-) -> Charge:
+def _effective_charge(asking: Iterable[tuple[str, Container, ContainerCharge]], kind: str, worth: CardWorth) -> Charge:
     # The scheduler counts each resource separately, as the larger of two sums (KEP-753, k8s.io/component-helpers
     # `resource.PodRequests`). The first sum has all containers and sidecars. The second sum has one init container and
     # the sidecars that start before it.
     together = largest = Charge()
-    for (path, container), request in zip(containers, asked, strict=True):
-        charge = request.charge(kind, worth) if request else NOTHING
+    for path, container, request in asking:
+        charge = request.charge(kind, worth)
         if not path.startswith("spec.initContainers"):
             together += charge
         elif container.restart_policy == SIDECAR:

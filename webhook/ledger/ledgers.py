@@ -14,17 +14,25 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from vcuda.errors import Dropped, DropReason
+from vcuda.errors import Dropped, DropReason, VcudaError
 from vcuda.ledger.ledger import MOST_PENDING, Admitted, Ledger, Pending, Refused, admit
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, Usage
 
 
+class TooManySteps(VcudaError):
+    """The event loop must not decide this review, because the decision takes too long."""
+
+
 class ReviewDeadline:
-    """The deadline of an admission review, and whether the caller still waits. Threads may share this object."""
+    """The deadline of an admission review, and whether the caller still waits. Threads may share this object.
+
+    ``steps``: the steps of the decision that the present thread may still do.
+    """
 
     def __init__(self, end: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.end = end
         self.charging = False
+        self.steps: float = math.inf
         self._clock = clock
         self._abandoned = False
 
@@ -43,11 +51,17 @@ class ReviewDeadline:
         """Record that the charge of this review may be written from now on. After this call, `check` never raises."""
         self.charging = True
 
-    def check(self) -> None:
+    def check(self, steps: int = 0, /) -> None:
         """Raise Dropped if the deadline has passed or the caller has disconnected, but never after a call of `keep`.
 
         Long work on a review must call this method again and again, so that it stops when nobody waits for the answer.
+        Work that grows with a product of two numbers must first give the number of its ``steps``. Raises TooManySteps
+        if the steps of a review are more than ``self.steps``.
         """
+        if steps and not self.charging:
+            self.steps -= steps
+            if self.steps < 0:
+                raise TooManySteps
         # The usual case comes first, because a review of a large pod calls this method tens of thousands of times.
         if self.charging or (not self._abandoned and self._clock() < self.end):
             return

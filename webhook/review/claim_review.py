@@ -119,7 +119,7 @@ async def mutate(create: verdicts.Creation) -> AdmissionResponse:
         review = check_wish(review, review.metadata.annotations or {})
     if isinstance(review, AdmissionResponse):
         return review
-    create.deadline.check()
+    create.deadline.check(review.request.steps * len(review.quota.limits))
     candidates = find_candidates(review.request, review.quota, review.metadata.annotations or {})
     if not candidates.models:
         refusal = candidates.sentence("claim", review.namespace, review.quota)
@@ -139,7 +139,7 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     review = review_of(create.request, create.policy)
     if isinstance(review, AdmissionResponse):
         return review
-    create.deadline.check()
+    create.deadline.check(review.request.steps * len(review.quota.limits))
     if create.request.kind.kind == TEMPLATE:
         return await _check_template(review, create.ledgers)
     model = review.request.model()

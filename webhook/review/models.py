@@ -70,6 +70,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     if isinstance(choice, AdmissionResponse):
         return choice
     create.deadline.check()
+    patch = allowed.patch(choice.model)
     if not create.request.dry_run:
         create.choices.add(review.namespace, choice.model, allowed.charge_on(choice.model))
     warnings = [f"{several}; {verdicts.ADMITTED_ALL_THE_SAME}"] if several else []
@@ -77,7 +78,7 @@ async def pin(create: verdicts.Creation, review: verdicts.Review, allowed: Allow
     warnings += [choice.forecast] if create.request.dry_run else []
     return AdmissionResponse(
         "pinned",
-        patch=allowed.patch(choice.model),
+        patch=patch,
         warnings=review.warnings(*warnings),
         reason=choice.reason,
         model=choice.model,

@@ -68,7 +68,7 @@ def review_of(
         return misnamed
     if quota is None:
         return AdmissionResponse("unlimited" if asks_for_vcuda(pod, policy.resources) else "ignored")
-    asked = read_request(pod, policy.resources)
+    asked = read_request(pod, policy.resources, check)
     check()
     extended = policy.claims.devices.extended_resources if policy.claims else None
     faults = list(asked.faults)
@@ -165,7 +165,9 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     review = review_of(create.request, create.policy, create.deadline.check)
     if isinstance(review, AdmissionResponse):
         return review
-    pinned = placement.read_pin(review.pod, create.policy.hints.labels, create.policy.resources.models)
+    pinned = placement.read_pin(
+        review.pod, create.policy.hints.labels, create.policy.resources.models, create.deadline.check
+    )
     create.deadline.check()
     metadata, grace = review.pod.metadata, review.pod.spec.grace_seconds
     if not review.request.asks:

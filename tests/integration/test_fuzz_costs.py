@@ -1,0 +1,205 @@
+"""Searches for reviews of at most 64 KiB for which the event loop makes the most function calls."""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, example, given, settings, strategies as st, target
+
+from examples.claims import CLASSES, NVIDIA, claim, entry, first_of
+from tests.builders import LABELS, Manifest, container, held_to, pod, required, requirement, term
+from tests.costs import MODELS, CountedWebhook, policy, review_of
+from tests.integration.fuzzing import for_a_while
+from vcuda.claims.digest import MOST_ENTRIES
+from vcuda.claims.pin import ClaimPin, write_pin
+from webhook.admission import LARGE_REVIEW, MOST_STEPS
+
+EXAMPLES = 40
+SHARE = 0.3
+CALLS_OF_A_MODEL = 50
+"""Function calls for each GPU model of the namespace's quota, in addition to those of `MOST_STEPS`."""
+CALLS_OF_A_STEP = 12
+ROOM = LARGE_REVIEW - 1024
+"""The bytes of a pod, so that its review is not larger than `LARGE_REVIEW`."""
+
+CARD = {"tencent.com/vcuda-core": 100}
+WEBHOOK = CountedWebhook(policy())
+
+Item = Callable[[int], Any]
+"""A function that returns the nth item of a list in a pod."""
+
+
+def most_calls(body: bytes) -> int:
+    """Return the bound on the function calls of a review: linear in its size and in the number of GPU models."""
+    return len(body) + CALLS_OF_A_MODEL * MODELS + CALLS_OF_A_STEP * MOST_STEPS
+
+
+RESOURCES: tuple[Item, ...] = (
+    lambda _n: CARD,
+    lambda n: {"nvidia.com/gpu": n + 1},
+    lambda n: {"nvidia.com/gpu": 1, "nvidia.com/gpumem": n + 1},
+    lambda n: {"nvidia.com/vgpu-number": 1, "nvidia.com/vgpu-cores": n % 100},
+    lambda n: {f"nvidia.com/mig-{n % 7 + 1}g.{n + 1}gb": 1},
+    lambda n: {f"nvidia.com/a{n}": 1},
+    lambda n: {"cpu": n},
+)
+VALUES: tuple[Item, ...] = (
+    lambda n: f"v{n}",
+    lambda n: f"NVIDIA-M{n % MODELS}-{n}GB",
+    lambda n: f"{n}-M{MODELS - 1}-PCIE",
+    lambda n: f"M{n % MODELS}",
+    lambda _n: "x" * 64,
+)
+ENV = ("E", "CUDA_DEVICE_SM_LIMIT_", "NVIDIA_VISIBLE_DEVICES", "CUDA_VERSION", "LD_LIBRARY_PATH")
+KEYS: tuple[Item, ...] = (lambda _n: LABELS.model, lambda _n: LABELS.pool, lambda n: f"k{n}")
+TYPES = ("nvidia.com/use-gputype", "nvidia.com/nouse-gputype", "nvidia.com/include-gpu-type", "quota.vcuda.io/models")
+LISTS: tuple[Item, ...] = (lambda n: f"x{n}", lambda n: f"M{n}", lambda _n: "", lambda _n: "x")
+RECORDS = ("tencent.com/predicate-gpu-idx-", "example.com/a", "gpu-fraction", "x.io/vgpu-compute-policy")
+
+
+class Sent(dict[str, Any]):
+    """A manifest of which `repr` shows only the beginning."""
+
+    def __repr__(self) -> str:
+        return f"{dict(self)!r:.2000}"
+
+
+def filled(item: Item, size: int) -> list[Any]:
+    """Return as many items as fit into ``size`` bytes of JSON."""
+    sizes = itertools.accumulate(len(msgspec.json.encode(item(n))) + 1 for n in range(size))
+    return [item(n) for n, so_far in enumerate(itertools.takewhile(lambda each: each <= size, sizes))]
+
+
+@st.composite
+def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
+    """Parts of a pod that together have about ``room`` bytes. Each part repeats one form of an item."""
+    of = draw(
+        st.dictionaries(
+            st.sampled_from(
+                ["terms", "values", "containers", "units", "env", "mounts", "selector", "types", "records", "claims"]
+            ),
+            st.integers(1, 8),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    size = {part: room * weight // sum(of.values()) for part, weight in of.items()}
+    resources, value, key = draw(st.sampled_from(RESOURCES)), draw(st.sampled_from(VALUES)), draw(st.sampled_from(KEYS))
+    operator = draw(st.sampled_from(["In", "NotIn", "Gt", "Lt", "Exists"]))
+    variable, listed, record = draw(st.sampled_from(ENV)), draw(st.sampled_from(LISTS)), draw(st.sampled_from(RECORDS))
+    many = draw(st.sampled_from([1, 4, MODELS]))
+    expression: Mapping[str, Callable[[int], list[str]]] = {
+        "Gt": lambda n: [str(n)],
+        "Lt": lambda n: [str(n)],
+        "Exists": lambda _n: [],
+    }
+    several: Callable[[int], list[str]] = lambda n: [value(n * many + at) for at in range(many)]  # noqa: E731
+    values = expression.get(operator, several)
+    spec: dict[str, Any] = {}
+    terms = filled(lambda n: term(requirement(key(n), operator, *values(n))), size.get("terms", 0))
+    if "values" in size:
+        terms.append(term(requirement(LABELS.model, "In", *filled(value, size["values"]))))
+    if terms:
+        spec["affinity"] = required(*terms)
+    elif draw(st.booleans()):
+        spec["affinity"] = held_to("M5")
+    first = container(
+        {name: amount for each in filled(resources, size.get("units", 0)) for name, amount in each.items()}
+        or resources(0),
+        env=filled(
+            lambda n: {"name": f"{variable}{n}" if variable[-1] in "E_" else variable, "value": "x"}, size.get("env", 0)
+        ),
+        volumeMounts=filled(lambda n: {"name": "a", "mountPath": f"/{n}"}, size.get("mounts", 0)),
+    )
+    spec["containers"] = [first, *filled(lambda n: container(resources(n), name=f"c{n}"), size.get("containers", 0))]
+    spec["nodeSelector"] = dict.fromkeys(filled(lambda n: f"k{n}-----", size.get("selector", 0)), "v")
+    spec["resourceClaims"] = filled(
+        lambda n: {"name": f"r{n}", "resourceClaimTemplateName": f"t{n}"}, size.get("claims", 0)
+    )
+    annotations = {
+        f"{record}{n}": "x" for n, _ in enumerate(filled(lambda n: f"{record}{n}-----", size.get("records", 0)))
+    }
+    for name in draw(st.sets(st.sampled_from(TYPES), min_size=1)) if "types" in size else ():
+        annotations[name] = ",".join(filled(listed, min(size["types"] // 4, 8192)))[: 2048 if "quota" in name else 8192]
+    return {"spec": spec, "annotations": annotations}
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Manifest:
+    parts = draw(items(ROOM))
+    metadata = {"name": "p", "namespace": "team-a", "uid": "u", "annotations": parts["annotations"]}
+    return {**pod(), "metadata": metadata, "spec": parts["spec"]}
+
+
+PROFILE = f'device.attributes["{NVIDIA}"].profile'
+PRODUCT = f'device.attributes["{NVIDIA}"].productName'
+ENTRIES: tuple[Item, ...] = (
+    lambda _n: {},
+    lambda n: {"count": n % 32 + 1},
+    lambda n: {"selectors": [{"cel": {"expression": f'{PROFILE} == "{n % 7 + 1}g.{n + 1}gb"'}}]},
+    lambda n: {"selectors": [{"cel": {"expression": f'{PRODUCT} == "NVIDIA M{n} 80GB"'}}]},
+    lambda n: {
+        "selectors": [{"cel": {"expression": write_pin(ClaimPin(NVIDIA, ("m5", f"m5-{n}"), (f"1g.{n + 1}gb",)))}}]
+    },
+    lambda n: {"capacity": {"requests": {"cores": str(n + 1), "memory": f"{n + 1}Gi"}}},
+)
+
+
+@st.composite
+def claims(draw: st.DrawFn) -> Manifest:
+    """ResourceClaims of up to 64 entries. Entries differ by one or two rules, or not at all."""
+    name, forms = (
+        draw(st.sampled_from(sorted(CLASSES))),
+        draw(st.lists(st.sampled_from(ENTRIES), min_size=1, max_size=2)),
+    )
+    alternatives = draw(st.integers(1, 8))
+    requests = draw(st.integers(1, min(32, MOST_ENTRIES // alternatives)))
+    numbers = itertools.count()
+
+    def made() -> Manifest:
+        n = next(numbers)
+        return entry(name, **{field: value for form in forms for field, value in form(n).items()})
+
+    listed = [first_of(*(made() for _ in range(alternatives))) if alternatives > 1 else made() for _ in range(requests)]
+    return claim(*listed, uid="u")
+
+
+def asking(containers: list[Manifest], **spec: Any) -> Manifest:
+    return {**pod(), "metadata": {"name": "p", "uid": "u"}, "spec": {"containers": containers, **spec}}
+
+
+PARTITIONS = claim(*[first_of(*[entry("mig.nvidia.com")] * 8)] * 8, uid="u")
+"""A claim of 3.8 KiB for which the charge of every MIG profile was computed for each entry and GPU model."""
+PRODUCTS = term(requirement(LABELS.model, "In", *filled(lambda n: f"NVIDIA-M99-{n}GB", ROOM - 1024)))
+LISTING = asking([container(CARD)], affinity=required(PRODUCTS))
+"""A pod of 60 KiB whose node affinity lists thousands of products, each of which was compared with all `gpu_models`."""
+BOUNDS = filled(lambda n: term(requirement(LABELS.model, "Gt", str(n))), ROOM - 1024)
+BOUNDED = asking([container(CARD)], affinity=required(*BOUNDS))
+"""A pod whose node affinity has hundreds of terms, each of which was compared with the labels of all GPU models."""
+PARTED = asking(filled(lambda n: container({f"nvidia.com/mig-{n % 7 + 1}g.{n + 1}gb": 1}), ROOM - 1024))
+"""A pod of hundreds of containers with different resources, each of which was looked up in all containers."""
+
+
+@pytest.mark.timeout(900)
+def test_no_small_review_needs_many_calls_on_the_event_loop() -> None:
+    @settings(max_examples=EXAMPLES, database=None, suppress_health_check=list(HealthCheck), deadline=None)
+    @given((pods() | claims()).map(Sent), st.sampled_from(["/mutate", "/validate"]), st.booleans())
+    @example(Sent(PARTITIONS), "/mutate", False)
+    @example(Sent(PARTITIONS), "/mutate", True)
+    @example(Sent(LISTING), "/mutate", False)
+    @example(Sent(LISTING), "/validate", False)
+    @example(Sent(BOUNDED), "/mutate", False)
+    @example(Sent(PARTED), "/validate", False)
+    def review(manifest: Manifest, path: str, dry_run: bool) -> None:
+        body = review_of(manifest, dryRun=dry_run)
+        assert len(body) <= LARGE_REVIEW
+        cost = WEBHOOK.cost(path, body)
+        target(float(cost.calls))
+        most["calls"] = max(most["calls"], cost.calls)
+        assert cost.calls <= most_calls(body), cost.functions.most_common(5)
+
+    most = {"calls": 0}
+    times = for_a_while(SHARE, review)
+    print(f"most function calls for a review, in {times} rounds: {most['calls']}")
