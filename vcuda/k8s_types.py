@@ -25,7 +25,7 @@ Operation = dict[str, Any]
 
 class Check(Protocol):
     """A function that long computations call repeatedly. It raises an exception if their result is no longer needed,
-    or if another thread must compute it. ``steps``: the function calls that follow, if they are many."""
+    or if another thread must compute it. ``steps``: the number of steps that follow, if it is a product of numbers."""
 
     def __call__(self, steps: int = 0, /) -> None: ...
 

@@ -30,9 +30,9 @@ QUIET = frozenset({"ignored", "unlimited", "mirror"})
 LARGE_REVIEW = 64 * 1024
 
 MOST_STEPS = 1024
-"""The most steps (function calls) of the parts of a small review whose work grows with a product of two numbers, such
-as the entries of a claim and the GPU models of its namespace. With more steps, the thread decides the review. The other
-work is linear in the size of the review."""
+"""The most steps of a small review on the event loop. Steps are the parts of the work that grow with a product, such as
+the entries of a claim times the GPU models of its namespace. A step takes about ten function calls. The other work is
+linear in the size of the review."""
 
 TOO_LARGE = (
     f"the admission review of this object has more than {MAX_BODY} bytes ({MAX_BODY // 2**20} MiB). "

@@ -72,6 +72,10 @@ def filled(item: Item, size: int) -> list[Any]:
     return [item(n) for n, so_far in enumerate(itertools.takewhile(lambda each: each <= size, sizes))]
 
 
+def merged(item: Callable[[int], dict[str, Any]], size: int) -> dict[str, Any]:
+    return {key: value for each in filled(item, size) for key, value in each.items()}
+
+
 @st.composite
 def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
     """Parts of a pod that together have about ``room`` bytes. Each part repeats one form of an item."""
@@ -106,21 +110,18 @@ def items(draw: st.DrawFn, room: int) -> Mapping[str, Any]:
     elif draw(st.booleans()):
         spec["affinity"] = held_to("M5")
     first = container(
-        {name: amount for each in filled(resources, size.get("units", 0)) for name, amount in each.items()}
-        or resources(0),
+        merged(resources, size.get("units", 0)) or resources(0),
         env=filled(
             lambda n: {"name": f"{variable}{n}" if variable[-1] in "E_" else variable, "value": "x"}, size.get("env", 0)
         ),
         volumeMounts=filled(lambda n: {"name": "a", "mountPath": f"/{n}"}, size.get("mounts", 0)),
     )
     spec["containers"] = [first, *filled(lambda n: container(resources(n), name=f"c{n}"), size.get("containers", 0))]
-    spec["nodeSelector"] = dict.fromkeys(filled(lambda n: f"k{n}-----", size.get("selector", 0)), "v")
+    spec["nodeSelector"] = merged(lambda n: {f"k{n}": "v"}, size.get("selector", 0))
     spec["resourceClaims"] = filled(
         lambda n: {"name": f"r{n}", "resourceClaimTemplateName": f"t{n}"}, size.get("claims", 0)
     )
-    annotations = {
-        f"{record}{n}": "x" for n, _ in enumerate(filled(lambda n: f"{record}{n}-----", size.get("records", 0)))
-    }
+    annotations = merged(lambda n: {f"{record}{n}": "x"}, size.get("records", 0))
     for name in draw(st.sets(st.sampled_from(TYPES), min_size=1)) if "types" in size else ():
         annotations[name] = ",".join(filled(listed, min(size["types"] // 4, 8192)))[: 2048 if "quota" in name else 8192]
     return {"spec": spec, "annotations": annotations}

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from types import MappingProxyType
 
 import msgspec
@@ -11,7 +11,7 @@ from vcuda.placement.affinity import Labels, NodeIndex, NodeLabels
 from vcuda.placement.card_types import CardTypes
 from vcuda.placement.free_cards import FreeCardsByPool
 from vcuda.placement.registers import Registers
-from vcuda.requests.resources import MOST_PRODUCTS, NO_ROWS, CardModels, RegisteredCards
+from vcuda.requests.resources import NO_ROWS, CardModels, RegisteredCards
 
 COUNT_LABEL = "nvidia.com/gpu.count"
 """The node label with the number of the node's cards. NVIDIA's GPU feature discovery writes this label."""
@@ -108,13 +108,14 @@ class Nodes(msgspec.Struct, frozen=True, dict=True):
                     found.setdefault((scheme, model), set()).update(listed)
         return found
 
+    def label_values(self, model: str) -> tuple[str, ...]:
+        """Return the known values of the model label for this model, from existing nodes and from ``gpu_models``."""
+        return self._label_values.get(model) or (model,)
+
     @functools.cached_property
-    def label_values(self) -> Callable[[str], tuple[str, ...]]:
-        """A function that returns the known values of the model label for a GPU model, from nodes and ``gpu_models``.
-        The function remembers its results within a bound, because a pod may name any model."""
-        return functools.lru_cache(MOST_PRODUCTS)(
-            lambda model: self.named.label_values(model, self.seen.get(model, ()))
-        )
+    def _label_values(self) -> Mapping[str, tuple[str, ...]]:
+        named, seen = self.named, self.seen
+        return {model: named.label_values(model, seen.get(model, ())) for model in {*named.rows, *seen}}
 
 
 NO_NODES = Nodes()

@@ -152,7 +152,7 @@ class _Reach(NamedTuple):
         return f"{model} is excluded by the pod's nodeName, nodeSelector or required node affinity"
 
 
-class _Allowed:
+class _ReachedModels:
     """Collects the GPU models that the terms of a node selection allow. The models of all terms are found together,
     because there may be thousands of terms and a hundred models."""
 
@@ -197,7 +197,7 @@ def _reach_of(
     check: Check,
 ) -> _Reach:
     keys, index, models = nodes.keys, nodes.index, quota.limits.keys()
-    in_pools, anywhere = _Allowed(nodes, models), _Allowed(nodes, models)
+    in_pools, anywhere = _ReachedModels(nodes, models), _ReachedModels(nodes, models)
     selected = index.selected(selection.selector)
     matching = named = 0
     for term in selection.terms:

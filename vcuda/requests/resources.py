@@ -120,7 +120,7 @@ MAX_PRODUCT = 64
 label value."""
 WILDCARDS = frozenset("*?")
 MOST_PRODUCTS = 4096
-"""The most products whose GPU model is remembered."""
+"""The most products whose GPU model is remembered. Longer products than `MAX_PRODUCT` are not remembered."""
 
 
 def matcher(patterns: Iterable[str]) -> Callable[[str], object]:
@@ -177,11 +177,9 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
     def _patterns(self) -> int:
         return sum(1 + len(row.products) for row in self.rows.values())
 
-    @functools.cached_property
-    def model_of(self) -> Callable[[str], str]:
-        """A function that returns the GPU model of a product, the value of a node's model label or of a DRA device's
-        attribute. It remembers the models of some products, because most pods name the same few."""
-        return functools.lru_cache(MOST_PRODUCTS)(self._model_of)
+    def model_of(self, product: str) -> str:
+        """Return the GPU model of ``product``, the value of a node's model label or of a DRA device's attribute."""
+        return self._model_of(product) if self.rows and len(product) <= MAX_PRODUCT else product
 
     @functools.cached_property
     def _find(self) -> Callable[[str], re.Match[str] | None]:
@@ -190,11 +188,14 @@ class CardModels(msgspec.Struct, frozen=True, dict=True):
         patterns = ("|".join(_regex_of(fold(name)) for name in names) for names in rows)
         return re.compile("|".join(f"({pattern})" for pattern in patterns)).fullmatch
 
-    def _model_of(self, product: str) -> str:
-        if not self.rows or len(product) > MAX_PRODUCT:
-            return product
-        found = self._find(fold(product))
-        return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
+    @functools.cached_property
+    def _model_of(self) -> Callable[[str], str]:
+        # The models of some products are remembered, because most pods name the same few products.
+        def find(product: str) -> str:
+            found = self._find(fold(product))
+            return next(itertools.islice(self.rows, (found.lastindex or 1) - 1, None)) if found else product
+
+        return functools.lru_cache(MOST_PRODUCTS)(find)
 
     def memory_of(self, model: str) -> int:
         """Return the memory of one card of a GPU model in MiB; 0 if ``gpu_models`` does not state it."""

@@ -1,5 +1,7 @@
 """Decides large reviews, which take long to decode or decide, in one thread. So they do not delay small reviews.
 
+A small review that takes many steps (`webhook.admission.MOST_STEPS`) is treated like a large one.
+
 1. A large review needs a *place* before the rest of its body is read, and keeps the place until it is answered. The
    number of places bounds the memory of all large reviews. Namespaces get places in turn.
 2. A review needs a *turn* for each part of its work between two calls to the ledgers. Only one review has a turn at a

@@ -139,8 +139,9 @@ async def validate(create: verdicts.Creation) -> AdmissionResponse:
     review = review_of(create.request, create.policy)
     if isinstance(review, AdmissionResponse):
         return review
-    create.deadline.check(review.request.steps * len(review.quota.limits))
+    create.deadline.check()
     if create.request.kind.kind == TEMPLATE:
+        create.deadline.check(review.request.steps * len(review.quota.limits))
         return await _check_template(review, create.ledgers)
     model = review.request.model()
     stray = [] if model in review.quota.limits else [f"{NOT_MUTATED}: {_not_held(review, model)}"]

@@ -274,6 +274,6 @@ def export_load(service: admission.Service, worker: WebhookWorker) -> None:
     )
     metrics.watch(
         "vcuda_large_reviews_waiting",
-        "Reviews over 64 KiB and edits of the quota that wait in a queue to be decided.",
+        "Reviews over 64 KiB, reviews that take many steps, and edits of the quota that wait in a queue to be decided.",
         lambda: service.large_reviews.waiting + service.quota_edits.waiting,
     )
