@@ -50,8 +50,9 @@ because it has not read all roles yet."""
 NOT_ALLOWED = frozenset({"403", "429", "503", NO_RIGHT, HUNG_UP})
 INVENTED = "invented"
 
+NO_MODEL = "no GPU model"
 KINDS: Sequence[tuple[str, int, str]] = (
-    ("no GPU model", 403, " may use no GPU model in namespace "),
+    (NO_MODEL, 403, " may use no GPU model in namespace "),
     (NO_RIGHT, 403, " cannot "),
     ("refused by policy", 403, "ValidatingAdmissionPolicy"),
     ("refused by ResourceQuota", 403, f"exceeded quota: {NODE}"),
@@ -61,8 +62,8 @@ KINDS: Sequence[tuple[str, int, str]] = (
 )
 REFUSED = REASONS - {STORED} | {NO_RIGHT}
 ATTACKS: Mapping[str, frozenset[str]] = {
-    "hundreds of Gt and an Lt": REFUSED | {STORED, "no GPU model"},
-    "forged annotations and a node": REFUSED | {CLEAN, "no GPU model"},
+    "hundreds of Gt and an Lt": REFUSED | {STORED, NO_MODEL},
+    "forged annotations and a node": REFUSED | {CLEAN, NO_MODEL},
     "allocation of a stored pod": REFUSED | {"refused by policy", GONE},
     "binding of a stored pod": frozenset({NO_RIGHT, API_AWAY}),
     "force-deletion of a bound pod": REFUSED | {TORN, GONE},
@@ -77,7 +78,7 @@ ATTACKS: Mapping[str, frozenset[str]] = {
 """The permitted outcomes of each attack, by the name of the attack."""
 
 CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
-    "claim pinned to a model by hand, marked as the scheduler's": REFUSED | {STORED, "no GPU model"},
+    "claim pinned to a model by hand, marked as the scheduler's": REFUSED | {STORED, NO_MODEL},
     "finalizer of a claim": REFUSED | {"refused by policy", GONE},
 }
 """The permitted outcomes of the attacks that create ResourceClaims, by the name of the attack."""

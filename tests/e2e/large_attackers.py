@@ -1,5 +1,6 @@
 """A tenant attacks the memory of our programs with objects and admission reviews of the maximum size."""
 
+import json
 import random
 import threading
 from collections import Counter, defaultdict, deque
@@ -10,8 +11,8 @@ from functools import partial
 from http import HTTPStatus
 from itertools import count
 
-from tests.builders import required, requirement, term
-from tests.e2e.attackers import outcome
+from tests.builders import MODEL, required, requirement, term
+from tests.e2e.attackers import NO_MODEL, NODE, outcome
 from tests.e2e.chaos import API_AWAY, BUSY, NOT_PINNED, OVER_QUOTA, STORED, WEBHOOK_AWAY, path_of
 from tests.e2e.cluster import Json
 from tests.e2e.dra import NVIDIA, VERSION, claim, request, template
@@ -36,6 +37,14 @@ HEAVY = {
     "affinity": required(*(term(requirement(f"key-{number}", "Exists")) for number in range(50))),
 }
 
+DEPTH = 2_000
+NESTED = "replaced by nested fields"
+FIELDS = '{"f:a":' * DEPTH + "{}" + "}" * DEPTH
+"""The fields of a manager, nested deeper than a decoder of Python or msgspec can read."""
+
+LISTS = {f"hami.io/vgpu-devices-{part}": "x" * 16_000 for part in ("to-allocate", "allocated")}
+VALUES = required(term(requirement(MODEL, "In", *(f"NVIDIA-{number}" for number in range(3_500)))))
+
 NAMED = "large-0"
 """The name of the ResourceClaimTemplate from which pods in a dry run request a hundred claims each."""
 
@@ -49,6 +58,9 @@ A dry run has a timeout of only one second, and the webhook is busy if too many 
 ATTACKS: Mapping[str, frozenset[str]] = {
     "large pods without GPUs": frozenset({STORED}),
     "GPU pods meanwhile": frozenset({STORED, OVER_QUOTA, BUSY}),
+    "deeply nested pods": frozenset({STORED}),
+    "forced deletions without a quota": frozenset({STORED}),
+    "dry runs of pods that list thousands of models": GIVEN_UP | {STORED, OVER_QUOTA, NO_MODEL},
     "large Events": frozenset({STORED}),
     "dry runs of heavy pods": GIVEN_UP | {STORED, OVER_QUOTA},
     "pods that become larger when encoded": GIVEN_UP | {TOO_LARGE},
@@ -59,6 +71,8 @@ CLAIM_ATTACKS: Mapping[str, frozenset[str]] = {
     "large templates": frozenset({STORED}),
     "dry runs that name a template a hundred times": GIVEN_UP | {STORED},
     "large claims": frozenset({STORED, OVER_QUOTA}),
+    "claims of 64 partitions": frozenset({STORED, OVER_QUOTA}),
+    "dry runs of claims of 64 partitions": GIVEN_UP | {STORED, OVER_QUOTA},
 }
 
 
@@ -77,18 +91,24 @@ class LargeSiege:
         creates: dict[str, Callable[[int], Json]] = {
             "large pods without GPUs": partial(large_pod, self.limited),
             "GPU pods meanwhile": lambda number: card_pod(f"card-{number}", self.limited),
+            "deeply nested pods": partial(nested_pod, self.unlimited),
+            "forced deletions without a quota": partial(vanishing_pod, self.unlimited),
             "large Events": partial(large_event, self.limited),
         }
         dry_runs: dict[str, Callable[[int], Json]] = {
             "dry runs of heavy pods": partial(heavy_pod, self.limited),
+            "dry runs of pods that list thousands of models": partial(listing_pod, self.limited),
             "pods that become larger when encoded": partial(escaped_pod, self.limited),
         }
         if self.claims:
             creates["large templates"] = partial(large_template, self.unlimited)
             creates["large claims"] = partial(large_claim, self.limited)
+            creates["claims of 64 partitions"] = partial(parted_claim, self.limited)
+            dry_runs["dry runs of claims of 64 partitions"] = partial(parted_claim, self.limited)
             self.tenant.send("POST", *addressed(large_template(self.limited, 0))).ok()
             dry_runs["dry runs that name a template a hundred times"] = partial(naming_pod, self.limited)
-        kept = {"GPU pods meanwhile": 1, "large claims": 2}
+        kept = {"GPU pods meanwhile": 1, "large claims": 2, "claims of 64 partitions": 0}
+        kept["forced deletions without a quota"] = 0
         return [
             *(partial(self._store, name, make, kept.get(name, KEPT)) for name, make in creates.items()),
             *(partial(self._try, name, make) for name, make in dry_runs.items()),
@@ -102,12 +122,20 @@ class LargeSiege:
                 return
             with suppress(*AWAY):
                 path, made = addressed(make(number))
-                answer = outcome(self.tenant.send("POST", path, made))
+                answer = self._send("POST", path, made)
                 self.counts[name][answer] += 1
                 if answer == STORED:
                     stored.append(f"{path}/{made['metadata']['name']}")
                 while len(stored) > kept:
-                    self.tenant.send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
+                    self._send("DELETE", stored.popleft(), {"gracePeriodSeconds": 0})
+
+    def _send(self, method: str, path: str, body: Json) -> str:
+        # The client encodes JSON by a recursive function. Text is sent unchanged, and JSON is a part of YAML.
+        text = json.dumps(body).replace(json.dumps(NESTED), FIELDS)
+        try:
+            return outcome(self.tenant.send(method, path, text, content_type="application/yaml"))
+        except RecursionError:
+            return STORED  # only an answer with a nested object cannot be decoded
 
     def _try(self, name: str, make: Callable[[int], Json], stop: threading.Event) -> None:
         """Create large objects in dry runs until ``stop`` is set. Each request has a timeout of one second."""
@@ -134,6 +162,25 @@ def escaped_pod(namespace: str, number: int) -> Json:
     return pod
 
 
+def listing_pod(namespace: str, number: int) -> Json:
+    return with_spec(card_pod(f"listing-{number}", namespace), affinity=VALUES)
+
+
+def nested_pod(namespace: str, number: int) -> Json:
+    """Return a pod whose managedFields contain `NESTED`, instead of which `FIELDS` are sent."""
+    pod = with_spec(gpu_pod(f"nested-{number}", namespace, {"cpu": "1"}), **GATED)
+    fields = {"apiVersion": "v1", "manager": "a", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": NESTED}
+    pod["metadata"]["managedFields"] = [fields]
+    return pod
+
+
+def vanishing_pod(namespace: str, number: int) -> Json:
+    """Return a GPU pod that is bound to a node, with the largest lists of cards that are kept in memory."""
+    pod = with_spec(gpu_pod(f"vanishing-{number}", namespace, {"tencent.com/vcuda-core": "100"}), nodeName=NODE)
+    pod["metadata"]["annotations"] = LISTS
+    return pod
+
+
 def naming_pod(namespace: str, number: int) -> Json:
     claims = [{"name": f"claim-{each}", "resourceClaimTemplateName": NAMED} for each in range(100)]
     return with_spec(gpu_pod(f"small-{number}", namespace, {"cpu": "1"}), resourceClaims=claims)
@@ -153,6 +200,13 @@ def large_claim(namespace: str, number: int) -> Json:
 
 def requests(name: str) -> list[Json]:
     return [request(NVIDIA, f"{name}-{number}", selectors=SELECTORS) for number in range(REQUESTS)]
+
+
+def parted_claim(namespace: str, number: int) -> Json:
+    """Return a claim with eight alternatives in each of eight requests. Each is charged by its MIG profile."""
+    ways = [{"name": f"way-{way}", "deviceClassName": "mig.nvidia.com", "count": 1 + way % 2} for way in range(8)]
+    parts = [{"name": f"part-{part}", "firstAvailable": ways} for part in range(8)]
+    return claim(namespace, f"parted-{number}", *parts)
 
 
 def large_template(namespace: str, number: int) -> Json:
