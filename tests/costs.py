@@ -21,6 +21,7 @@ from examples.claims import CLASSES, HAMI, NVIDIA, claim, claim_policy, entry, s
 from tests.builders import LABELS, Manifest, vcuda_pod
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.nodes import Nodes
+from vcuda.placement.registers import Card
 from vcuda.quota.model import Limit, NamespaceQuota, Quota
 from vcuda.requests.resources import CardModels, GpuResources, ProductRow
 from webhook.admission import Gate, Service
@@ -57,10 +58,14 @@ def _slices(model: int) -> list[Any]:
 def policy(models: int = MODELS) -> PolicySnapshot:
     """Return a policy in which every count that the administrator sets is large: models, products and MIG profiles."""
     names = [f"M{number}" for number in range(models)]
-    rows = {name: ProductRow((f"NVIDIA-{name}-*GB", f"*-{name}-PCIE"), memory=81920) for name in names}
+    rows = {
+        name: ProductRow((f"NVIDIA-{name}-*GB", f"*-{name}-PCIE"), cores=n % 100 + 1, memory=81920 + n)
+        for n, name in enumerate(names)
+    }
     known = GpuResources(models=CardModels(rows))
     labels = {f"node-{n}": {LABELS.model: name, "kubernetes.io/hostname": f"node-{n}"} for n, name in enumerate(names)}
-    nodes = Nodes.of(labels, LABELS, named=known.models)
+    cards = {f"node-{n}": {"hami": (Card(f"u{n}", f"NVIDIA-{name}-80GB"),)} for n, name in enumerate(names)}
+    nodes = Nodes.of(labels, LABELS, cards, known.models)
     quota = Quota({"team-a": NamespaceQuota({name: Limit(10**6) for name in names})}, version="1")
     slices = [each for number in range(models) for each in _slices(number)]
     claims = claim_policy(slices, classes=CLASSES, quota=quota, resources=known, nodes=nodes)
