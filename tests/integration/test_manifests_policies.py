@@ -13,18 +13,20 @@ import pytest
 from celpy import celtypes
 from celpy.adapter import json_to_cel
 
+from controller.retry.retrier import RETRY_ANNOTATION
 from tests.builders import MODEL
 from tests.guarded import GUARDED_ANNOTATIONS
 from tests.rendered import BASE, Json, rendered
 from vcuda.discovery.sources import DISCOVERED
 from vcuda.requests.refusals import COMPUTE_POLICY, KAI
-from vcuda.requests.schemes import SCHEMES
+from vcuda.requests.schemes import ALLOCATION_ANNOTATIONS, SCHEMES
 
 KINDS = ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 CERTS, EXTENDER_CERTS, SCHEDULER_CERTS, WEBHOOK, CONTROLLER = (
     f"system:serviceaccount:vcuda-quota:vcuda-{name}"
     for name in ("certs", "extender-certs", "scheduler-certs", "webhook", "controller")
 )
+PATCHES = "controller-patches.quota.vcuda.io"
 LEDGERS, NAME = "vcuda-quota-ledgers", "kubernetes.io/metadata.name"
 MAY_BIND, MAY_PATCH_NODES = "create pods/binding in team-a", "patch nodes"
 
@@ -152,8 +154,10 @@ def test_any_user_may_change_other_annotations(old: Json | None) -> None:
 
 PROTECTED = {"finalizers": ["resource.kubernetes.io/delete-protection", "example.com/other"]}
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1", "controller": True}
+GROUP = {**POD, "apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup"}
 OWNED = {"ownerReferences": [POD]}
 UNLIMITED = {"annotations": {f"manager.nvidia.com{COMPUTE_POLICY}": "none"}}
+A_CLAIM = {"resource": "resourceclaims"}
 MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
 
 
@@ -171,9 +175,11 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         (OWNED, {"ownerReferences": [{**POD, "uid": "u2"}]}, False),
         (OWNED, {"ownerReferences": [{**POD, "controller": False}]}, False),
         (OWNED, {"ownerReferences": [{**POD, "kind": "ConfigMap"}]}, False),
+        ({"ownerReferences": [GROUP]}, {"ownerReferences": [GROUP]}, True),
+        ({"ownerReferences": [GROUP]}, {}, False),
         ({"ownerReferences": [{**POD, "controller": False}]}, {}, True),
         ({"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "train", "uid": "u1"}]}, {}, True),
-        ({"ownerReferences": [{**POD, "apiVersion": "hami.io/v1", "kind": "Other"}]}, {}, True),
+        ({"ownerReferences": [{**POD, "apiVersion": "hami.io/v1", "kind": "Other"}]}, {}, False),
         ({}, OWNED, True),
         ({}, UNLIMITED, False),
         (UNLIMITED, {"annotations": {**UNLIMITED["annotations"], "note": "1"}}, True),
@@ -182,21 +188,49 @@ MAY_ALLOCATE = "update resource.k8s.ioresourceclaims/status in team-a"
         ({}, {"annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"}}, True),
     ],
 )
-def test_only_an_account_that_may_write_claim_status_removes_finalizer_pod_or_limit(
+def test_only_an_account_that_may_write_claim_status_removes_finalizer_owner_or_limit(
     old: Json, new: Json, *, anybody: bool
 ) -> None:
     def change(*rights: str) -> bool:
         found, before = ({"metadata": {"name": "gpu", **metadata}} for metadata in (new, old))
-        return admits("claims.quota.vcuda.io", found, before, rights, namespace="team-a")
+        return admits("claims.quota.vcuda.io", found, before, rights, namespace="team-a", resource=A_CLAIM)
 
     assert (change(), change("update resource.k8s.ioresourceclaims in team-a")) == (anybody, anybody)
     assert change(MAY_ALLOCATE)
+
+
+OF_GROUP = {"finalizers": ["scheduling.k8s.io/podgroup-protection", "example.com/other"]}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "anybody"),
+    [
+        (OF_GROUP, OF_GROUP, True),
+        (OF_GROUP, {"finalizers": OF_GROUP["finalizers"][:1]}, True),
+        (OF_GROUP, {"finalizers": OF_GROUP["finalizers"][1:]}, False),
+        (OF_GROUP, {}, False),
+        ({}, OF_GROUP, True),
+        (OWNED, {}, True),
+    ],
+)
+def test_only_an_account_that_updates_pod_groups_everywhere_removes_their_finalizer(
+    old: Json, new: Json, *, anybody: bool
+) -> None:
+    def change(*rights: str) -> bool:
+        found, before = ({"metadata": {"name": "group", **metadata}} for metadata in (new, old))
+        resource = {"resource": "podgroups"}
+        return admits("claims.quota.vcuda.io", found, before, rights, namespace="team-a", resource=resource)
+
+    assert (change(), change("update scheduling.k8s.iopodgroups in team-a")) == (anybody, anybody)
+    assert change("update scheduling.k8s.iopodgroups")
 
 
 # The policy that restricts deletions and evictions with a grace period of 0
 
 USED_BY_NAME: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
 MADE_FOR_THE_POD: Json = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one"}]}
+GROUPED: Json = {"schedulingGroup": {"podGroupName": "group"}}
+ORPHAN, BACKGROUND = {"propagationPolicy": "Orphan"}, {"propagationPolicy": "Background", "orphanDependents": False}
 NOW, SOON = {"gracePeriodSeconds": 0}, {"gracePeriodSeconds": 1}
 RUNNING, ENDED = {"phase": "Running"}, {"phase": "Failed"}
 
@@ -213,6 +247,16 @@ def running(spec: Json, status: Json) -> Json:
         pytest.param(
             running({**USED_BY_NAME, **MADE_FOR_THE_POD}, RUNNING), NOW, True, id="the claim is deleted with the pod"
         ),
+        pytest.param(running({**MADE_FOR_THE_POD, **GROUPED}, RUNNING), NOW, False, id="the claim is its group's"),
+        pytest.param(running(GROUPED, RUNNING), NOW, True, id="its group has no claim for it"),
+        pytest.param(running(MADE_FOR_THE_POD, RUNNING), ORPHAN, False, id="the claim would stay"),
+        pytest.param(
+            running({**MADE_FOR_THE_POD, "terminationGracePeriodSeconds": 0}, RUNNING), ORPHAN, False, id="so it would"
+        ),
+        pytest.param(running(MADE_FOR_THE_POD, RUNNING), {"orphanDependents": True}, False, id="by the older field"),
+        pytest.param(running(MADE_FOR_THE_POD, ENDED), ORPHAN, True, id="it has ended, and the claim stays"),
+        pytest.param(running({}, RUNNING), {**NOW, **ORPHAN}, True, id="there is no claim to stay"),
+        pytest.param(running(MADE_FOR_THE_POD, RUNNING), BACKGROUND, True, id="the claim goes in the background"),
         pytest.param(running(USED_BY_NAME, RUNNING), SOON, True, id="kubelet ends it first"),
         pytest.param(running(USED_BY_NAME, RUNNING), {}, True, id="deleted with its own grace period"),
         pytest.param(running(USED_BY_NAME, RUNNING), None, True, id="without options"),
@@ -227,7 +271,7 @@ def running(spec: Json, status: Json) -> Json:
         pytest.param(running({}, RUNNING), NOW, True, id="it uses no claim"),
     ],
 )
-def test_only_an_account_that_deletes_pods_everywhere_force_deletes_a_pod_with_a_named_claim(
+def test_only_an_account_that_deletes_pods_everywhere_force_deletes_a_pod_whose_claim_stays(
     old: Json, options: Json | None, *, anybody: bool
 ) -> None:
     def delete(*rights: str) -> bool:
@@ -239,7 +283,13 @@ def test_only_an_account_that_deletes_pods_everywhere_force_deletes_a_pod_with_a
 
 @pytest.mark.parametrize(
     ("eviction", "anybody"),
-    [({"deleteOptions": NOW}, False), ({"deleteOptions": SOON}, True), ({"deleteOptions": {}}, True), ({}, True)],
+    [
+        ({"deleteOptions": NOW}, False),
+        ({"deleteOptions": ORPHAN}, False),
+        ({"deleteOptions": SOON}, True),
+        ({"deleteOptions": {}}, True),
+        ({}, True),
+    ],
 )
 def test_only_an_account_that_deletes_pods_everywhere_evicts_by_force(eviction: Json, *, anybody: bool) -> None:
     found = {"metadata": {"name": "train"}, **eviction}
@@ -388,7 +438,7 @@ SECURE = {"pod-security.kubernetes.io/enforce": "restricted"}
         ("namespaces", {}, {}, False),
         ("namespaces", {"pod-security.kubernetes.io/enforce": "privileged"}, {}, False),
         ("namespaces", {**SECURE, "new": "1"}, {}, False),
-        ("pods", {**SECURE, "nvidia.com/assigned-phase": "succeed"}, {}, True),
+        ("pods", {**SECURE, "nvidia.com/assigned-phase": "succeed"}, {}, False),
         ("pods", {**SECURE, **ENFORCED}, {}, False),
         ("pods", SECURE, {"containers": []}, False),
         ("nodes", {**SECURE, MODEL: "A100"}, {}, True),
@@ -406,7 +456,49 @@ def test_the_controller_may_change_its_own_labels_and_no_spec(
     new, old = ({"metadata": {"labels": marks}, "spec": each} for marks, each in ((labels, spec), (SECURE, {})))
     for user, expected in ((CONTROLLER, admitted), ("admin", True)):
         request = {"userInfo": {"username": user}, "resource": {"resource": resource}}
-        assert admits("controller-patches.quota.vcuda.io", new, old, (), **request) == expected
+        assert admits(PATCHES, new, old, (), **request) == expected
+
+
+ALLOCATED = {name: "1" for name in ANNOTATIONS if ALLOCATION_ANNOTATIONS.fullmatch(name)}
+KEPT: Json = {"annotations": {"a/b": "1"}, "labels": {"app": "train"}, "finalizers": ["a/b"], "ownerReferences": [POD]}
+RETRIED = {"annotations": {"a/b": "1", RETRY_ANNOTATION: "now"}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "kinds"),
+    [
+        ({}, {"pods", "replicasets", "jobs", "namespaces", "nodes"}),
+        (RETRIED, {"pods", "replicasets", "jobs"}),
+        ({"annotations": {"a/b": "2"}}, set()),
+        ({"annotations": {}}, set()),
+        ({"annotations": {"a/b": "1", "note": "x"}}, set()),
+        ({"annotations": {"a/b": "1", **ALLOCATED}}, set()),
+        ({"labels": {}}, set()),
+        ({"labels": {"app": "train", "hami.io/vgpu-node": "gpu-1"}}, set()),
+        ({"finalizers": []}, set()),
+        ({"finalizers": ["a/b", "c/d"]}, set()),
+        ({"ownerReferences": []}, set()),
+        ({"ownerReferences": [POD, {**POD, "uid": "u2", "controller": False}]}, set()),
+    ],
+)
+def test_the_controller_changes_no_foreign_metadata_of_any_kind(changed: Json, kinds: set[str]) -> None:
+    """The garbage collector deletes an object whose owner does not exist."""
+    new, old = ({"metadata": metadata, "spec": {}} for metadata in ({**KEPT, **changed}, KEPT))
+    every = ("pods", "replicasets", "jobs", "namespaces", "nodes")
+    given = [{"userInfo": {"username": CONTROLLER}, "resource": {"resource": each}} for each in every]
+    found = {each["resource"]["resource"] for each in given if admits(PATCHES, new, old, (), **each)}
+    assert found == kinds
+
+
+@pytest.mark.parametrize("part", ["annotations", "labels"])
+def test_the_controller_may_remove_every_allocation_annotation_and_label_of_a_pod_and_change_none(part: str) -> None:
+    marks = {"annotations": [*ALLOCATED, "tencent.com/predicate-gpu-idx-0"], "labels": LABELS}[part]
+    for resource in ("pods", "replicasets"):
+        request = {"userInfo": {"username": CONTROLLER}, "resource": {"resource": resource}}
+        for mark in marks:
+            stored, changed = ({"metadata": {**KEPT, part: {**KEPT[part], mark: value}}, "spec": {}} for value in "12")
+            assert admits(PATCHES, {"metadata": KEPT, "spec": {}}, stored, (), **request) == (resource == "pods")
+            assert not admits(PATCHES, changed, stored, (), **request)
 
 
 OWNER = {"apiVersion": "karpenter.sh/v1", "kind": "NodeClaim", "name": "gpu", "uid": "u1"}
@@ -429,7 +521,7 @@ OWN_ANNOTATIONS = [DISCOVERED, *(scheme.node_lock for scheme in SCHEMES if schem
 def test_the_controller_may_change_only_model_record_and_locks_of_a_node(changed: Json, *, admitted: bool) -> None:
     request = {"userInfo": {"username": CONTROLLER}, "resource": {"resource": "nodes"}}
     new, old = {"metadata": {**OF_A_NODE, **changed}, "spec": {}}, {"metadata": OF_A_NODE, "spec": {}}
-    policy = "controller-patches.quota.vcuda.io"
+    policy = PATCHES
     assert admits(policy, new, old, (), **request) == admitted
     assert admits(policy, new, old, (), **request | {"userInfo": {"username": "admin"}})
     for each in (DISCOVERED, *OWN_ANNOTATIONS):

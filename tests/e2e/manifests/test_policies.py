@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 import pytest
 
+from controller.retry.retrier import RETRY_ANNOTATION
 from tests.builders import MODEL
 from tests.e2e import dra
 from tests.e2e.cluster import Cluster, Json
@@ -363,21 +364,68 @@ def test_the_controller_may_patch_only_model_record_and_locks_of_a_node(admin: C
     admin.delete_node(name)
 
 
-def test_the_controller_may_patch_no_spec_and_only_its_own_labels(admin: Cluster, team: str) -> None:
+def test_the_controller_may_patch_no_spec_and_only_its_own_metadata(admin: Cluster, team: str) -> None:
+    """The garbage collector deletes an object whose owner does not exist."""
     admin.create(workload("ReplicaSet", team, "set", replicas=0))
     of_team, sets = f"/api/v1/namespaces/{team}", f"/apis/apps/v1/namespaces/{team}/replicasets/set"
     privileged = {"pod-security.kubernetes.io/enforce": "privileged"}
     image = {"spec": {"containers": [{**ordinary("train", team)["spec"]["containers"][0], "image": "another"}]}}
     enforced = {"metadata": {"labels": {"quota.vcuda.io/enforced": "true"}}}
+    retried, noted = ({"metadata": {"annotations": {key: "1"}}} for key in (RETRY_ANNOTATION, "example.com/note"))
+    gone = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-0000-0000-000000000000"}
+    foreign: list[Json] = [noted, {"metadata": {"ownerReferences": [gone]}}, {"metadata": {"finalizers": ["a.b/c"]}}]
+    admin.rest.merge_patch(pod_path(team), {"metadata": {**CARD, **PHASE}})
     with closing(controller_account(admin)) as account:
-        for path, change, admitted in (
+        changes: list[tuple[str, Json, bool]] = [
             (of_team, {"metadata": {"labels": privileged}}, False),
             (of_team, enforced, True),
+            (of_team, retried, False),
             (sets, {"spec": {"replicas": 5}}, False),
-            (sets, {"metadata": {"annotations": {"quota.vcuda.io/retried": "1"}}}, True),
+            (sets, retried, True),
             (pod_path(team), image, False),
             (pod_path(team), {"metadata": {"labels": {"app": "another"}}}, False),
-            (pod_path(team), {"metadata": CARD}, True),
-        ):
+            (pod_path(team), {"metadata": TYPE}, False),
+            (pod_path(team), {"metadata": {"annotations": {"tencent.com/predicate-gpu-idx-0": "1"}}}, False),
+            (pod_path(team), {"metadata": cleared({**CARD, **PHASE})}, True),
+            (pod_path(team), retried, True),
+            *((path, change, False) for path in (of_team, sets, pod_path(team)) for change in foreign),
+        ]
+        for path, change, admitted in changes:
             answer = patch(account, path, change)
-            assert answer.status == (HTTPStatus.OK if admitted else HTTPStatus.FORBIDDEN), (path, answer.message)
+            assert answer.status == (HTTPStatus.OK if admitted else HTTPStatus.FORBIDDEN), (
+                path,
+                change,
+                answer.message,
+            )
+
+
+def test_the_controller_may_remove_thousands_of_allocation_annotations(admin: Cluster, team: str) -> None:
+    """The evaluation of the policy must stay within the cost that the API server permits."""
+    marks = {f"nvidia.com/predicate-gpu-idx-{number}": "" for number in range(MANY // 4)}
+    admin.rest.merge_patch(pod_path(team), {"metadata": {"annotations": marks}})
+    with closing(controller_account(admin)) as account:
+        answer = patch(account, pod_path(team), {"metadata": cleared({"annotations": marks})})
+        assert (answer.status, answer.message) == (HTTPStatus.OK, "")
+
+
+# Claims whose owner is a PodGroup, and claims that would stay after their pod
+
+
+def test_a_tenant_cannot_disown_the_claim_of_a_group(admin: Cluster, tenant: Cluster, team: str) -> None:
+    dra.require_dra(admin)
+    admin.create(dra.claim(team, "of-group"))
+    path = f"{dra.claims_path(team)}/of-group"
+    group = {"apiVersion": "scheduling.k8s.io/v1beta1", "kind": "PodGroup", "name": "group", "uid": "u1"}
+    admin.rest.merge_patch(path, {"metadata": {"ownerReferences": [{**group, "controller": True}]}})
+    refused = patch(tenant, path, {"metadata": {"ownerReferences": None}})
+    assert (refused.status, "or the owner of a ResourceClaim" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    assert patch(admin, path, {"metadata": {"ownerReferences": None}}).status == HTTPStatus.OK
+
+
+def test_a_tenant_cannot_orphan_the_claim_of_a_running_pod(admin: Cluster, tenant: Cluster, team: str) -> None:
+    dra.require_dra(admin)
+    admin.bind(dra.claiming(team, "uses", resourceClaimTemplateName="gpu"), f"{team}-node")
+    path = f"/api/v1/namespaces/{team}/pods/uses"
+    refused = tenant.rest.send("DELETE", path, {"propagationPolicy": "Orphan"})
+    assert (refused.status, "with propagation policy Orphan" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+    assert tenant.rest.send("DELETE", path, {"propagationPolicy": "Background"}).status == HTTPStatus.OK
