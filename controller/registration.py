@@ -6,20 +6,33 @@ If an object is missing, pods beyond the quota are admitted, and no failed reque
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
 import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from vcuda import errors, k8s_types
 from vcuda.kube import Kube, objects
-from vcuda.registration import DECLARED, MissingObject, summary
+from vcuda.registration import DECLARED, PROBE, MissingObject, summary
 
 INTERVAL_SECONDS = 60.0
 # The API server applies a new policy or label a moment later. So a policy counts as ignored only after some attempts.
 ATTEMPTS, PAUSE_SECONDS = 10, 1.0
 
-PLUGIN = ("AdmissionPlugin", "ValidatingAdmissionPolicy")
-DISABLED = MissingObject(*PLUGIN, "is disabled: the API server does not evaluate policy in-effect.quota.vcuda.io")
+NO_POLICIES = MissingObject(
+    *("AdmissionPlugin", "ValidatingAdmissionPolicy"),
+    "is disabled: the API server does not evaluate policy in-effect.quota.vcuda.io",
+)
+NO_WEBHOOKS = MissingObject(
+    *("AdmissionPlugin", "ValidatingAdmissionWebhook"),
+    "is disabled: the API server does not call webhook config.quota.vcuda.io",
+)
+PLUGINS = tuple((each.kind, each.name) for each in (NO_POLICIES, NO_WEBHOOKS))
+
+# No policy applies to the probe in kube-system, and webhook config.quota.vcuda.io is called for its label.
+_PROBED = "kube-system"
+_METADATA = {"name": PROBE, "namespace": _PROBED, "labels": {"quota.vcuda.io/config": "true"}}
+_BODY = msgspec.json.encode({"apiVersion": "v1", "kind": "ConfigMap", "metadata": _METADATA})
 
 
 class RegistrationWatch(Collector):
@@ -49,7 +62,7 @@ class RegistrationWatch(Collector):
         )
         if self._missing is not None:
             missing = {(each.kind, each.name) for each in self._missing}
-            for each in (*DECLARED, PLUGIN):
+            for each in (*DECLARED, *PLUGINS):
                 family.add_metric(each, each in missing)
         return [family]
 
@@ -65,8 +78,11 @@ class RegistrationWatch(Collector):
     def check(self, wait: Callable[[float], object]) -> None:
         """Read every declared object. Raises VcudaError if the API server does not answer."""
         missing = objects.missing_registration(self._kube)
-        if not missing and not any(self._is_evaluated() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS)):
-            missing = [DISABLED]
+        if not missing:
+            probes = ((NO_POLICIES, self._is_evaluated), (NO_WEBHOOKS, self._is_called))
+            missing = [
+                each for each, probe in probes if not any(probe() or wait(PAUSE_SECONDS) for _ in range(ATTEMPTS))
+            ]
         if missing == (self._missing or []):
             self._missing = missing
             return
@@ -76,3 +92,11 @@ class RegistrationWatch(Collector):
         else:
             self._log.info("the registration is complete again")
         self._on_change()
+
+    def _is_called(self) -> bool:
+        """Return False if the API server admits the ConfigMap that the webhook rejects, even by a failed call."""
+        try:
+            self._kube.post(f"/api/v1/namespaces/{_PROBED}/configmaps", _BODY, {"dryRun": "All"})
+        except errors.ApiError:
+            return True
+        return False

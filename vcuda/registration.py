@@ -45,6 +45,12 @@ DECLARED = (
 )
 """The kind and the name of each object that must exist."""
 
+PROBE = "gpu-quota-probe"
+"""A ConfigMap that is created by dry runs only. A policy or the webhook rejects it if the API server applies them."""
+
+CALLED = "the API server calls the webhook of vcuda quota for edits of the quota"
+"""The reason with which the webhook rejects the probe."""
+
 MOST_NAMED = 3
 
 Json = dict[str, Any]

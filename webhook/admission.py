@@ -21,8 +21,8 @@ from webhook.metrics import Metrics
 from webhook.review import claim_review, context, pod_review, quota_edit
 from webhook.review.verdicts import Creation
 
-QUIET = frozenset({"ignored", "unlimited", "mirror"})
-"""The outcomes of reviews of objects to which no quota applies. Such reviews are logged at level debug only."""
+QUIET = frozenset({"ignored", "unlimited", "mirror", "probed"})
+"""The outcomes of reviews of objects to which no quota applies, and of probes. They are logged at level debug only."""
 
 # A thread decides each review of more than 64 KiB, because on the event loop it would delay all other reviews by 1 to 5
 # ms or more (`python -m bench large-pods`). Most reviews have 4 to 20 KiB. The event loop decides these, because

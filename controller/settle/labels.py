@@ -12,6 +12,7 @@ import structlog
 from controller import workqueue
 from vcuda import errors, k8s_types
 from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
+from vcuda.registration import PROBE
 
 ENFORCED_LABEL = "quota.vcuda.io/enforced"
 EXEMPT = "false"
@@ -21,7 +22,7 @@ TAKING_EFFECT = "taking-effect"
 
 # The policy PROBE_POLICY (manifests/base/policies.yaml) rejects a ConfigMap named PROBE in each namespace for whose
 # pods the API server calls the webhook. So a dry run that creates the ConfigMap shows whether this is the case.
-PROBE, PROBE_POLICY = "gpu-quota-probe", "in-effect.quota.vcuda.io"
+PROBE_POLICY = "in-effect.quota.vcuda.io"
 PROBE_INTERVAL_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from controller.settle.labels import ENFORCED_LABEL, PROBE, PROBE_POLICY, NamespaceLabels
+from controller.settle.labels import ENFORCED_LABEL, PROBE_POLICY, NamespaceLabels
 from tests.api_double import ApiDouble
 from tests.quota_map import store_quota
 from tests.tables import cases
 from vcuda.errors import ApiError
 from vcuda.kube import QuotaInformer, QuotaPlace
+from vcuda.registration import PROBE
 
 TEAM = "/api/v1/namespaces/team-a"
 LIMITED, FREE = {"team-a": {"quota": {"M40": 1}}}, {"team-b": {"quota": {"M40": 1}}}

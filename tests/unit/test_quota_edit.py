@@ -19,6 +19,7 @@ from vcuda.kube import QuotaPlace
 from vcuda.placement.nodes import Nodes
 from vcuda.placement.registers import Card
 from vcuda.quota.model import Charge, Limit, NamespaceQuota, Quota, Usage
+from vcuda.registration import PROBE
 from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
@@ -103,6 +104,11 @@ def test_creation_and_update_are_checked(operation: str) -> None:
     refused = edited("{{{", operation=operation)
     [whole] = refused.faults
     assert (refused.outcome, whole.path) == ("quota-refused", "data.gpu_quota")
+
+
+def test_the_probe_of_the_controller_is_rejected_so_that_it_shows_a_call() -> None:
+    answer = edited("{}", name=PROBE, operation="CREATE")
+    assert (answer.outcome, answer.allowed, answer.status) == ("probed", False, HTTPStatus.FORBIDDEN)
 
 
 # Tests of malformed documents

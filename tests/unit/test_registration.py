@@ -1,5 +1,6 @@
 """The check that the API server has the webhooks and policies of the manifests, and applies them."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.api_double import ApiDouble
 from tests.rendered import MANIFESTS
 from tests.tables import cases
 from vcuda.errors import Forbidden
-from vcuda.registration import ANNOTATION, BINDING, DECLARED, MUTATING, POLICIES, POLICY, RESOURCES, VALIDATING
+from vcuda.registration import ANNOTATION, BINDING, DECLARED, MUTATING, POLICIES, POLICY, PROBE, RESOURCES, VALIDATING
 
 Json = dict[str, Any]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -48,13 +49,21 @@ class Registered(ApiDouble):
         for manifest in (*documents("policies.yaml"), *documents("usage-policy.yaml")):
             self.store(path_of(manifest), manifest)
         self.changes = 0
-        self.evaluates = True
+        self.evaluates = self.calls_webhook = True
         self.watch = RegistrationWatch(self.kube, lambda: self.evaluates, self.announce)
         self.registry = CollectorRegistry()
         self.registry.register(self.watch)
 
     def announce(self) -> None:
         self.changes += 1
+
+    def post(self, path: str, body: bytes, params: Any = None, timeout: float = 10) -> bytes:
+        assert (path, params) == ("/api/v1/namespaces/kube-system/configmaps", {"dryRun": "All"})
+        metadata = json.loads(body)["metadata"]
+        assert (metadata["name"], metadata["labels"]) == (PROBE, {"quota.vcuda.io/config": "true"})
+        if self.calls_webhook:
+            raise Forbidden(403, "the API server calls the webhook")
+        return self.get(OF_POLICY, timeout=timeout)
 
     def found(self) -> str:
         self.watch.check(lambda _: False)
@@ -136,12 +145,18 @@ def test_a_right_that_the_controller_lacks_is_reported(api: Registered) -> None:
     assert api.found().endswith(f"; and {len(DECLARED) - 3} more")
 
 
-def test_a_disabled_admission_plugin_is_reported_instead_of_waiting_for_it(api: Registered) -> None:
-    api.evaluates = False
-    assert api.found().startswith("AdmissionPlugin ValidatingAdmissionPolicy is disabled")
-    assert api.metric("AdmissionPlugin", "ValidatingAdmissionPolicy") == 1
-    api.evaluates = True
+@cases(
+    "applies, plugin",
+    policies=("evaluates", "ValidatingAdmissionPolicy"),
+    webhooks=("calls_webhook", "ValidatingAdmissionWebhook"),
+)
+def test_a_disabled_admission_plugin_is_reported(api: Registered, applies: str, plugin: str) -> None:
+    setattr(api, applies, False)
+    assert api.found().startswith(f"AdmissionPlugin {plugin} is disabled")
+    assert api.metric("AdmissionPlugin", plugin) == 1
+    setattr(api, applies, True)
     assert api.found() == ""
+    assert api.metric("AdmissionPlugin", plugin) == 0
 
 
 def test_a_policy_that_the_api_server_applies_a_moment_later_is_not_reported(api: Registered) -> None:

@@ -68,6 +68,7 @@ OUTCOMES = {
     "too-large": "the object was rejected with 413, because its review exceeds 3 MiB",
     "bad-request": "the request was rejected, because the registration of the webhook is wrong",
     "quota-accepted": "`/quota` accepted the quota document, which is valid",
+    "probed": "`/quota` rejected the ConfigMap by which the controller checks every minute that the webhook is called",
     "quota-refused": "`/quota` rejected the quota document, which is malformed",
 }
 FINDINGS = {

@@ -17,6 +17,7 @@ from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes
 from vcuda.quota.values import suggestion
+from vcuda.registration import CALLED, PROBE
 from vcuda.requests.config import parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
@@ -54,6 +55,8 @@ async def check_edit(
     all namespaces; None without an API server. ``check``: called again and again during the work. It raises Dropped if
     the work must stop.
     """
+    if request.name == PROBE:
+        return AdmissionResponse("probed", False, HTTPStatus.FORBIDDEN, CALLED)
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
     try:
