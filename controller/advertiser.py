@@ -7,14 +7,14 @@ import msgspec
 import structlog
 
 from vcuda.errors import NotFound, VcudaError
-from vcuda.k8s_types import UNDECODABLE
+from vcuda.k8s_types import UNDECODABLE, Decoder
 from vcuda.kube import MERGE_PATCH, Kube, objects, segment
 
 CHECK_INTERVAL_SECONDS = 10.0
 """Seconds between two checks of the EndpointSlice, which a former leader may overwrite."""
 
 _OURS = {objects.MANAGED_BY: "vcuda-quota", "app.kubernetes.io/managed-by": "vcuda-quota"}
-_SLICE = msgspec.json.Decoder(objects.EndpointSlice)
+_SLICE = Decoder(objects.EndpointSlice)
 
 
 class Advertiser:

@@ -16,6 +16,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from vcuda import errors, k8s_types, tls
+from vcuda.k8s_types import Decoder
 from vcuda.kube import Event, InvolvedObject, Kube, objects, post_event, segment
 
 INTERVAL_SECONDS = 300.0  # Seconds between two checks of the webhook's certificates.
@@ -97,7 +98,7 @@ class CertificateWatch(Collector):
         message = message_for(late, now, self._namespace)
         self._log.warning("the webhook's certificate was not renewed", endpoint=late.address, end=str(late.end))
         path = f"/api/v1/namespaces/{segment(self._namespace)}/services/{segment(self._service)}"
-        service = msgspec.json.decode(self._kube.get(path), type=k8s_types.K8sObject)
+        service = Decoder(k8s_types.K8sObject).decode(self._kube.get(path))
         subject = InvolvedObject("v1", "Service", self._service, self._namespace, service.metadata.uid)
         # The name of the Event is made of the certificate's fingerprint and the day. So a new leader does not write a
         # second Event about the same certificate on the same day.

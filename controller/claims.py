@@ -67,8 +67,10 @@ class ClaimInformer:
         """Return the charges of a namespace's claims at one resourceVersion.
 
         ``extended``: names of claims to leave out. ``grace``: the grace period, in seconds, of a pod that the pod watch
-        never showed. Return None if claims or devices have not been listed yet.
+        never showed. Return None if claims or devices have not been listed yet. Raises Unavailable while a claim of the
+        namespace cannot be decoded, because its charge is unknown.
         """
+        self.reflector.check_read(namespace)
         price = self._store.claim_price()
         if not self.reflector.synced.is_set() or price is None:
             return None

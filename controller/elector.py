@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, segment
 
 
@@ -49,7 +50,7 @@ class Lease(k8s_types.K8sObject, frozen=True, gc=False):
     spec: LeaseSpec = LeaseSpec()
 
 
-_LEASE = msgspec.json.Decoder(Lease)
+_LEASE = Decoder(Lease)
 
 FIRST_WARNING_SECONDS, LONGEST_SILENCE_SECONDS = 5.0, 300.0
 """Seconds of failed requests until the first warning about the Lease, and the maximum seconds between two warnings."""

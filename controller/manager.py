@@ -21,6 +21,7 @@ from controller.violations.violation_watcher import Evictor, ViolationOptions, V
 from vcuda import kube as k8s
 from vcuda.allocations.stored_claims import ClaimCharge, StoredClaim
 from vcuda.discovery.names import model_warnings
+from vcuda.kube.metrics import UnreadCollector
 from vcuda.ledger.report import NamespaceUse
 from vcuda.placement.affinity import NodeLabels
 from vcuda.quota.model import LEDGER_NAMESPACE, NODE_NAMESPACE, SYSTEM_NAMESPACES
@@ -105,6 +106,7 @@ class Leader:
         registry.register(metrics.UsageCollector(self.publisher.reports, self.settler.reservation_ages))
         registry.register(metrics.ViolationsCollector(self.violations.counts))
         registry.register(metrics.ModelNodesCollector(self.model_labels.counts))
+        registry.register(UnreadCollector(self.reflectors))
         self.certificates = (
             certificates.CertificateWatch(kube, system_namespace, webhook_service) if webhook_service else None
         )

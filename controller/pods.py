@@ -23,7 +23,7 @@ from vcuda.allocations.stored_pods import (
     read_claim_user,
     read_stored,
 )
-from vcuda.k8s_types import Pod
+from vcuda.k8s_types import Decoder, Pod
 from vcuda.kube import Kube, Reflector, segment
 from vcuda.ledger.ledger import LEAST_TERMINATING_SECONDS, Terminating, charges_by_model, long_grace, long_graces
 from vcuda.ledger.settle import ObservedPods
@@ -47,7 +47,7 @@ KeptPod = StoredPod | ClaimUser
 PodChange = Callable[[StoredPod | None, StoredPod | None], None]
 """A callback for a charged pod: (old, new) after a change, (None, new) if created, (old, None) if deleted."""
 
-_POD = msgspec.json.Decoder(Pod)
+_POD = Decoder(Pod)
 
 
 def pod_path(namespace: str, name: str) -> str:
@@ -165,7 +165,11 @@ class PodInformer:
         return (known if known.counts_like(counted_by) else counted_by).version
 
     def observed(self, namespace: str, nodes: Nodes) -> ObservedPods:
-        """Return the charges of a namespace's pods at one resourceVersion, for settling its ledger."""
+        """Return the charges of a namespace's pods at one resourceVersion, for settling its ledger.
+
+        Raises Unavailable while a pod of the namespace cannot be decoded, because its charge is unknown.
+        """
+        self.reflector.check_read(namespace)
         config_version = self.config_version
         lives = self.lives(namespace)
         pods = [pod for pod in lives.stored.values() if isinstance(pod, StoredPod)]

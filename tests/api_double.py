@@ -5,7 +5,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from http import HTTPStatus
 from typing import Any, Never, Protocol, cast
 
 import jsonpatch
@@ -92,10 +91,8 @@ class Handle:
     def stream(
         self, path: str, params: Mapping[str, object] | None = None, *, connect_timeout: float = 10, read_timeout: float
     ) -> Never:
-        """Fail every watch, and reject lists by watch (``sendInitialEvents``)."""
-        if "sendInitialEvents" in (params or {}):
-            raise ApiError(HTTPStatus.UNPROCESSABLE_ENTITY, "sendInitialEvents is forbidden for watch")
-        raise Unavailable(f"no watch of {path}, for {connect_timeout:g} s or for {read_timeout:g} s")
+        """Fail every watch."""
+        raise Unavailable(f"no watch of {path} with {params}, for {connect_timeout:g} s or for {read_timeout:g} s")
 
 
 class ApiDouble(Handle):

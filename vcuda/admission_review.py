@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from vcuda.errors import BadReview, Fault
-from vcuda.k8s_types import UNDECODABLE, Check, K8sStruct, Operation, no_check
+from vcuda.k8s_types import UNDECODABLE, Check, Decoder, K8sStruct, Operation, no_check
 
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
@@ -55,7 +55,7 @@ class AdmissionReview(K8sStruct, frozen=True, gc=False):
     request: AdmissionRequest | None = None
 
 
-_DECODER = msgspec.json.Decoder(AdmissionReview)
+_DECODER = Decoder(AdmissionReview)
 
 
 def read_review(body: bytes) -> AdmissionRequest:

@@ -10,10 +10,12 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from kubernetes.utils import quantity as kubernetes_quantity
+
+from vcuda.shallow import shallow
 
 Quantity = str | int | float
 """A Kubernetes quantity in JSON. The API server writes a text. Manifests may also have a number."""
@@ -46,6 +48,26 @@ def micro_time_now() -> str:
 
 UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """The exceptions of a msgspec decoder. It raises RecursionError for values that are nested too deep."""
+
+T = TypeVar("T")
+
+
+class Decoder(Generic[T]):
+    """Decodes JSON of one type. If that fails, `shallow` first removes the parts that no decoder can read.
+
+    Raises one of `UNDECODABLE`, but never because of a field that is not read.
+    """
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+
+    def decode(self, text: bytes | msgspec.Raw) -> T:
+        try:
+            return self._decode(text)
+        except msgspec.ValidationError:
+            raise
+        except UNDECODABLE:
+            return self._decode(shallow(bytes(text)))
 
 
 MIRROR_ANNOTATION = "kubernetes.io/config.mirror"

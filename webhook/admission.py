@@ -14,6 +14,7 @@ import structlog
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, read_review, write_review
 from vcuda.claims.names import GROUP
+from vcuda.k8s_types import Decoder
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, TooManySteps
@@ -194,7 +195,7 @@ class Service(msgspec.Struct, frozen=True):
 def _generated_name(request: AdmissionRequest) -> str:
     # A pod with generateName has no name at /mutate. The API server also leaves the name of the request empty then.
     try:
-        named = msgspec.json.decode(request.object, type=_Named).metadata
+        named = _NAMED.decode(request.object).metadata
     except k8s_types.UNDECODABLE:
         return ""
     return named.name or f"{named.generate_name}*"
@@ -209,3 +210,6 @@ class _Named(k8s_types.K8sStruct, frozen=True):
     """An object with only name and generateName decoded, because decoding a large pod's annotations takes long."""
 
     metadata: _PodNames = _PodNames()
+
+
+_NAMED = Decoder(_Named)

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from vcuda.admission_review import AdmissionResponse
 from vcuda.errors import DropReason
 from vcuda.kube import Reflector
+from vcuda.kube.metrics import unread_objects
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
@@ -133,4 +134,4 @@ class ReflectorCollector(Collector):
             age.add_metric([resource], reflector.last_event_age(self.clock()))
             for kind, count in dataclasses.asdict(reflector.counts).items():
                 trouble.add_metric([resource, kind], count)
-        return [age, trouble]
+        return [age, trouble, unread_objects(self.reflectors())]

@@ -21,6 +21,7 @@ from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.discovery.discovered import Doubt, Found, Record, find_model
 from vcuda.discovery.sources import DISCOVERED, MAX_RECORD, PRODUCT, PublishedCards, published_cards
+from vcuda.k8s_types import Decoder
 from vcuda.kube import MERGE_PATCH, DeviceInformer, Kube, NodeInformer, QuotaInformer, segment
 from vcuda.kube.informers import ObservedNode
 from vcuda.requests.resources import GpuResources
@@ -39,7 +40,7 @@ IN_USE_SECONDS = 1.0
 ALL = ""
 """The key of the work queue that means all nodes. Every other key is the name of one node."""
 
-_NODE = msgspec.json.Decoder(k8s_types.Node)
+_NODE = Decoder(k8s_types.Node)
 
 
 class NodeState(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from controller.pods import pod_path
 from vcuda.allocations import cards
 from vcuda.allocations.cards import CardRequest, Cards, Unplaceable
 from vcuda.errors import Conflict, NotFound, NotPlaced, Unavailable, UnreadableJournal, VcudaError
-from vcuda.k8s_types import UNDECODABLE, Pod
+from vcuda.k8s_types import UNDECODABLE, Decoder, Pod
 from vcuda.kube import Kube
 from vcuda.ledger.ledger import is_older
 
@@ -38,7 +38,7 @@ MIN_CALL_SECONDS = 0.2
 TURN_TIMEOUT_SECONDS = 5.0
 """The most seconds for which a request of the scheduler waits until the pods of earlier requests are placed."""
 
-_POD = msgspec.json.Decoder(Pod)
+_POD = Decoder(Pod)
 
 
 class Deadline:

@@ -20,7 +20,7 @@ import msgspec
 
 from vcuda import errors, kube
 from vcuda.allocations.cards import Share
-from vcuda.k8s_types import UNDECODABLE, ConfigMap
+from vcuda.k8s_types import UNDECODABLE, ConfigMap, Decoder
 from vcuda.ledger.ledger import is_older
 
 PREFIX = "gpu-placements."
@@ -78,7 +78,7 @@ class _Written(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-_CONFIG_MAP = msgspec.json.Decoder(ConfigMap)
+_CONFIG_MAP = Decoder(ConfigMap)
 _WRITTEN = msgspec.json.Decoder(_Written)
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from vcuda import errors, k8s_types
 from vcuda.allocations.cards import Unplaceable
+from vcuda.k8s_types import Decoder
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
@@ -73,12 +74,12 @@ class BindingArgs(msgspec.Struct, frozen=True):
     node: str
 
 
-_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_OBJECT = Decoder(dict[str, msgspec.Raw])
 _RAWS = msgspec.json.Decoder(tuple[msgspec.Raw, ...] | None)
 _NAMES = msgspec.json.Decoder(tuple[str, ...] | None)
 _STRING = msgspec.json.Decoder(str)
-_IDENTIFIED = msgspec.json.Decoder(k8s_types.K8sObject)
-_POD = msgspec.json.Decoder(k8s_types.Pod)
+_IDENTIFIED = Decoder(k8s_types.K8sObject)
+_POD = Decoder(k8s_types.Pod)
 _ABSENT = msgspec.Raw(b"null")  # Go encodes a nil list or map as null, so null counts as an absent field.
 
 

@@ -17,6 +17,7 @@ from controller.pods import PodInformer, pod_path
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
 from vcuda.allocations import stale, stored_pods
+from vcuda.k8s_types import Decoder
 from vcuda.kube import JSON_PATCH, Event, InvolvedObject, Kube, NodeInformer, post_event_or_log, segment
 
 COMPONENT = "vcuda-controller"
@@ -36,7 +37,7 @@ MOST_KEYS_LOGGED = 20
 
 EVERYTHING = ""
 """The queue key that stands for all pods and nodes. A pod's key is NAMESPACE/NAME, and a node's key is NAME."""
-_NODE = msgspec.json.Decoder(k8s_types.Node)
+_NODE = Decoder(k8s_types.Node)
 
 
 class StaleObject(msgspec.Struct, frozen=True):

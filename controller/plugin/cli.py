@@ -13,7 +13,7 @@ import yaml
 
 from controller.plugin.decode import decode
 from controller.plugin.explain import ExplainedObject, ask_about
-from controller.plugin.kubectl import Kubectl, segment
+from controller.plugin.kubectl import Kubectl, read_json, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_rows, total_rows, use_rows
 from controller.plugin.why import explain_why, parse_object, why_lines
@@ -327,7 +327,7 @@ def _show_verdicts(verdicts: list[ExplainedObject], output: str) -> None:
 
 def _published(api: Kubectl, namespace: str) -> Iterator[NamespaceUse]:
     with contextlib.suppress(errors.NotFound):
-        yield _read(json.loads(api.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{USAGE_NAME}")))
+        yield _read(read_json(api.get(f"/api/v1/namespaces/{segment(namespace)}/configmaps/{USAGE_NAME}")))
 
 
 def _all(api: Kubectl) -> Iterator[NamespaceUse]:

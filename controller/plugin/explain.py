@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from controller.plugin.kubectl import Kubectl, Reply, segment
+from controller.plugin.kubectl import Kubectl, Reply, read_json, segment
 from vcuda import errors
 from vcuda.claims import pin
 from vcuda.claims.names import API_PATH, CLAIM, TEMPLATE
@@ -86,7 +86,7 @@ def _explain_made(
 
 def _read_template(api: Kubectl, namespace: str, name: str) -> Manifest:
     path = f"{API_PATH}/namespaces/{segment(namespace)}/resourceclaimtemplates/{segment(name)}"
-    template: Manifest = json.loads(api.get(path))
+    template: Manifest = read_json(api.get(path))
     spec: Manifest = template["spec"]["spec"]
     return spec
 
@@ -108,7 +108,7 @@ def _explain_pod(api: Kubectl, name: str, pod: Manifest) -> ExplainedObject:
     answer = _dry_run(api, path, pod)
     if isinstance(answer, errors.ApiError):
         return ExplainedObject(name, namespace, REFUSED, "", str(answer))
-    chosen = (json.loads(answer.body)["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
+    chosen = (read_json(answer.body)["metadata"].get("annotations") or {}).get(MODEL_ANNOTATION, "")
     claims = entries(pod["spec"], "resourceClaims")
     otherwise = "only the pod's claims count against a GPU quota" if claims else "no GPU quota applies"
     return _admitted(name, namespace, chosen, answer.warnings, otherwise)
@@ -156,7 +156,7 @@ def _explain_claim(api: Kubectl, name: str, claim: Manifest) -> ExplainedObject:
 def _pinned_model(body: bytes) -> str:
     # If the namespace is in mode audit, no warning of the webhook names the GPU model. So the model is read from the
     # CEL selector that restricts the claim to a model. The first pattern in the selector is the model in lower case.
-    devices = json.loads(body)["spec"].get("devices") or {}
+    devices = read_json(body)["spec"].get("devices") or {}
     requests = [
         entry
         for each in entries(devices, "requests")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from vcuda import errors
+from vcuda.shallow import shallow
 
 Params = Mapping[str, str | int]
 
@@ -29,6 +30,8 @@ SECONDS = 30
 """The timeout of one request, in seconds."""
 
 DEFAULT_NAMESPACE = "default"
+
+_INTEGER_DIGITS = 20  # no integer of a field that is read has so many
 
 
 class Reply(NamedTuple):
@@ -52,6 +55,17 @@ def segment(name: str) -> str:
     if quote(name, safe="") != name or name in ("", ".", ".."):
         raise errors.BadInput(f"{name!r} cannot be the name of an object")
     return name
+
+
+def read_json(body: bytes) -> Any:
+    """Return the JSON of the API server. Values that are nested too deep for Python are None, and no object has them in
+    a field that the plugin reads."""
+    return json.loads(shallow(body).decode(errors="replace"), parse_int=_number)
+
+
+def _number(digits: str) -> float:
+    # Python raises ValueError for an integer of more than 4,300 digits.
+    return int(digits) if len(digits) < _INTEGER_DIGITS else float(digits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,7 @@ class Kubectl:
         while True:
             query = {**(params or {}), "limit": objects, **({"continue": token} if token else {})}
             try:
-                listed = json.loads(self.get(path, query))
+                listed = read_json(self.get(path, query))
             except errors.TooLarge:
                 if objects == 1:
                     raise

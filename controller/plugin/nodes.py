@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import msgspec
 import yaml
 
 from vcuda import errors, k8s_types
@@ -21,6 +20,7 @@ from vcuda.claims.names import API_PATH
 from vcuda.discovery.discovered import Found, find_model
 from vcuda.discovery.names import model_warnings
 from vcuda.discovery.sources import DriverCards, NodeFacts, is_alive, published_cards, read_facts
+from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, QuotaPlace, is_served, segment
 from vcuda.placement.affinity import NodeLabels
 from vcuda.placement.nodes import Nodes
@@ -31,11 +31,11 @@ from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources, Produ
 
 T = TypeVar("T")
 
-_NODE = msgspec.json.Decoder(k8s_types.Node)
-_POD = msgspec.json.Decoder(k8s_types.Pod)
-_SLICE = msgspec.json.Decoder(objects.ResourceSlice)
-_CLASS = msgspec.json.Decoder(objects.DeviceClass)
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_NODE = Decoder(k8s_types.Node)
+_POD = Decoder(k8s_types.Pod)
+_SLICE = Decoder(objects.ResourceSlice)
+_CLASS = Decoder(objects.DeviceClass)
+_CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
 @dataclass(frozen=True, slots=True)

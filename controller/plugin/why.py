@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from controller.plugin.explain import ADMITTED, NOT_ASKED, ExplainedObject, ask_about
-from controller.plugin.kubectl import Kubectl, segment
+from controller.plugin.kubectl import Kubectl, read_json, segment
 from controller.plugin.refused import read_refusals
 from controller.plugin.usage_table import holder_cells
 from controller.refusals import ReportedObject
@@ -128,7 +128,7 @@ def explain_why(
 def _read(api: Kubectl, kind: ReadKind, name: str, namespace: str) -> Json:
     path = f"{kind.api}/namespaces/{segment(namespace)}/{kind.plural}/{segment(name)}"
     try:
-        found: Json = json.loads(api.get(path))
+        found: Json = read_json(api.get(path))
     except errors.NotFound as error:
         text = f"{kind.kind}/{name} does not exist in namespace {namespace}"
         if kind.kind == "Pod":

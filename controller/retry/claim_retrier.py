@@ -6,7 +6,6 @@ waits longer, up to 16 minutes. A change of the pod makes it retry immediately, 
 
 from collections.abc import Callable, Mapping
 
-import msgspec
 import structlog
 
 from controller.pods import pod_path
@@ -15,6 +14,7 @@ from controller.retry.refused import LOOK_SECONDS, RefusedObject, refused_by_eve
 from controller.retry.retrier import REST_PER_SECOND, FreeQuota, record_free, retry_patch
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import MERGE_PATCH, Kube
 from vcuda.ledger.report import NamespaceUse
 
@@ -44,7 +44,7 @@ class ClaimingPod(k8s_types.K8sObject, frozen=True, gc=False):
         return self.metadata.deletion_timestamp is None and any(each.name not in made for each in wanted)
 
 
-_POD = msgspec.json.Decoder(ClaimingPod)
+_POD = Decoder(ClaimingPod)
 
 
 class ClaimRetrier:

@@ -13,6 +13,7 @@ import msgspec
 
 from controller.refusals import REASON
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, objects, segment
 from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
 
@@ -184,8 +185,8 @@ class RefusalEvent(k8s_types.K8sStruct, frozen=True, gc=False):
     first_timestamp: str | None = None
 
 
-_EVENT = msgspec.json.Decoder(RefusalEvent)
-_OWNER = msgspec.json.Decoder(Owner)
+_EVENT = Decoder(RefusalEvent)
+_OWNER = Decoder(Owner)
 
 
 def find_refused(

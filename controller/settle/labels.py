@@ -11,6 +11,7 @@ import structlog
 
 from controller import workqueue
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import MERGE_PATCH, Kube, QuotaInformer, Reflector, segment
 from vcuda.registration import PROBE
 
@@ -111,7 +112,7 @@ class NamespaceLabels:
             self._on_change(changed.metadata.name)
 
 
-_NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
+_NAMESPACE = Decoder(k8s_types.K8sObject)
 
 
 def _kept(raw: bytes) -> k8s_types.K8sObject:

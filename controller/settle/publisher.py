@@ -10,6 +10,7 @@ import structlog
 
 from controller.workqueue import Reconciler
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import NOT_TRACKED, Kube, Reflector, segment, upsert
 from vcuda.ledger.report import NamespaceUse
 from vcuda.quota.terms import USAGE_KEY, USAGE_LABELS, USAGE_NAME
@@ -20,7 +21,7 @@ UNHURRIED_SECONDS = 5.0
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 """The cause in a 403 answer: the object's namespace is being deleted (``corev1.NamespaceTerminatingCause``)."""
 
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
 class Published(msgspec.Struct, frozen=True):

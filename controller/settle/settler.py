@@ -144,14 +144,14 @@ class Settler:
             self.queue.add(namespace)
 
     def _differs(self, known: NamedLedger) -> bool:
-        observed = self.pods.observed(known.namespace, self._nodes.current())
         try:
             ledger = known.read().ledger
-        except errors.UnreadableLedger:
-            return False  # The settlement of the ledger will report that the ledger is unreadable.
+            observed = self.pods.observed(known.namespace, self._nodes.current())
+            claims = self.claims.observed(known.namespace, observed.extended)
+        except (errors.UnreadableLedger, errors.Unavailable):
+            return False  # The settlement of the ledger will report the same error.
         if ledger.lost:
             return False
-        claims = self.claims.observed(known.namespace, observed.extended)
         newer = not msgspec.structs.replace(observed, claims=claims).is_older(ledger)
         same = observed.committed == ledger.committed and (claims is None or claims.committed == ledger.claimed)
         return newer and not same

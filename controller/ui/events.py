@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypedDict
 
-import msgspec
-
 from controller.refusals import MAX_MESSAGE_LENGTH, MAX_NAME_LENGTH, ReportedObject, SeenEvent
+from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, Reflector
 
 MAX_EVENTS = 500
@@ -46,7 +45,7 @@ class StoredEvent(TypedDict, total=False):
     series: _Series | None
 
 
-_EVENT = msgspec.json.Decoder(StoredEvent)
+_EVENT = Decoder(StoredEvent)
 
 
 def read_removal(event: SeenEvent) -> ReportedObject:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from controller import refusals
-from vcuda.k8s_types import Node, Quantity, parse_whole
+from vcuda.k8s_types import UNDECODABLE, Decoder, Node, Quantity, parse_whole
 from vcuda.ledger.report import ModelUse, NamespaceUse
 from vcuda.quota.model import CORES_PER_CARD
 from vcuda.requests.resources import NO_ROWS, PLAIN_CARDS, CardModels, CardWorth
@@ -271,7 +271,7 @@ class ModelNode(msgspec.Struct, frozen=True):
     plain: bool = False
 
 
-_NODE = msgspec.json.Decoder(Node)
+_NODE = Decoder(Node)
 _REGISTERS = tuple(scheme.register for scheme in SCHEMES if scheme.register and scheme.counts_cards_by_register)
 
 
@@ -330,5 +330,5 @@ def _listed(devices: str) -> int | None:
         return sum(bool(entry.strip()) for entry in devices.split(":"))
     try:
         return len(msgspec.json.decode(devices, type=list[msgspec.Raw]))
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         return None

@@ -8,7 +8,6 @@ fails. A configuration takes effect as a whole, so the sentinel shows the state 
 
 import json
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ from typing import Any
 from tests.e2e.rest import Answer, Rest, api_client, states
 from tests.processes import eventually
 from tools.control_plane import ADMIN, ControlPlane, write_kubeconfig
-from vcuda.kube import Kube
 
 Json = dict[str, Any]
 Labels = Mapping[str, str]
@@ -375,8 +373,3 @@ def in_effect(rest: Rest, name: str) -> bool:
         return True
     answer.ok()
     return False
-
-
-def streams_lists(kube: Kube) -> bool:
-    """Return whether the API server can stream lists (feature gate WatchList, by default on in 1.32 and from 1.34)."""
-    return bool(re.search(rb'kubernetes_feature_enabled\{name="WatchList",stage="\w*"\} 1', kube.get("/metrics")))

@@ -3,7 +3,6 @@
 After any disturbance the cache equals the stored objects.
 """
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +15,12 @@ import msgspec
 import pytest
 import structlog
 
-from tests.e2e.cluster import Cluster, streams_lists
+from tests.e2e.cluster import Cluster
 from tests.e2e.compaction import expire, token_of
 from tests.integration.rounds import running
 from tools.control_plane import ControlPlane
 from vcuda.errors import ApiError, Conflict, NotFound, Unavailable
-from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector, Stream
-from vcuda.kube.watch import INITIAL_EVENTS, Watches
+from vcuda.kube import MERGE_PATCH, Kube, Params, Reflector
 
 TIMEOUT = 60  # seconds
 ATTEMPTS = 20
@@ -130,10 +128,8 @@ def test_the_cache_equals_the_store_after_a_thousand_objects_and_two_restarts(
 
 
 @pytest.mark.parametrize("collection", ["configmaps", "events"])
-def test_a_list_is_streamed_if_the_api_server_supports_it_and_continues_as_a_watch(
-    kube: Kube, namespace: str, collection: str
-) -> None:
-    """The API server streams a list of Events from etcd, because it has no watch cache for Events."""
+def test_a_list_continues_as_a_watch(kube: Kube, namespace: str, collection: str) -> None:
+    """The API server has no watch cache for Events."""
     path = f"/api/v1/namespaces/{namespace}/{collection}"
     told: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     reflector = Reflector(kube, path, named, params=OURS, on_event=lambda _old, new: told.put(new))
@@ -144,7 +140,6 @@ def test_a_list_is_streamed_if_the_api_server_supports_it_and_continues_as_a_wat
         assert told.get(timeout=TIMEOUT) == "second"
         counts = reflector.counts
         assert (counts.lists, counts.watches, counts.failures) == (1, 1, 0)
-        assert counts.streamed_lists == streams_lists(kube)
 
 
 def about(namespace: str, name: str) -> bytes:
@@ -157,38 +152,12 @@ def named(raw: bytes) -> str:
     return str(item(raw)["metadata"]["name"])
 
 
-def test_a_streamed_list_contains_every_object_whose_creation_was_confirmed_before_it(kube: Kube, path: str) -> None:
-    """The API server streams a list from its watch cache, but the list must be as new as a quorum read. The test
-    creates a hundred objects, because an outdated list would be rare.
-    """
-    if not streams_lists(kube):
-        pytest.skip("the API server does not stream lists")
-    watches = Watches(kube, path, OURS, TIMEOUT, threading.Event(), interrupted=threading.Event())
-    for number in range(100):
-        name = f"cm-{number:04}"
-        kube.post(path, manifest(name, "first"))
-        with watches.open(INITIAL_EVENTS, TIMEOUT) as events:
-            listed = itertools.takewhile(lambda event: not event.ends_initial_events, events)
-            assert name in {event.meta.name for event in listed}
-
-
-class InPages(Kube):
-    """An API client whose lists are not streamed, but read in pages."""
-
-    def stream(
-        self, path: str, params: Params | None = None, *, connect_timeout: float = 10, read_timeout: float
-    ) -> Stream:
-        if "sendInitialEvents" in (params or {}):
-            raise ApiError(422, "the test wants pages")
-        return Kube.stream(self, path, params, connect_timeout=connect_timeout, read_timeout=read_timeout)
-
-
 def test_a_paged_list_whose_token_expires_restarts_and_shows_no_partial_result(
     cluster: Cluster, control_plane: ControlPlane, path: str
 ) -> None:
     asked: list[Params | None] = []
 
-    class Interrupted(InPages):
+    class Interrupted(Kube):
         def get(self, path: str, params: Params | None = None, timeout: float = 10, most: int = 2**20) -> bytes:
             asked.append(params)
             page = Kube.get(self, path, params, timeout, most)

@@ -32,41 +32,28 @@ class Answer:
 class Script:
     """The scripted answers of the server, in the order in which they are given.
 
-    ``seen``: the requests, except rejected watches.
+    ``seen``: the requests.
     ``watches``: the answers to watch requests. When no such answer is left, a watch stays open and silent.
-    ``streams``: the answers to watches that request initial events (streamed lists). When none is left, the server
-    rejects the watch, as a server without streamed lists does.
-    ``refused_streams``: the number of rejected watches.
     ``answers``: the answers to all other requests.
     """
 
     answers: deque[Answer] = field(default_factory=deque)
     watches: deque[Answer] = field(default_factory=deque)
-    streams: deque[Answer] = field(default_factory=deque)
     seen: list[kmock.Request] = field(default_factory=list)
-    refused_streams: int = 0
 
     def __call__(self, request: kmock.Request) -> kmock.Payload:
-        streamed = "sendInitialEvents" in request.params
-        if streamed and not self.streams:
-            self.refused_streams += 1
-            return NOT_STREAMED.render()
         self.seen.append(request)
-        if streamed:
-            return self.streams.popleft().render()
         if "watch" not in request.params:
             return self.answers.popleft().render()
         return (self.watches.popleft() if self.watches else Answer(SILENT)).render()
 
     def asked(self) -> list[str]:
-        """Return each request as ``LIST``, ``STREAM``, or ``WATCH`` with the version from which the watch starts."""
+        """Return each request as ``LIST``, or ``WATCH`` with the version from which the watch starts."""
         return [in_short(request) for request in self.seen]
 
 
 def in_short(request: kmock.Request) -> str:
-    if "watch" not in request.params:
-        return "LIST"
-    return "STREAM" if "sendInitialEvents" in request.params else f"WATCH {request.params['resourceVersion']}"
+    return f"WATCH {request.params['resourceVersion']}" if "watch" in request.params else "LIST"
 
 
 @contextmanager
@@ -133,11 +120,6 @@ def bookmark(version: int) -> bytes:
     return event("BOOKMARK", {"kind": "ConfigMap", "metadata": {"resourceVersion": str(version)}})
 
 
-def initial_events_end(version: int) -> bytes:
-    metadata = {"resourceVersion": str(version), "annotations": {"k8s.io/initial-events-end": "true"}}
-    return event("BOOKMARK", {"kind": "ConfigMap", "metadata": metadata})
-
-
 def tear(request: kmock.Request) -> None:
     raw = request._raw_request
     assert raw is not None
@@ -155,10 +137,3 @@ async def forever() -> None:
 
 SILENT: kmock.Payload = (b"\n", forever)
 """The payload of an answer that sends one empty line, and then keeps the connection open."""
-
-NOT_STREAMED = status(
-    422,
-    'ListOptions.meta.k8s.io "" is invalid: sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch '
-    "unless the WatchList feature gate is enabled",
-)
-"""The answer to a streamed list of an API server whose feature gate WatchList is off, as in Kubernetes 1.30."""

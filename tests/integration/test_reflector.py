@@ -1,9 +1,11 @@
 """A reflector whose server fails, ends watches, stays silent, or sends invalid data."""
 
 import json
+from typing import Any
 
 import kmock
 import pytest
+import structlog
 
 from tests.integration.rounds import GONE, PATH, run, thing
 from tests.integration.scripted import (
@@ -20,8 +22,10 @@ from tests.integration.scripted import (
     tear,
     torn,
 )
+from vcuda.errors import Unavailable
 from vcuda.kube import Key, Kube, Reflector
 from vcuda.kube.pages import MOST_OBJECT_BYTES
+from vcuda.kube.watch import WatchEvent, read_event
 
 
 def test_events_since_the_list_are_applied_in_order(kube: Kube, script: Script) -> None:
@@ -197,15 +201,76 @@ def test_an_undecodable_successor_does_not_inherit_the_value_of_its_name(kube: K
     assert run(kube, 1).events == [(None, 1), (1, None)]
 
 
-def test_a_decoder_may_raise_anything(kube: Kube, script: Script) -> None:
-    def fail(_raw: bytes) -> int:
-        raise KeyError("spec")
+@pytest.mark.parametrize("error", [KeyError("spec"), RecursionError(), MemoryError()])
+def test_an_object_that_cannot_be_decoded_is_named_until_it_is_deleted(
+    kube: Kube, script: Script, error: Exception
+) -> None:
+    """Only one line is logged for the object. No other namespace waits for the object."""
 
-    script.answers.append(page(10, item("a", 1)))
-    script.watches.append(stream(bookmark(12)))
-    done = run(kube, 1, decode=fail)
+    def fail(raw: bytes) -> int | None:
+        if thing(raw) == 9:
+            raise error
+        return thing(raw)
+
+    bad = [item("bad", version, value=9) for version in (1, 11, 12)]
+    script.answers.append(page(10, bad[0], item("kept", 2, value=1)))
+    script.watches.append(stream(*(event("MODIFIED", each) for each in (*bad[1:], item("kept", 13, value=9)))))
+    script.watches.append(stream(event("DELETED", bad[0]), event("MODIFIED", item("kept", 14, value=2))))
+    named: list[dict[Key, bool]] = []
+    with structlog.testing.capture_logs() as log:
+        done = run(kube, 2, lambda reflector: named.append(reflector.unread()), decode=fail)
+    assert named == [{Key("ns", "bad"): False}, {}]
+    assert done.values() == {"kept": 2}
+    assert done.reflector.counts.undecodable == 4
+    assert [each["name"] for each in log if each["event"] == "object left out"] == ["bad", "kept"]
+
+
+def test_a_namespace_waits_while_no_state_of_an_object_could_be_decoded(kube: Kube, script: Script) -> None:
+    script.answers.append(page(10, item("bad", 2, value="x"), item("kept", 3, value=1)))
+    script.watches.append(stream(event("MODIFIED", item("kept", 11, value="x"))))
+    reflector = run(kube, 1).reflector
+    assert reflector.unread() == {Key("ns", "bad"): False, Key("ns", "kept"): True}
+    reflector.check_read("other")
+    with pytest.raises(Unavailable, match="bad cannot be decoded"):
+        reflector.check_read("ns")
+    script.answers.append(page(20, item("kept", 11, value="x")))
+    reflector.relist()
+    reflector.check_read("ns")
+
+
+@pytest.mark.parametrize("callback", ["on_listing", "on_listed"])
+def test_a_reflector_lists_again_after_any_error(kube: Kube, script: Script, callback: str) -> None:
+    answers = iter([RecursionError(), MemoryError(), None])
+
+    def fail_twice() -> bool:
+        if error := next(answers):
+            raise error
+        return False
+
+    script.answers.extend([page(10, item("a", 3, value=1))] * 3)
+    script.watches.append(stream(event("ADDED", item("b", 11, value=2))))
+    callbacks: dict[str, Any] = {callback: fail_twice}
+    done = run(kube, 3, **callbacks)
     assert done.reflector.synced.is_set()
-    assert done.reflector.counts.undecodable == 1
+    assert done.reflector.counts.failures == 2
+    assert done.values() == {"a": 1, "b": 2}
+
+
+def test_a_watch_that_fails_by_an_unexpected_error_starts_again_with_a_list(
+    kube: Kube, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.answers.extend([page(10), page(20, item("a", 12, value=1))])
+    script.watches.extend([stream(bookmark(11)), stream(bookmark(21))])
+    answers = iter([MemoryError(), None])
+
+    def read(line: bytes, what: str) -> WatchEvent:
+        if error := next(answers):
+            raise error
+        return read_event(line, what)
+
+    monkeypatch.setattr("vcuda.kube.watch.read_event", read)
+    assert run(kube, 2).values() == {"a": 1}
+    assert script.asked() == ["LIST", "WATCH 10", "LIST", "WATCH 20"]
 
 
 def test_a_callback_that_raises_is_counted_and_the_next_event_follows(kube: Kube, script: Script) -> None:

@@ -1,9 +1,11 @@
 """Tests that a reflector's store returns exactly the objects of a namespace."""
 
+from typing import Any
+
 from hypothesis import given, strategies as st
 
 from vcuda.kube import Key
-from vcuda.kube.store import Store, StoreEntry
+from vcuda.kube.store import Listing, Store, StoreEntry
 
 keys = st.builds(Key, st.sampled_from(["a", "b", ""]), st.sampled_from(["1", "2"]))
 entries = st.builds(StoreEntry, st.just("uid"), st.just("1"), st.integers())
@@ -13,10 +15,13 @@ changes = st.one_of(
 
 
 @given(st.lists(changes))
-def test_the_objects_of_a_namespace_are_its_part_of_all_objects(made: list[tuple[object, ...]]) -> None:
+def test_the_objects_of_a_namespace_are_its_part_of_all_objects(made: list[tuple[Any, ...]]) -> None:
     store = Store[int]()
     for what, *change in made:
-        getattr(store, str(what))(*change, "2")
+        if what == "swap":
+            store.swap(Listing(change[0], "2", {}))
+        else:
+            store.put(change[0], change[1], "2")
         grouped: dict[str, list[int]] = {}
         for key, value in store.snapshot().items():
             grouped.setdefault(key.namespace, []).append(value)

@@ -16,7 +16,14 @@ from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 
 
-class Busy:
+class Readable:
+    """A reflector that has decoded all its objects."""
+
+    def check_read(self, _namespace: str) -> None:
+        """Raise no error."""
+
+
+class Busy(Readable):
     """A reflector whose store changes all the time: each access adds one pod of one card."""
 
     _version = 0
@@ -89,7 +96,7 @@ def test_a_pod_is_reported_as_vanished_before_its_event(api: ApiDouble) -> None:
     assert watch.observed("team-a", Nodes(LABELS)).vanished.keys() == {"uid-1"}
 
 
-class Empty:
+class Empty(Readable):
     """A reflector whose store has lost all its objects."""
 
     listed_version = "1000"

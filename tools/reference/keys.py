@@ -202,7 +202,6 @@ UNWANTED = (
 
 _NEITHER = {
     "kubernetes.io/tls": "the type of a Secret",
-    "k8s.io/initial-events-end": "an annotation of a bookmark in a watch, which is never stored",
 }
 """Texts in the source code that have the form of a key, but belong to no annotation or label of a stored object."""
 

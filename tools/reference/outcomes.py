@@ -95,11 +95,10 @@ EVICTIONS = {
 }
 INCIDENTS = {
     "lists": "the lists that ended successfully",
-    "streamed_lists": "the lists that ended successfully, and that the API server streamed",
     "watches": "the watches that were started",
     "events": "the events that the watches have received",
     "failures": "the lists and watches that failed",
-    "undecodable": "the objects that could not be decoded, and were left out",
+    "undecodable": "the changes that could not be decoded; each object keeps its last good state",
     "callback_errors": "the events that the program failed to handle",
 }
 

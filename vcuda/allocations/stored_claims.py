@@ -12,7 +12,7 @@ from vcuda.bounded import SizedCache
 from vcuda.claims import charges, objects, request
 from vcuda.claims.devices import DeviceOffer
 from vcuda.claims.digest import PackedDigest, pack, read_spec, unpack
-from vcuda.k8s_types import K8sObject
+from vcuda.k8s_types import Decoder, K8sObject
 from vcuda.placement.nodes import Nodes
 from vcuda.quota.model import Charge
 from vcuda.requests.resources import WHOLE_CARD
@@ -82,7 +82,7 @@ class _Claim(K8sObject, frozen=True, gc=False):
     status: objects.ClaimStatus | None = None
 
 
-_CLAIM = msgspec.json.Decoder(_Claim)
+_CLAIM = Decoder(_Claim)
 
 
 class ClaimReader:

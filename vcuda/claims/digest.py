@@ -15,7 +15,7 @@ from vcuda.claims.names import PRODUCT, PROFILE
 from vcuda.claims.objects import ClaimSpec, DeviceClaim, DeviceEntry
 from vcuda.claims.pin import MOST_SELECTORS, ClaimPin, looks_like_pin, read_pin, write_pin
 from vcuda.errors import Fault
-from vcuda.k8s_types import Quantity
+from vcuda.k8s_types import Decoder, Quantity
 
 MOST_REQUESTS, MOST_ALTERNATIVES, MOST_CONFIGS = 32, 8, 32
 """The API server's limits on the requests of a claim, the alternatives of a request, and the configs of a claim. Their
@@ -154,7 +154,7 @@ PackedDigest = NewType("PackedDigest", bytes)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(ClaimDigest)
-_SPEC = msgspec.json.Decoder(ClaimSpec)
+_SPEC = Decoder(ClaimSpec)
 
 
 def pack(digest: ClaimDigest) -> PackedDigest:

@@ -20,6 +20,7 @@ from kubernetes.client import ApiClient, Configuration
 from urllib3.exceptions import HTTPError, ReadTimeoutError, TimeoutError as UrllibTimeoutError
 
 from vcuda import __version__, errors
+from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube.authorization import AuthorizerGrace
 from vcuda.kube.connection import ApiRequest, Params, Sender, VersionCheck, loader
 from vcuda.kube.pages import MOST_OBJECT_BYTES, Page, Pager, Skip, name_in
@@ -237,7 +238,7 @@ def refusal(what: str, status: int, body: bytes) -> errors.VcudaError:
     """Return the exception for an answer with an HTTP status other than 2xx. Its message is taken from ``body``."""
     try:
         reported = _STATUS.decode(body)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         reported = Status(body[:200].decode(errors="replace").strip())
     message = reported.message or "no reason given"
     budget = next((cause for cause in reported.causes if cause.reason == DISRUPTION_BUDGET), None)

@@ -5,12 +5,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-import msgspec
-
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimCharge, ClaimPrice, ClaimReader, StoredClaim, charged_by_pods
 from vcuda.allocations.stored_pods import ClaimUser, StoredPod, charges_of, read_claim_user, read_stored
 from vcuda.claims.names import API_PATH
+from vcuda.k8s_types import Decoder
 from vcuda.kube import client, objects
 from vcuda.kube.pages import Page
 from vcuda.kube.turns import ListTurns
@@ -24,7 +23,7 @@ T = TypeVar("T")
 PricedClaims = Sequence[tuple[StoredClaim, ClaimCharge]]
 """Pairs of a ResourceClaim and its charge (the GPU quota that it takes)."""
 
-_POD = msgspec.json.Decoder(k8s_types.Pod)
+_POD = Decoder(k8s_types.Pod)
 
 
 class _Turn(NamedTuple):
@@ -138,7 +137,7 @@ class NamespaceCounter:
         try:
             for page in turn.pages(API_PATH, "resourceclaims"):
                 version = version or page.resource_version
-                stored.extend(map(self.claim_reader.read, page.items))
+                stored.extend(objects.decode_all(self.claim_reader.read, [page]))
         except errors.NotFound:
             return "", []
         return version, stored
@@ -150,8 +149,7 @@ class NamespaceCounter:
         known = self.resources()
         for page in turn.pages("/api/v1", "pods"):
             version = version or page.resource_version
-            # Pods that cannot be decoded are left out, because the webhook rejects such pods and never charges them.
-            for pod in objects.decode_each(_POD, page.items):
+            for pod in objects.decode_all(_POD.decode, [page]):
                 if stored := read_stored(pod, self.nodes().keys, known):
                     charged.append(stored)
                 if user := read_claim_user(pod):

@@ -12,6 +12,7 @@ from vcuda import errors
 from vcuda.allocations.stored_claims import ClaimCounter
 from vcuda.claims import charges, devices, objects
 from vcuda.claims.names import API_PATH
+from vcuda.k8s_types import Decoder
 from vcuda.kube import client, informers, reflector
 from vcuda.placement.nodes import Nodes
 from vcuda.requests.resources import GpuResources
@@ -21,8 +22,8 @@ SLICES, CLASSES, CLAIMS = (f"{API_PATH}/{name}" for name in ("resourceslices", "
 ASK_AGAIN_SECONDS = 60.0
 """Seconds between two checks whether the API server serves resource.k8s.io/v1. An upgrade may add this API."""
 
-_SLICE = msgspec.json.Decoder(objects.ResourceSlice)
-_CLASS = msgspec.json.Decoder(objects.DeviceClass)
+_SLICE = Decoder(objects.ResourceSlice)
+_CLASS = Decoder(objects.DeviceClass)
 
 
 def is_served(kube: client.Kube) -> bool:

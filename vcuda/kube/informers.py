@@ -13,7 +13,7 @@ import structlog
 from vcuda.allocations.cards import INDEXED
 from vcuda.discovery.sources import NO_FACTS, NodeFacts, outdated_registers, read_facts
 from vcuda.errors import QuotaFault
-from vcuda.k8s_types import ConfigMap, K8sStruct, Node, NodeStatus, ObjectMeta
+from vcuda.k8s_types import ConfigMap, Decoder, K8sStruct, Node, NodeStatus, ObjectMeta
 from vcuda.kube import client, objects, reflector
 from vcuda.placement import affinity
 from vcuda.placement.free_cards import CARDS_CONFIG_MAP, CARDS_KEY, FreeCardsByPool, read_free_cards
@@ -28,8 +28,8 @@ from vcuda.requests.schemes import SCHEMES
 # At most this many faults of one quota document are logged, because a YAML alias can repeat a fault without bound.
 MAX_FAULTS = 20
 
-_decode = msgspec.json.Decoder(ConfigMap).decode
-_decode_node = msgspec.json.Decoder(Node).decode
+_decode = Decoder(ConfigMap).decode
+_decode_node = Decoder(Node).decode
 _CARDS = tuple(name for scheme in INDEXED for name in (scheme.cores, scheme.memory))
 _LOCKS = tuple(scheme.node_lock for scheme in SCHEMES if scheme.node_lock)
 
@@ -283,7 +283,7 @@ class _RuntimeClass(K8sStruct, frozen=True, gc=False):
     handler: str = ""
 
 
-_decode_runtime_class = msgspec.json.Decoder(_RuntimeClass).decode
+_decode_runtime_class = Decoder(_RuntimeClass).decode
 
 
 class RuntimeClassInformer:

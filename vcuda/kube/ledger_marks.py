@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import client
 from vcuda.ledger.ledger import MARGIN_SECONDS, Reservation
 
@@ -26,7 +27,7 @@ OPENING_SECONDS = 1.0
 """A new ledger is closed (admits nothing), and a replica marks the namespace before it opens the ledger. If the ledger
 of a marked namespace stays closed for longer than this many seconds, an earlier ledger was lost."""
 
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
 class _Opener(NamedTuple):

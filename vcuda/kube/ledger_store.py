@@ -15,6 +15,7 @@ import msgspec
 
 from vcuda import errors, k8s_types
 from vcuda.allocations.stored_claims import ClaimPrice
+from vcuda.k8s_types import Decoder
 from vcuda.kube import client, watch
 from vcuda.kube.counts import NamespaceCounter
 from vcuda.kube.ledger_marks import OPENING_SECONDS, LedgerMarks, SeenVersions, answered
@@ -34,7 +35,7 @@ FINALIZER = "quota.vcuda.io/ledger"
 
 LOOK_AGAIN_SECONDS = 0.05
 
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -344,7 +345,7 @@ def _read(config_map: k8s_types.ConfigMap, size: int = 0) -> Stored:
     metadata = config_map.metadata
     try:
         ledger = read_ledger((config_map.data or {})[KEY])
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         name = f"{metadata.namespace}/{metadata.name}"
         # A ledger in the format of another release must not be deleted, because that release can read its charges.
         update = "Update all components of vcuda quota to one release"

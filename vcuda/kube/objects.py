@@ -1,14 +1,16 @@
 """Writes Events, and reads EndpointSlices, the names of namespaces and the registration."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
 
 from vcuda import errors, k8s_types, registration
+from vcuda.k8s_types import Decoder
 from vcuda.kube.client import Kube, segment
+from vcuda.kube.pages import Page, name_in
 
 LONGEST_MESSAGE = 1024  # characters of an Event's message; the API server rejects longer messages
 
@@ -72,16 +74,26 @@ def post_event_or_log(kube: Kube, event: Event) -> None:
 T = TypeVar("T")
 
 
-def decode_each(decoder: msgspec.json.Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
+def decode_each(decoder: Decoder[T], items: Iterable[bytes | msgspec.Raw]) -> Iterator[T]:
     """Yield the decoded objects of a list. An object that cannot be decoded is logged and left out."""
     for raw in items:
         try:
             yield decoder.decode(raw)
         except k8s_types.UNDECODABLE as error:
-            structlog.get_logger().warning("object skipped because it cannot be decoded", error=str(error))
+            name = str(name_in(bytes(raw)))
+            structlog.get_logger().warning("object left out", object=name, error=type(error).__name__)
 
 
-_NAMESPACE = msgspec.json.Decoder(k8s_types.K8sObject)
+def decode_all(decode: Callable[[msgspec.Raw], T], pages: Iterable[Page]) -> Iterator[T]:
+    """Yield the decoded objects of a LIST. Raises Unavailable with the name of an object that cannot be decoded."""
+    for raw in (raw for page in pages for raw in page.items):
+        try:
+            yield decode(raw)
+        except k8s_types.UNDECODABLE as error:
+            raise errors.Unavailable(f"{name_in(bytes(raw))} cannot be decoded; it may have to be deleted") from error
+
+
+_NAMESPACE = Decoder(k8s_types.K8sObject)
 
 
 def namespace_names(kube: Kube, seconds: float) -> frozenset[str]:
@@ -129,7 +141,7 @@ class EndpointSlice(k8s_types.K8sStruct, frozen=True):
     ports: tuple[Port, ...] | None = None
 
 
-_SLICE = msgspec.json.Decoder(EndpointSlice)
+_SLICE = Decoder(EndpointSlice)
 
 
 def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, timeout: float = 30) -> dict[str, bool]:
@@ -137,10 +149,7 @@ def service_addresses(kube: Kube, namespace: str, service: str, port_name: str, 
     path = f"/apis/discovery.k8s.io/v1/namespaces/{segment(namespace)}/endpointslices"
     selector = {"labelSelector": f"{SERVICE_NAME}={service}"}
     pages = kube.list_pages(path, selector, timeout=timeout, seconds=timeout)
-    try:
-        return read_addresses([_SLICE.decode(item) for page in pages for item in page.items], port_name)
-    except k8s_types.UNDECODABLE as error:
-        raise errors.Unavailable(str(error)) from error
+    return read_addresses(decode_all(_SLICE.decode, pages), port_name)
 
 
 def read_addresses(slices: Iterable[EndpointSlice], port_name: str) -> dict[str, bool]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from vcuda import errors
+from vcuda.k8s_types import UNDECODABLE, Decoder
 
 MOST_PAGE_BYTES = 8 * 2**20
 """The maximum bytes of a page with several objects. If a page is larger, it is requested again with fewer objects."""
@@ -45,11 +46,11 @@ class _List(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-_LIST = msgspec.json.Decoder(_List)
+_LIST = Decoder(_List)
 
 
 def read_page(body: bytes) -> tuple[Page, str]:
-    """Return a pair: the page in ``body``, and the next page's continue token, or "". Raises msgspec.MsgspecError."""
+    """Return a pair: the page in ``body``, and the next page's continue token, or "". Raises one of ``UNDECODABLE``."""
     listed = _LIST.decode(body)
     return Page(listed.metadata.resource_version, listed.items or []), listed.metadata.continue_
 
@@ -146,7 +147,7 @@ class Pager:
         body = self.fetch(asked, token, timeout, MOST_PAGE_BYTES if asked > 1 else MOST_OBJECT_BYTES)
         try:
             page, following = read_page(body)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise errors.Unavailable(f"{self.what}: the answer is not a list: {error}") from error
         fitting = AIM_BYTES * len(page.items) // len(body) if page.items else asked
         self._objects = max(1, min(fitting, asked * GROWTH, self.most))
@@ -155,7 +156,7 @@ class Pager:
     def _skipped(self, error: errors.TooLarge) -> tuple[Page, str]:
         try:
             page, token, skipped = read_skipped(error.head)
-        except msgspec.MsgspecError:
+        except UNDECODABLE:
             raise error from None
         if self.skip is None:
             raise errors.TooLarge(f"{self.what}: {skipped} has more than {MOST_OBJECT_BYTES} bytes", b"") from error

@@ -5,14 +5,12 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field, replace
-from http import HTTPStatus
 from typing import Generic, TypeVar
 
 import structlog
 
-from vcuda.errors import ApiError, VcudaError, WatchLost
+from vcuda.errors import ApiError, Unavailable, VcudaError, WatchLost
 from vcuda.kube import client, connection, store, watch
 
 T = TypeVar("T")
@@ -30,9 +28,6 @@ stored pod before that charge is released."""
 _STANDING = 10  # seconds; a watch that lasts so long resets the back-off (the delay after failed attempts)
 RELIST_SECONDS = 240.0
 """After this many seconds, an unfinished LIST in pages starts again, because etcd drops its version after 5 minutes."""
-# API servers that cannot stream lists answer with these statuses. WatchList is off up to Kubernetes 1.31 and in 1.33.
-_NOT_STREAMED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY)
-
 
 _MOST_DOUBLINGS = 32  # the ceiling of the delay is reached long before; endless doubling would overflow a float
 
@@ -64,13 +59,14 @@ class Reflector(Generic[T]):
     gets every change. If the connection is lost, the store keeps its objects, and ``last_event_age`` grows.
 
     ``decode`` gets the raw JSON of one object, and returns None if the object must not be kept. If ``decode`` fails,
-    the error is logged and counted, and the store keeps the last good value of the object.
+    the error is counted, logged once for the object, and the store keeps the last good value of the object. `unread`
+    returns the objects whose newest state could not be decoded.
 
     ``on_event`` is called in the reflector's own thread, in order, after the store has changed. If ``on_event`` raises
     an exception, this is logged and counted, and the next event follows. ``on_listed`` is called after each list and
     its events. ``on_listing`` is called before each list, and returns True if ``decode`` has new rules. The list then
-    decodes unchanged objects again. An unexpected error in the reflector itself is logged and ends the thread.
-    ``alive`` is then False.
+    decodes unchanged objects again. After an unexpected error, for example in these two callbacks, the error is logged
+    and counted, and the reflector lists again after a delay. So ``alive`` is True until `stop` is called.
 
     ``listed_version`` is the version of the last list. It is set before the objects of that list are stored. The watch
     delivers every deletion after that version. An object that was created and deleted between the previous watch and
@@ -81,11 +77,8 @@ class Reflector(Generic[T]):
     """
 
     # Like client-go's Reflector, this class lists, watches from the list's version, and lists again after a 410.
-    # If the API server can stream lists (WatchList, KEP-3157), the initial events of a watch are the list. This saves
-    # memory in the API server. Otherwise the list is read in pages. After an API server has refused to stream, all
-    # later lists are read in pages. After a stream broke, the next list is read in pages, in case every stream breaks.
-    # Both kinds of list change the store in one step. Both include every change that the API server had confirmed
-    # before the list began.
+    # The list is read in pages, because a page is bounded in bytes. It changes the store in one step. It includes every
+    # change that the API server had confirmed before the list began.
 
     kube: client.Kube
     path: str
@@ -115,10 +108,9 @@ class Reflector(Generic[T]):
         self.versioned = self._store.versioned
         self.within = self._store.within
         self.namespaces = self._store.namespaces
+        self.unread = self._store.unread
         self._reader = store.ObjectReader(self.decode, self._store, self.counts, self._log)
         self._list_due = True
-        self._streams_refused = False
-        self._stream_broken = False
         self._last_event = -math.inf
         self._thread = threading.Thread(target=self._run, name=f"reflector {self.path}", daemon=True)
 
@@ -137,6 +129,11 @@ class Reflector(Generic[T]):
         Answers are lists, starts of watches, events and bookmarks. An age above 120 s means that the server is silent.
         """
         return now - self._last_event
+
+    def check_read(self, namespace: str) -> None:
+        """Raise Unavailable if no state of some object in the namespace could be decoded."""
+        if unread := [key for key, kept in self.unread().items() if key.namespace == namespace and not kept]:
+            raise Unavailable(f"{self.path}: {unread[0].name} cannot be decoded; it may have to be deleted")
 
     def start(self) -> None:
         """Start the reflector's thread. ``synced`` is set after the first list and its callbacks."""
@@ -158,14 +155,10 @@ class Reflector(Generic[T]):
 
     def _run(self) -> None:
         # Wait even after a successful watch. Otherwise the loop would flood a server that ends each watch immediately.
-        try:
-            while not self._stopping.is_set():
-                self._attempt()
-                if self._wait(self.backoff.next()):
-                    return
-        except BaseException:
-            self._log.exception("reflector ended by an unexpected error")
-            raise
+        while not self._stopping.is_set():
+            self._attempt()
+            if self._wait(self.backoff.next()):
+                return
 
     def _attempt(self) -> None:
         # Lists the objects if a list is due, and then watches them. After a lost connection, no new list is needed.
@@ -173,12 +166,10 @@ class Reflector(Generic[T]):
             self._asked_again.clear()  # cleared first, so that a call of `list_again` during the list is not lost
             self._list_due = True
         try:
-            if self._list_due and self._list_and_watch():
-                return
             if self._list_due:
                 self.relist()
             if not self._stopping.is_set():
-                with self._watches.open({"resourceVersion": self._store.version}, self._duration()) as events:
+                with self._watches.open(self._store.version, self._duration()) as events:
                     self.follow(events)
         except VcudaError as error:
             if self._stopping.is_set() or self._asked_again.is_set():
@@ -186,31 +177,16 @@ class Reflector(Generic[T]):
             self.counts.failures += 1
             self._list_due = self._list_due or isinstance(error, ApiError | WatchLost)
             self._log.warning("watch failed", error=str(error), list_again=self._list_due)
-
-    def _list_and_watch(self) -> bool:
-        """Open a watch that begins with all objects. Replace the stored objects by these, and then follow the watch.
-        Return False if the list must be read in pages instead."""
-        if self._streams_refused or self._stream_broken:
-            return False
-        with ExitStack() as stack:
-            try:
-                events = stack.enter_context(self._watches.open(watch.INITIAL_EVENTS, self._duration()))
-            except ApiError as error:
-                # Other statuses, such as 403, do not mean that the server cannot stream. So the next list tries again.
-                self._streams_refused = error.status in _NOT_STREAMED
-                self._log.info("the API server does not stream lists", reason=error.message)
-                return False
-            self._stream_broken = True
-            self._replace(store.from_initial_events(events, self._list_reader(), self._watches.what), streamed=True)
-            self._stream_broken = False
-            self.follow(events)
-        return True
+        except Exception:  # noqa: BLE001  # without this thread, the stored objects would stay old until a restart
+            self.counts.failures += 1
+            self._list_due = True
+            self._log.exception("watch failed by an unexpected error", list_again=True)
 
     def relist(self) -> None:
-        """Replace the stored objects by a list that is read in pages, because lists cannot be streamed."""
+        """Replace the stored objects by a list that is read in pages."""
         # A LIST without a resourceVersion is as new as etcd, even if the API server answers it from its cache.
         kept: dict[watch.Key, store.StoreEntry[T]] = {}
-        reader = self._list_reader()
+        reader = replace(self._reader, unread={}, anew=self.on_listing())
         pages = self.kube.list_pages(
             self.path,
             self.params,
@@ -220,20 +196,15 @@ class Reflector(Generic[T]):
         )
         listing = store.from_pages(watch.until(self._stopping, pages), reader)
         if not self._stopping.is_set():
-            self._stream_broken = False
-            self._replace(store.Listing({**kept, **listing.entries}, listing.version), streamed=False)
+            self._replace(listing._replace(entries={**kept, **listing.entries}))
 
-    def _list_reader(self) -> store.ObjectReader[T]:
-        return replace(self._reader, anew=self.on_listing())
-
-    def _replace(self, listing: store.Listing[T], *, streamed: bool) -> None:
+    def _replace(self, listing: store.Listing[T]) -> None:
         fresh, self.listed_version = listing.entries, listing.version
-        before = self._store.swap(fresh, listing.version)
+        before = self._store.swap(listing)
         self._list_due = False
         self._last_event = self.clock()
         self.counts.lists += 1
-        self.counts.streamed_lists += streamed
-        self._log.info("listed", objects=len(fresh), resource_version=listing.version, streamed=streamed)
+        self._log.info("listed", objects=len(fresh), resource_version=listing.version)
         for key, entry in before.items():
             if key not in fresh:
                 self._notify(entry, None)
@@ -266,6 +237,8 @@ class Reflector(Generic[T]):
         key = event.meta.key
         old = self._store.entry(key)
         new = None if event.type == "DELETED" else self._reader.entry(event.meta, event.raw)
+        if event.type == "DELETED":
+            self._store.unread_objects.pop(key, None)
         self._store.put(key, new, version)
         self._notify(old, new)
 

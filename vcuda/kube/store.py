@@ -1,17 +1,18 @@
 """Stores the objects of a reflector by namespace and name, and decodes the lists and events that contain them."""
 
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
-import msgspec
 import structlog
 
-from vcuda.errors import Unavailable
+from vcuda import errors
+from vcuda.k8s_types import UNDECODABLE
 from vcuda.kube import watch
-from vcuda.kube.pages import Page, SkippedObject
+from vcuda.kube.pages import Page, SkippedObject, name_in
 
 T = TypeVar("T")
 
@@ -27,15 +28,18 @@ class StoreEntry(Generic[T]):
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of a reflector since its start, for metrics. ``lists`` includes the ``streamed_lists``."""
+    """Counters of a reflector since its start, for metrics."""
 
     lists: int = 0
-    streamed_lists: int = 0
     watches: int = 0
     events: int = 0
     failures: int = 0
     undecodable: int = 0
     callback_errors: int = 0
+
+
+Unread = dict[watch.Key, bool]
+"""The objects whose newest state could not be decoded. The value is True if their last good value is stored."""
 
 
 class Store(Generic[T]):
@@ -47,6 +51,7 @@ class Store(Generic[T]):
         # `_grouped` maps a namespace to its objects. The mapping is changed in place, because copies would be slow.
         self._grouped: dict[str, dict[watch.Key, StoreEntry[T]]] | None = None
         self._snapshot: Mapping[watch.Key, T] | None = None
+        self.unread_objects: Unread = {}
         self.version = ""
         """The newest resourceVersion that the store includes; empty before the first call of `swap`."""
 
@@ -85,11 +90,16 @@ class Store(Generic[T]):
                 self._grouped.setdefault(key.namespace, {})[key] = entry
         return self._grouped
 
-    def swap(self, entries: dict[watch.Key, StoreEntry[T]], version: str) -> Mapping[watch.Key, StoreEntry[T]]:
+    def unread(self) -> Unread:
+        """Return the objects whose newest state could not be decoded."""
+        return dict(self.unread_objects)  # a copy, because the reflector's thread changes the original
+
+    def swap(self, listing: "Listing[T]") -> Mapping[watch.Key, StoreEntry[T]]:
         """Replace all objects in one step, and return the previous objects."""
         with self._lock:
-            before, self._entries = self._entries, entries
-            self._snapshot, self._grouped, self.version = None, None, version
+            before, self._entries = self._entries, listing.entries
+            self._snapshot, self._grouped, self.version = None, None, listing.version
+            self.unread_objects = listing.unread
         return before
 
     def put(self, key: watch.Key, entry: StoreEntry[T] | None, version: str) -> None:
@@ -107,54 +117,66 @@ class Store(Generic[T]):
 
 
 class Listing(NamedTuple, Generic[T]):
-    """The result of a complete list: the decoded objects, and the resourceVersion of the list."""
+    """The result of a complete list: the decoded objects, the resourceVersion of the list, and the other objects."""
 
     entries: dict[watch.Key, StoreEntry[T]]
     version: str
+    unread: Unread
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectReader(Generic[T]):
     """Decodes objects. An object that is already stored at the same version is decoded again only if ``anew`` is True.
 
-    If an object cannot be decoded, this is logged and counted, and the object's last good value is used.
+    If an object cannot be decoded, this is counted, and logged once. The object's last good value is used. ``unread``:
+    where a list collects such objects; None for a watch.
     """
 
     decode: Callable[[bytes], T | None]
     store: Store[T]
     counts: Counts
     _log: structlog.typing.FilteringBoundLogger
+    unread: Unread | None = None
     anew: bool = False
 
-    def entry(self, meta: watch.Meta, raw: bytes, known: StoreEntry[T] | None = None) -> StoreEntry[T] | None:
-        old = known or self.store.entry(meta.key)
+    def entry(self, meta: watch.Meta, raw: bytes) -> StoreEntry[T] | None:
+        old = self.store.entry(meta.key)
         last_good = old if old is not None and old.uid == meta.uid else None
         if last_good is not None and last_good.version == meta.resource_version and not self.anew:
             return last_good
         try:
             value = self.decode(raw)
-        except Exception:  # noqa: BLE001  # an object that cannot be decoded must not affect other objects
-            self.counts.undecodable += 1
-            self._log.exception("undecodable object", namespace=meta.namespace, name=meta.name)
+        except Exception as error:  # noqa: BLE001  # an object that cannot be decoded must not affect other objects
+            self._leave_out(meta.key, error, kept=last_good is not None)
             return last_good
+        if self.store.unread_objects and self.unread is None:
+            self.store.unread_objects.pop(meta.key, None)
         return None if value is None else StoreEntry(meta.uid, meta.resource_version, value)
 
     def last_good(self, skipped: SkippedObject) -> Mapping[watch.Key, StoreEntry[T]]:
-        """Log and count an object that is too large. Return its last good value by its key, or an empty mapping."""
-        self.counts.undecodable += 1
-        self._log.error("object too large to be read", object=str(skipped))
+        """Count an object that is too large. Return its last good value by its key, or an empty mapping."""
         key = watch.Key(*skipped)
         known = self.store.entry(key)
+        self._leave_out(key, errors.TooLarge("the object is too large to be read", b""), kept=known is not None)
         return {key: known} if known else {}
 
     def meta(self, raw: bytes) -> watch.Meta | None:
         """Return the metadata of an object in a list; None if the metadata cannot be read."""
         try:
             return watch.read_meta(raw)
-        except msgspec.MsgspecError as error:
-            self.counts.undecodable += 1
-            self._log.error("object without readable metadata", error=str(error))
+        except UNDECODABLE as error:
+            self._leave_out(watch.Key(*name_in(raw)), error, kept=False)
             return None
+
+    def _leave_out(self, key: watch.Key, error: Exception, *, kept: bool) -> None:
+        self.counts.undecodable += 1
+        known = self.store.unread_objects
+        if key not in known:
+            # The text of the error is not logged, because it may repeat what a tenant wrote.
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f"{type(error).__name__} in {frames[-1].name}" if frames else str(error)
+            self._log.error("object left out", namespace=key.namespace, name=key.name, error=where, last_good=kept)
+        (known if self.unread is None else self.unread)[key] = kept
 
 
 def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
@@ -166,21 +188,7 @@ def from_pages(pages: Iterable[Page], reader: ObjectReader[T]) -> Listing[T]:
         for raw in page.items:
             if (meta := reader.meta(raw)) and (entry := reader.entry(meta, raw)):
                 entries[meta.key] = entry
-    return Listing(entries, version)
-
-
-def from_initial_events(events: Iterable[watch.WatchEvent], reader: ObjectReader[T], what: str) -> Listing[T]:
-    """Return the objects in the initial events of a watch. Raises Unavailable if the watch ends too early."""
-    entries: dict[watch.Key, StoreEntry[T]] = {}
-    # Changes of objects may arrive before the bookmark that ends the list. So events of every type are applied.
-    for event in events:
-        if event.ends_initial_events:
-            return Listing(entries, event.meta.resource_version)
-        if event.type == "BOOKMARK":
-            continue
-        key = event.meta.key
-        _put(entries, key, None if event.type == "DELETED" else reader.entry(event.meta, event.raw, entries.get(key)))
-    raise Unavailable(f"{what}: the stream ended before the list was complete")
+    return Listing(entries, version, reader.unread or {})
 
 
 def _put(entries: dict[watch.Key, StoreEntry[T]], key: watch.Key, entry: StoreEntry[T] | None) -> None:

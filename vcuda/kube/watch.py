@@ -9,16 +9,12 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from vcuda.errors import Unavailable, WatchLost
+from vcuda.k8s_types import UNDECODABLE, Decoder
 from vcuda.kube.client import Kube, Status, Stream, refusal
 from vcuda.kube.connection import Params
+from vcuda.shallow import shallow
 
 T = TypeVar("T")
-
-# A watch with these parameters begins with an ADDED event for every object (KEP-3157). Without a resourceVersion, these
-# events are as new as a quorum read: the API server reads etcd's revision, and waits until its cache has reached it.
-INITIAL_EVENTS: Params = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
-
-_INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
 
 class Key(NamedTuple):
@@ -42,25 +38,15 @@ class Meta(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class WatchEvent(NamedTuple):
-    """One event of a watch. A BOOKMARK event has a version, but no object. ``ends_initial_events``: True for the
-    BOOKMARK that follows the initial events."""
+    """One event of a watch. A BOOKMARK event has a version, but no object."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     meta: Meta
     raw: msgspec.Raw
-    ends_initial_events: bool = False
-
-
-class _BookmarkMeta(Meta, frozen=True, rename="camel"):
-    annotations: Mapping[str, str] | None = None
 
 
 class _ObjectHead(msgspec.Struct, frozen=True):
     metadata: Meta
-
-
-class _BookmarkHead(msgspec.Struct, frozen=True):
-    metadata: _BookmarkMeta
 
 
 class _EventLine(msgspec.Struct, frozen=True):
@@ -76,21 +62,28 @@ _BEGINNINGS: Mapping[bytes, Literal["ADDED", "MODIFIED", "DELETED"]] = {
 }
 
 _HEAD = msgspec.json.Decoder(_ObjectHead)
-_BOOKMARK = msgspec.json.Decoder(_BookmarkHead)
+_NESTED_HEAD = Decoder(_ObjectHead)
 _EVENT = msgspec.json.Decoder(_EventLine)
 _STATUS = msgspec.json.Decoder(Status)
 
 
 def read_meta(raw: bytes) -> Meta:
-    """Return the metadata of one object in JSON. Raises msgspec.MsgspecError if the metadata cannot be read."""
-    return _HEAD.decode(raw).metadata
+    """Return the metadata of one object in JSON. Raises one of ``UNDECODABLE`` if the metadata cannot be read."""
+    return _NESTED_HEAD.decode(raw).metadata
 
 
 def read_event(line: bytes, what: str) -> WatchEvent:
-    """Return the event in a line of a watch. Raises the ApiError in the line, or WatchLost for an unreadable line."""
+    """Return the event in a line of a watch. Raises the ApiError in the line, or WatchLost for an unreadable line.
+
+    If the values of the object are nested too deep for msgspec, ``raw`` does not have the deepest values.
+    """
     try:
         return _read_change(line) or _read_any(line, what)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE:
+        pass
+    try:
+        return _read_any(shallow(line), what)
+    except UNDECODABLE as error:
         raise WatchLost(f"{what}: unreadable event: {error}") from error
 
 
@@ -102,8 +95,8 @@ def _read_change(line: bytes) -> WatchEvent | None:
         return None
     raw = rest.removesuffix(b"}")
     try:
-        # `read_meta` reads to the end of ``raw``, so it raises an error if other text follows the object.
-        return WatchEvent(kind, read_meta(raw), msgspec.Raw(raw))
+        # The decoder reads to the end of ``raw``, so it raises an error if other text follows the object.
+        return WatchEvent(kind, _HEAD.decode(raw).metadata, msgspec.Raw(raw))
     except msgspec.MsgspecError:
         return None
 
@@ -113,11 +106,7 @@ def _read_any(line: bytes, what: str) -> WatchEvent:
     if event.type == "ERROR":
         error = refusal(what, _STATUS.decode(event.object).code, event.object)
         raise WatchLost(str(error)) if isinstance(error, Unavailable) else error
-    if event.type == "BOOKMARK":
-        marked = _BOOKMARK.decode(event.object).metadata
-        ends = (marked.annotations or {}).get(_INITIAL_EVENTS_END) == "true"
-        return WatchEvent(event.type, marked, event.object, ends)
-    return WatchEvent(event.type, read_meta(event.object), event.object)
+    return WatchEvent(event.type, _HEAD.decode(event.object).metadata, event.object)
 
 
 def until(stopping: threading.Event, items: Iterable[T]) -> Iterator[T]:
@@ -151,10 +140,13 @@ class Watches:
         return f"WATCH {self.path}"
 
     @contextmanager
-    def open(self, start: Params, seconds: float) -> Iterator[Iterator[WatchEvent]]:
-        """Open a watch for ``seconds``, and yield its events. Raises the errors of `Kube.stream` and `read_event`."""
+    def open(self, version: str, seconds: float) -> Iterator[Iterator[WatchEvent]]:
+        """Open a watch for ``seconds``, and yield its events after ``version``, a resourceVersion.
+
+        Raises the errors of `Kube.stream` and `read_event`.
+        """
         fixed: Params = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": int(seconds)}
-        params = {**self.params, **fixed, **start}
+        params = {**self.params, **fixed, "resourceVersion": version}
         with self.kube.stream(self.path, params, read_timeout=self.silence) as stream:
             self._hold(stream)
             try:

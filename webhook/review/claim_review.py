@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 
-import msgspec
-
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
 from vcuda.claims.charges import ClaimRequest, ambiguous
 from vcuda.claims.digest import ClaimDigest, digest_of
@@ -18,7 +16,7 @@ from vcuda.claims.names import CLAIM, TEMPLATE
 from vcuda.claims.objects import ResourceClaim, ResourceClaimTemplate
 from vcuda.claims.request import read_claim
 from vcuda.errors import Fault
-from vcuda.k8s_types import UNDECODABLE, ObjectMeta
+from vcuda.k8s_types import UNDECODABLE, Decoder, ObjectMeta
 from vcuda.placement.placement import Candidates
 from vcuda.quota.model import NOT_MUTATED, NamespaceQuota, exceeded
 from vcuda.quota.preference import ordered_models
@@ -31,8 +29,8 @@ from webhook.review.models import Allowed, check_wish, pin
 
 WAITS = "a claim from this template must wait until the quota is free"
 
-_CLAIMS = msgspec.json.Decoder(ResourceClaim)
-_TEMPLATES = msgspec.json.Decoder(ResourceClaimTemplate)
+_CLAIMS = Decoder(ResourceClaim)
+_TEMPLATES = Decoder(ResourceClaimTemplate)
 
 
 class ClaimReview(verdicts.Review, frozen=True, gc=False, kw_only=True):

@@ -11,7 +11,7 @@ import msgspec
 from jsonpointer import JsonPointer
 
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
-from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Operation, Pod, no_check
+from vcuda.k8s_types import MIRROR_ANNOTATION, UNDECODABLE, Check, Decoder, Operation, Pod, no_check
 from vcuda.ledger.ledger import NO_MODEL
 from vcuda.placement import card_types, patches, placement
 from vcuda.placement.serving import DEFAULT_SCHEDULER, HOSTNAME, reaches, serve
@@ -35,7 +35,7 @@ MOST_MODELS = 10
 # A refusal shows at most this many characters of the pod's schedulerName, which may be very long.
 MOST_OF_SCHEDULER = 63
 
-_PODS = msgspec.json.Decoder(Pod)
+_PODS = Decoder(Pod)
 
 
 class PodReview(verdicts.Review, frozen=True, gc=False, kw_only=True):

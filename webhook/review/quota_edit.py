@@ -13,6 +13,7 @@ import structlog
 
 from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse
+from vcuda.k8s_types import Decoder
 from vcuda.ledger.ledger import NO_LIMIT
 from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes
@@ -37,7 +38,7 @@ COMPARING_SECONDS = 1.0
 NamespaceNames = Callable[[], Collection[str]]
 """A function that returns the names of all namespaces within two seconds. It raises VcudaError if it cannot."""
 
-_CONFIG_MAP = msgspec.json.Decoder(k8s_types.ConfigMap)
+_CONFIG_MAP = Decoder(k8s_types.ConfigMap)
 
 
 async def check_edit(

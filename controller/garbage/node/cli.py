@@ -26,6 +26,7 @@ from vcuda.cli import (
     status_address_option,
 )
 from vcuda.kube import Kube, VersionCheck
+from vcuda.kube.metrics import UnreadCollector
 
 # A pod counts as deleted only if two consecutive sweeps miss it, because one list of pods may be older than the pod.
 _TWICE = 2
@@ -213,6 +214,7 @@ def _stay(settings: NodeSettings) -> int:
     grace, retention = age.ObservedAge(settings.grace, _TWICE), age.ObservedAge(settings.trash_retention, 1)
     sweep = settings.sweep(watched, grace, retention)
     registry = CollectorRegistry()
+    registry.register(UnreadCollector(lambda: {"pods": watched.reflector}))
     log = structlog.get_logger()
     sweeping = agent.Agent(sweep.run, agent.SweepReporter(registry), wakeup, settings.period)
     with listening_for("--status-address", settings.status_address):

@@ -12,6 +12,7 @@ import msgspec
 
 from controller.garbage.node.names import KeepReason, MustStay, present_uids
 from vcuda import errors, k8s_types
+from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, Reflector
 
 PODS = "/api/v1/pods"
@@ -65,7 +66,7 @@ class _PodList(msgspec.Struct, frozen=True):
     metadata: _PodListMeta = _PodListMeta()
 
 
-_POD = msgspec.json.Decoder(_NodePod)
+_POD = Decoder(_NodePod)
 
 
 def read_uids(raw: bytes) -> tuple[str, ...]:
@@ -254,7 +255,7 @@ def read_pods(text: bytes, node: str | None) -> PodsFile:
 
 def _decode(text: bytes) -> _PodList:
     try:
-        listed = msgspec.json.decode(text, type=_PodList)
+        listed = Decoder(_PodList).decode(text)
     except k8s_types.UNDECODABLE as error:
         raise errors.BadInput(
             f"The file must be a complete list of pods in JSON: {error}. Create it with: {HOW}"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.cluster import Json
@@ -99,14 +99,6 @@ def permissions(objects: Sequence[Json], account: str) -> list[Permission]:
 
 def bindings(objects: Sequence[Json]) -> list[Json]:
     return [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
-
-
-def lists_in_pages(requests: set[Asked]) -> set[Asked]:
-    """Return a LIST in place of each watch among the requests.
-
-    Our programs send this LIST if the API server cannot stream a list in the watch (as in 1.30), or cuts it short.
-    """
-    return {replace(each, verb="list") for each in requests if each.verb == "watch"}
 
 
 def spare(permission: Permission, requests: set[Asked], rules: Sequence[Permission]) -> set[tuple[str, str]]:

@@ -1,0 +1,36 @@
+"""Names the objects that the watches could not decode, in a metric."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from vcuda.kube.reflector import Reflector
+
+MOST_SHOWN = 10
+"""The most objects of one watch in the metric, because tenants decide how many there are."""
+
+
+def unread_objects(reflectors: Mapping[str, Reflector[Any]]) -> Metric:
+    found = GaugeMetricFamily(
+        "vcuda_watch_unread_object",
+        f"1 for each object that this watch cannot decode. At most {MOST_SHOWN} objects of each watch are shown.",
+        labels=["resource", "namespace", "name"],
+    )
+    for resource, reflector in reflectors.items():
+        for key in itertools.islice(reflector.unread(), MOST_SHOWN):
+            found.add_metric([resource, *key], 1)
+    return found
+
+
+@dataclass(frozen=True)
+class UnreadCollector(Collector):
+    """Exports the objects that the watches of ``reflectors`` could not decode."""
+
+    reflectors: Callable[[], Mapping[str, Reflector[Any]]]
+
+    def collect(self) -> Iterable[Metric]:
+        return [unread_objects(self.reflectors())]
