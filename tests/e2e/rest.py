@@ -15,6 +15,7 @@ from kubernetes.client.exceptions import ApiException
 
 from vcuda.kube import JSON_PATCH, MERGE_PATCH
 from vcuda.quota.model import OVER_QUOTA
+from vcuda.shallow import shallow
 
 Json = dict[str, Any]
 
@@ -81,7 +82,7 @@ class Rest:
         url = self._url(path, query)
         response = self.api.call_api(method, url, headers, body=body, _request_timeout=REQUEST_SECONDS)
         warnings = tuple(map(warning_text, response.headers.getlist("Warning")))
-        return Answer(response.status, json.loads(response.response.data or b"{}"), response.headers, warnings)
+        return Answer(response.status, json.loads(shallow(response.response.data or b"{}")), response.headers, warnings)
 
     def get(self, path: str, **query: str) -> Json:
         return self.send("GET", path, **query).ok()

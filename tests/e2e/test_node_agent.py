@@ -16,10 +16,12 @@ import pytest
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.installation import account_of, tenant_of
+from tests.e2e.nested import nest
 from tests.integration.node.disk import Disk, snapshot, uid
 from tests.integration.reviews import card_pod
 from tests.processes import SCRIPTS, NodeProcess
 from tools.control_plane import ControlPlane
+from vcuda.kube import Kube
 
 pytestmark = [pytest.mark.slow, pytest.mark.one_version]
 
@@ -116,6 +118,20 @@ def test_a_directory_stays_while_its_pod_is_in_the_api_in_any_phase(
         pods.delete(name)
         agent.await_moved(its)
     assert {pending, failed} <= disk.names()
+
+
+def test_a_nested_pod_keeps_its_directory_and_stops_no_sweep(
+    kube: Kube, pods: Pods, agent: NodeProcess, disk: Disk, own: str
+) -> None:
+    nested = pods.start("nested")
+    nest(kube, f"/api/v1/namespaces/{pods.namespace}/pods/nested")
+    agent.await_moved(pods.make(uid(1)))
+    agent.terminate()
+    with sweeping(pods.cluster, disk, pods.node, "--pod-uid", own) as again:
+        again.await_moved(pods.make(uid(2)))
+        assert nested in disk.names()
+        pods.delete("nested")
+        again.await_moved(nested)
 
 
 def test_a_recreated_pod_with_the_same_name_has_another_directory(pods: Pods, agent: NodeProcess, disk: Disk) -> None:

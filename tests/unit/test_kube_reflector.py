@@ -1,10 +1,13 @@
-"""Tests of the delays between two attempts of a reflector, in seconds."""
+"""Tests of the delays between two attempts of a reflector, in seconds, and of the metric of undecodable objects."""
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.api_double import ApiDouble
 from tests.tables import cases
-from vcuda.kube import Backoff
+from vcuda.kube import Backoff, Reflector
+from vcuda.kube.metrics import MOST_SHOWN, unread_objects
 
 
 @cases(
@@ -28,3 +31,18 @@ def test_after_a_success_delays_start_over() -> None:
 def test_no_number_of_failures_overflows(draw: float) -> None:
     backoff = Backoff(draw=lambda: draw)
     assert all(0.05 <= backoff.next() <= 10 for _ in range(1100))
+
+
+def test_the_metric_names_at_most_ten_unread_objects_of_a_watch() -> None:
+    def fail(_raw: bytes) -> None:
+        raise MemoryError
+
+    api = ApiDouble()
+    for number in range(MOST_SHOWN + 1):
+        name = f"pod-{number:02}"
+        api.post("/api/v1/namespaces/a/pods", msgspec.json.encode({"metadata": {"namespace": "a", "name": name}}))
+    reflector: Reflector[None] = Reflector(api.kube, "/api/v1/pods", fail)
+    reflector.relist()
+    samples = [each.labels for each in unread_objects({"pods": reflector}).samples]
+    assert len(samples) == MOST_SHOWN
+    assert samples[0] == {"resource": "pods", "namespace": "a", "name": "pod-00"}

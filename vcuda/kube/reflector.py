@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from vcuda.errors import ApiError, Unavailable, VcudaError, WatchLost
+from vcuda.errors import ApiError, VcudaError, WatchLost
 from vcuda.kube import client, connection, store, watch
 
 T = TypeVar("T")
@@ -109,6 +109,7 @@ class Reflector(Generic[T]):
         self.within = self._store.within
         self.namespaces = self._store.namespaces
         self.unread = self._store.unread
+        self.check_read = self._store.check_read
         self._reader = store.ObjectReader(self.decode, self._store, self.counts, self._log)
         self._list_due = True
         self._last_event = -math.inf
@@ -129,11 +130,6 @@ class Reflector(Generic[T]):
         Answers are lists, starts of watches, events and bookmarks. An age above 120 s means that the server is silent.
         """
         return now - self._last_event
-
-    def check_read(self, namespace: str) -> None:
-        """Raise Unavailable if no state of some object in the namespace could be decoded."""
-        if unread := [key for key, kept in self.unread().items() if key.namespace == namespace and not kept]:
-            raise Unavailable(f"{self.path}: {unread[0].name} cannot be decoded; it may have to be deleted")
 
     def start(self) -> None:
         """Start the reflector's thread. ``synced`` is set after the first list and its callbacks."""

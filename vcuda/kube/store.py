@@ -94,6 +94,11 @@ class Store(Generic[T]):
         """Return the objects whose newest state could not be decoded."""
         return dict(self.unread_objects)  # a copy, because the reflector's thread changes the original
 
+    def check_read(self, namespace: str) -> None:
+        """Raise Unavailable if no state of some object in the namespace could be decoded."""
+        if unread := [key for key, kept in self.unread().items() if key.namespace == namespace and not kept]:
+            raise errors.Unavailable(f"{unread[0].name} cannot be decoded; it may have to be deleted")
+
     def swap(self, listing: "Listing[T]") -> Mapping[watch.Key, StoreEntry[T]]:
         """Replace all objects in one step, and return the previous objects."""
         with self._lock:
