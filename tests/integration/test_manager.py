@@ -51,7 +51,7 @@ CONFIG_MAPS = "/api/v1/namespaces/{}/configmaps"
 CANNOT_BE_DECODED: dict[str, dict[str, Any]] = {
     "/api/v1/nodes/bad": {"metadata": {"name": "bad", "labels": 3}},
     "/api/v1/namespaces/bad": {"metadata": {"name": "bad", "labels": 3}},
-    f"{POD}-bad": {"metadata": {"name": "train-0-bad", "namespace": "team-a"}, "spec": "?"},
+    "/api/v1/namespaces/bad/pods/bad": {"metadata": {"name": "bad", "namespace": "bad"}, "spec": "?"},
     f"{CONFIG_MAPS.format('vcuda-quota')}/gpu-ledger-bad": {
         "metadata": {"name": "gpu-ledger-bad", "labels": {"quota.vcuda.io/ledger-of": "bad"}},
         "data": {"ledger": "{"},
