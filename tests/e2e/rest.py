@@ -105,7 +105,7 @@ class Rest:
         with closing(self.api.call_api("GET", url, headers, _request_timeout=timeout).response) as raw:
             if raw.status != HTTPStatus.OK:
                 Answer(raw.status, json.loads(raw.data), raw.headers).ok()
-            yield from map(json.loads, raw)
+            yield from (json.loads(shallow(line)) for line in raw)
 
     def _url(self, path: str, query: Mapping[str, str]) -> str:
         return f"{self.api.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
