@@ -80,7 +80,8 @@ class Lingering(Generic[T]):
 
     def all(self) -> list[T]:
         with self._lock:
-            return [value for entries in self._entries.values() for value, _ in entries.values()]
+            now = self._clock()
+            return [value for each in tuple(self._entries) for value, _ in self._prune(each, now).values()]
 
     def _prune(self, namespace: str, now: float) -> dict[str, tuple[T, float]]:
         left = {key: entry for key, entry in self._entries.pop(namespace, {}).items() if entry[1] > now}
