@@ -44,6 +44,8 @@ class AdmissionRequest(K8sStruct, frozen=True, gc=False):
     operation: str = ""
     user_info: UserInfo = UserInfo()
     object: msgspec.Raw = msgspec.Raw(b"null")
+    old_object: msgspec.Raw = msgspec.Raw(b"null")
+    """The object before an update or a deletion."""
     dry_run: bool | None = None
 
 

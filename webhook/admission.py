@@ -74,6 +74,8 @@ class Service(msgspec.Struct, frozen=True):
     log: structlog.typing.FilteringBoundLogger
     place: kube.QuotaPlace = kube.QuotaPlace()
     namespaces: quota_edit.NamespaceNames | None = None
+    callers_known: bool = False
+    """True if only the API server can send reviews."""
     choices: RecentChoices = msgspec.field(default_factory=RecentChoices)
     large_reviews: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("large-review", PLACES))
     quota_edits: ReviewThread = msgspec.field(default_factory=lambda: ReviewThread("quota-edit", QUOTA_PLACES))
@@ -146,7 +148,10 @@ class Service(msgspec.Struct, frozen=True):
         if path == "/quota":
             # An edit of the quota is decided even if the present quota is malformed, so that an edit can repair it.
             return await quota_edit.check_edit(
-                request, self.place, policy, ledgers, namespaces=self.namespaces, check=deadline.check
+                *(request, self.place, policy, ledgers),
+                callers_known=self.callers_known,
+                namespaces=self.namespaces,
+                check=deadline.check,
             )
         is_claim = request.kind.group == GROUP
         if policy is None:

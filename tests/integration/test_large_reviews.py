@@ -55,9 +55,9 @@ class Ledgers(MemoryLedgers):
             await self.until()
         return await super().charge(request)
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
         self.threads.add(threading.current_thread().name)
-        return await super().usage(namespace)
+        return await super().usage(namespace, seconds)
 
 
 def service(ledgers: MemoryLedgers, cards: int = 4, policy: PolicySource | None = None) -> Service:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.api_double import ApiDouble, Effect
 from tests.builders import ONE_CARD, stored_pod
-from tests.replicas import POD, Clock, Replica
+from tests.replicas import POD, Clock, Gate, Replica
 from tests.waiting import PATIENT
-from vcuda.errors import ListOverdue
+from vcuda.errors import ListOverdue, Unavailable
 from vcuda.kube import turns
 from vcuda.kube.turns import QUICK_SECONDS as QUICK, REST_PER_SECOND, SLOW_FOR_SECONDS, SLOW_SECONDS as SLOW, ListTurns
 from vcuda.ledger.ledger import Admitted
@@ -203,6 +203,20 @@ def test_a_pod_over_quota_gets_429_while_its_namespace_cannot_be_counted(api: Ap
 
 def _overdue(*_: object, **__: object) -> object:
     raise ListOverdue
+
+
+def test_a_read_of_a_usage_ends_in_the_time_of_its_caller(api: ApiDouble, replica: Replica) -> None:
+    gate = Gate(api)
+    with pytest.raises(Unavailable, match="could not be read within 0 s"):
+        asyncio.run(overtaken(replica, gate))
+    assert replica.usage() == {}
+
+
+async def overtaken(replica: Replica, gate: Gate) -> None:
+    try:
+        await replica.ledgers.usage("team-a", 0)
+    finally:
+        gate.opened.set()
 
 
 def test_many_readers_of_one_namespaces_usage_share_its_reads(api: ApiDouble, replica: Replica) -> None:

@@ -24,7 +24,7 @@ from vcuda.requests.resources import BUILT_IN
 from vcuda.requests.schemes import HAMI
 from webhook.ledger.ledgers import MemoryLedgers
 from webhook.review.context import PolicySnapshot
-from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, NamespaceNames, check_edit
+from webhook.review.quota_edit import MOST_LOGGED, MOST_WARNINGS, READING_SECONDS, NamespaceNames, check_edit
 
 PLACE = QuotaPlace("kube-system", "gpuquota", "gpu_quota")
 CONFIG_MAP = GroupVersionKind(version="v1", kind="ConfigMap")
@@ -39,7 +39,7 @@ class Used(MemoryLedgers):
         super().__init__()
         self._used = used
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
         found = self._used.get(namespace.replace("-", "_"))
         if isinstance(found, VcudaError):
             raise found
@@ -51,12 +51,15 @@ def edited(
     policy: PolicySnapshot | None = NOBODY,
     ledgers: MemoryLedgers | None = None,
     namespaces: NamespaceNames | None = None,
+    *,
+    callers_known: bool = True,
     **fields: Any,
 ) -> AdmissionResponse:
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    return asyncio.run(check_edit(review(manifest, **given), PLACE, policy, ledgers or Used(), namespaces=namespaces))
+    sent, known = review(manifest, **given), {"callers_known": callers_known}
+    return asyncio.run(check_edit(sent, PLACE, policy, ledgers or Used(), namespaces=namespaces, **known))
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:
@@ -237,10 +240,60 @@ def test_an_edit_whose_usage_cannot_be_compared_in_time_is_accepted_with_a_warni
     monkeypatch.setattr("webhook.review.quota_edit.COMPARING_SECONDS", 0)
     document = "{a: {quota: {M40: 1}}, b: {quota: {M40: 1}}}"
     answer = edited(document, ledgers=Used(a=Charge(200), b=Charge(200)))
-    told = "too many entries were changed; entries not compared with the current usage: 2"
+    told = "the usage could not be read in time; entries not compared with the usage: 2"
     assert answer == AdmissionResponse("quota-accepted", warnings=[told])
     many = ", ".join(f"X{number}: 1" for number in range(MOST_WARNINGS + 7))
-    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("not compared with the current usage: 1")
+    assert edited(f"team-a: {{quota: {{{many}}}}}").warnings[0].endswith("not compared with the usage: 1")
+
+
+class Slow(Used):
+    """Test ledgers in which the ledger of namespace slow never answers, so each read of it takes all of its time."""
+
+    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+        if namespace != "slow":
+            return await super().usage(namespace)
+        assert seconds is not None
+        assert seconds <= READING_SECONDS
+        raise Unavailable("the ledger could not be read in time")
+
+
+def test_a_ledger_that_does_not_answer_delays_no_edit_and_the_others_are_compared() -> None:
+    """A tenant can make the read of its ledger slow. Only the warning about its own namespace is lost."""
+    answer = edited("{slow: {quota: {M40: 1}}, b: {quota: {M40: 1}}}", ledgers=Slow(b=Charge(200)))
+    assert answer.warnings == [
+        "slow: the quota was not compared with the current usage: the ledger could not be read in time",
+        f"b.quota.M40: the limit is 1 card, but the usage is 2 cards; {TAIL}",
+    ]
+
+
+# Tests of reviews that anybody may have sent, because the webhook runs without --client-ca
+
+
+def test_an_unknown_caller_learns_nothing_of_a_namespace_and_logs_no_edit() -> None:
+    secret = PolicySnapshot(Quota({"secret": NamespaceQuota({"M40": Limit(800)})}), NODES)
+    used, names = Used(team_a=Charge(900)), lambda: pytest.fail("the namespaces were listed")
+    with capture_logs() as logged:
+        answer = edited("team-a: {quota: {M40: 1}}", secret, used, names, callers_known=False)
+    assert (answer, logged) == (AdmissionResponse("quota-accepted", warnings=[]), [])
+
+
+@cases(
+    "before, told",
+    an_edit=(
+        "{gone: {quota: {M40: 1}}, team-a: {quota: {M40: 8}}}",
+        [
+            "gone: the entry (M40: 1 card) is removed. No limit applies any more",
+            "team-a.mode: the mode changes from enforce to warn",
+        ],
+    ),
+    of_a_malformed_document=("{{{", []),
+    a_creation=(None, []),
+)
+def test_an_unknown_caller_is_warned_by_the_documents_in_its_review(before: str | None, told: list[str]) -> None:
+    data = {"data": {"gpu_quota": before}} if before else None
+    old = msgspec.Raw(msgspec.json.encode(data))
+    answer = edited("team-a: {mode: warn, quota: {M40: 8, X: 1}}", callers_known=False, old_object=old)
+    assert answer.warnings == [*told, f"team-a.quota.X: {NO_NODE} (models of the nodes: M40, P100)"]
 
 
 def test_warnings_about_nodes_use_the_edited_rows_of_models() -> None:

@@ -221,7 +221,8 @@ def _edited(
     devices = Devices(classes={"gpu.nvidia.com": ClassFacts(extended_resource=PLAIN_CARDS)})
     claims = ClaimPolicy.of(devices, NODES.model_of, policy.quota, policy.resources)
     policy = msgspec.structs.replace(policy, claims=claims)
-    return asyncio.run(check_edit(request, place, policy, ledgers or MemoryLedgers(), namespaces=namespaces))
+    ledgers = ledgers or MemoryLedgers()
+    return asyncio.run(check_edit(request, place, policy, ledgers, callers_known=True, namespaces=namespaces))
 
 
 def _document(text: str) -> dict[str, str]:
@@ -242,14 +243,14 @@ def _edits() -> Iterator[Told]:
 class _Used(MemoryLedgers):
     """A test double of the ledgers, in which three cards are used."""
 
-    async def usage(self, _namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, _namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
         return {"M40": Usage(Charge(300, 0, 300))}
 
 
 class _Silent(MemoryLedgers):
     """A test double of the ledgers, which cannot be read."""
 
-    async def usage(self, _namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, _namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
         raise Unavailable("the API server does not answer")
 
 

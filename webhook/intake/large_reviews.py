@@ -69,8 +69,8 @@ class _LoopLedgers(msgspec.Struct, frozen=True):
     async def charge(self, request: ChargeRequest) -> Decision:
         return await LedgerCall(lambda: self.ledgers.charge(request), charges=not request.dry_run)
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
-        return await LedgerCall(lambda: self.ledgers.usage(namespace))
+    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
+        return await LedgerCall(lambda: self.ledgers.usage(namespace, seconds))
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         return await LedgerCall(lambda: self.ledgers.cached_usage(namespace))

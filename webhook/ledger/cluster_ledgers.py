@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
-from vcuda.errors import ListOverdue
+from vcuda.errors import ListOverdue, Unavailable
 from vcuda.quota.model import Usage
 from webhook.ledger.ledgers import ByNamespace, ChargeRequest, Decision, RetryLater
 from webhook.ledger.namespace_ledger import NamespaceLedger, Shared
@@ -34,9 +34,13 @@ class ClusterLedgers(Shared):
         except ListOverdue as error:
             return RetryLater(str(error))
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
         # A missing namespace is no error here, because a namespace may get its quota before it exists.
-        return await self._ledgers[namespace].usage()
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._ledgers[namespace].usage()
+        except TimeoutError as error:
+            raise Unavailable(f"the ledger could not be read within {seconds:g} s") from error
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
         if self.check_namespace:

@@ -133,10 +133,10 @@ class Ledgers(Protocol):
         be recorded or not.
         """
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, seconds: float | None = None) -> Mapping[str, Usage]:
         """Return the usage of the namespace by GPU model. Models without a charge are left out.
 
-        Raises Unavailable if the store of the ledgers does not answer.
+        Raises Unavailable if the store of the ledgers does not answer, or not within ``seconds``.
         """
 
     async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
@@ -203,7 +203,7 @@ class MemoryLedgers:
             self._ledgers[request.namespace] = _oldest_committed(decision.ledger)
         return decision
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
         return self._ledgers.get(namespace, Ledger()).usages()
 
     cached_usage = usage

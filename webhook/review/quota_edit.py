@@ -30,10 +30,11 @@ MOST_WARNINGS = 20
 # An edit of the quota may change ten thousand entries. At most this many changes are logged one by one.
 MOST_LOGGED = 50
 
-# The changed entries of an edit are compared with the current usage for at most this many seconds. Each comparison
-# reads a ledger, which takes milliseconds, and an edit may change thousands of entries. Without this bound, such an
-# edit would exceed the API server's timeout at every attempt.
-COMPARING_SECONDS = 1.0
+# The changed entries of an edit are compared with the current usage for at most COMPARING_SECONDS. An edit may change
+# thousands of entries, and a tenant can make the ledger of a namespace slow. Without these bounds, such an edit would
+# exceed the API server's timeout at every attempt, although the comparison only gives warnings. READING_SECONDS: the
+# time for one ledger, so that a slow ledger leaves time for the others.
+COMPARING_SECONDS, READING_SECONDS = 1.0, 0.25
 
 NamespaceNames = Callable[[], Collection[str]]
 """A function that returns the names of all namespaces within two seconds. It raises VcudaError if it cannot."""
@@ -47,14 +48,16 @@ async def check_edit(
     policy: context.PolicySnapshot | None,
     charged: ledgers.Ledgers,
     *,
+    callers_known: bool,
     namespaces: NamespaceNames | None = None,
     check: k8s_types.Check = k8s_types.no_check,
 ) -> AdmissionResponse:
     """Return the answer to an edit of the quota ConfigMap. A refusal names the field path of every fault.
 
-    ``policy``: the present quota and nodes; None if they have not been read yet. ``namespaces``: a function that lists
-    all namespaces; None without an API server. ``check``: called again and again during the work. It raises Dropped if
-    the work must stop.
+    ``policy``: the present quota and nodes; None if they have not been read yet. ``callers_known``: True if only the
+    API server can send reviews. Otherwise the answer depends on the review and the nodes only, and no change is logged,
+    because a tenant may have forged the review. ``namespaces``: a function that lists all namespaces; None without an
+    API server. ``check``: called again and again during the work. It raises Dropped if the work must stop.
     """
     if request.name == PROBE:
         return AdmissionResponse("probed", False, HTTPStatus.FORBIDDEN, CALLED)
@@ -71,14 +74,17 @@ async def check_edit(
         return _refused(place, fault.faults)
     check()
     quota = read.quota.at(time.time())
+    before = (policy.quota if policy else None) if callers_known else _stored(request, place)
+    check()
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
-    compared = await _compared(quota, policy, charged, time.monotonic() + COMPARING_SECONDS, check)
-    old = policy.quota if policy else quota
-    if not request.dry_run:
-        _log_changes(request, old, quota)
-    absent = _absent(old, quota, namespaces)
-    warnings = [*compared, *absent, *document_warnings(old, quota, read.resources, policy)]
+    old, warnings = before or quota, list[str]()
+    if callers_known:
+        warnings += await _compared(quota, before, charged, time.monotonic() + COMPARING_SECONDS, check)
+        if not request.dry_run:
+            _log_changes(request, old, quota)
+        warnings += _absent(old, quota, namespaces)
+    warnings += document_warnings(old, quota, read.resources, policy)
     if len(warnings) > MOST_WARNINGS:
         warnings[MOST_WARNINGS:] = [f"{len(warnings) - MOST_WARNINGS} more warnings are not shown"]
     return AdmissionResponse("quota-accepted", warnings=warnings)
@@ -95,6 +101,15 @@ def document_warnings(
     yield from changes.beyond(old, new, policy.nodes.cards if policy else {})
     yield from _doubts(new, policy)
     yield from _without_effect(resources, policy)
+
+
+def _stored(request: AdmissionRequest, place: kube.QuotaPlace) -> Quota | None:
+    """Return the quota before the edit, as the review has it; None if the review has none, or a malformed one."""
+    try:
+        data = _CONFIG_MAP.decode(request.old_object).data or {}
+        return parse_config(data, place.key).quota.at(time.time())
+    except (*k8s_types.UNDECODABLE, errors.QuotaFault):
+        return None
 
 
 def _log_changes(request: AdmissionRequest, old: Quota, new: Quota) -> None:
@@ -158,23 +173,23 @@ def _without_effect(resources: GpuResources, policy: context.PolicySnapshot | No
 
 async def _compared(
     quota: Quota,
-    policy: context.PolicySnapshot | None,
+    old: Quota | None,
     charged: ledgers.Ledgers,
     deadline: float,
     check: k8s_types.Check,
 ) -> list[str]:
     # If there are many warnings, the last ones are not shown. So the warning about entries that were not compared comes
     # first.
-    before = policy.quota.namespaces if policy else {}
+    before = old.namespaces if old else {}
     changed = [(namespace, entry) for namespace, entry in quota.namespaces.items() if before.get(namespace) != entry]
     found: list[str] = []
     for done, (namespace, entry) in enumerate(changed):
-        if time.monotonic() >= deadline:
+        if (seconds := deadline - time.monotonic()) <= 0:
             left = len(changed) - done
-            text = f"too many entries were changed; entries not compared with the current usage: {left}"
-            return [text, *found]
+            return [f"the usage could not be read in time; entries not compared with the usage: {left}", *found]
         check()
-        found += await _below_use(namespace, entry.at(quota.moment), charged)
+        seconds = min(seconds, READING_SECONDS)
+        found += await _below_use(namespace, entry.at(quota.moment), charged, seconds)
     return found
 
 
@@ -192,9 +207,9 @@ def _unknown_names(namespace: str, entry: NamespaceQuota, policy: context.Policy
             yield f"{namespace}.pool: no node has pool {pool} in label {nodes.keys.pool}"
 
 
-async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Ledgers) -> list[str]:
+async def _below_use(namespace: str, entry: NamespaceQuota, charged: ledgers.Ledgers, seconds: float) -> list[str]:
     try:
-        usages = await charged.usage(namespace)
+        usages = await charged.usage(namespace, seconds)
     except (errors.Unavailable, errors.UnreadableLedger, errors.LedgerLost) as error:
         return [f"{namespace}: the quota was not compared with the current usage: {error}"]
     found = []

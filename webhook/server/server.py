@@ -123,7 +123,8 @@ class Cluster(msgspec.Struct, frozen=True):
         policy.start()
         names = functools.partial(k8s.namespace_names, kube, LIST_NAMESPACES_SECONDS)
         return admission.Service(
-            policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place, names
+            *(policy.current, ledgers, metrics, admission.Gate(), structlog.get_logger(), self.place, names),
+            self.callers_known,
         )
 
 
