@@ -60,14 +60,9 @@ def pod_templates(manifest: Manifest) -> list[PodTemplate]:
 
 
 def _anywhere(spec: Manifest) -> Iterator[PodTemplate]:
-    # YAML aliases can repeat a value endlessly. So each value is read only once.
     waiting: list[tuple[object, str, int | None]] = [(spec, "spec", None)]
-    seen: set[int] = set()
     while waiting:
         value, place, factor = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
         if isinstance(value, list):
             waiting += reversed([(each, f"{place}[{index}]", factor) for index, each in enumerate(value)])
         if not isinstance(value, dict):

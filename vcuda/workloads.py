@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import yaml
-
-from vcuda import errors, pod_templates
+from vcuda import documents, errors, pod_templates
 from vcuda.claims.names import API_VERSION, CLAIM, GROUP, TEMPLATE
 from vcuda.quota.terms import MODELS_ANNOTATION, NAMESPACE_RULE, is_namespace_name
 
@@ -21,9 +19,6 @@ NO_TEMPLATE = "no pod template found in this object; check the pods that its con
 """The reason why a custom resource is skipped."""
 
 NO_PODS = "no pods found"
-
-NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
-"""The exceptions of PyYAML for faulty texts: also ValueError (impossible date) and RecursionError (endless nesting)."""
 
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "Pod": (),
@@ -106,7 +101,7 @@ def made_claims(pod: Manifest) -> list[MadeClaim]:
 
 def workloads_in(source: str, text: str, namespace: str, check: Check) -> list[Workload | Unread]:
     """Return every claim in a text, and every object that creates pods. ``source`` names the text in messages. Raises
-    BadInput if the text is not YAML."""
+    BadInput if the text cannot be read as YAML."""
     return [each for where, document in _documents(source, text) for each in _read(where, document, namespace, check)]
 
 
@@ -176,10 +171,10 @@ def objects_in(source: str, text: str) -> Iterator[tuple[str, Manifest]]:
 
 def _documents(source: str, text: str) -> Iterator[tuple[str, object]]:
     try:
-        documents = list(yaml.safe_load_all(text))
-    except NOT_YAML as error:
-        raise errors.BadInput(f"{source}: the text is not YAML: {error}") from error
-    for index, document in enumerate(documents):
+        found = documents.load_all(text)
+    except documents.NOT_YAML as error:
+        raise errors.BadInput(f"{source}: the text cannot be read as YAML: {error}") from error
+    for index, document in enumerate(found):
         yield from _listed(f"{source}, document {index + 1}", document)
 
 

@@ -82,7 +82,7 @@ def test_a_manifest_without_pods_is_no_failure(directory: Path) -> None:
 def test_a_file_that_is_not_yaml_is_exit_status_2_with_its_name(directory: Path, text: str) -> None:
     result = check(directory, text=text)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith(f"Error: {directory / 'pods.yaml'}: the text is not YAML: ")
+    assert result.stderr.startswith(f"Error: {directory / 'pods.yaml'}: the text cannot be read as YAML: ")
 
 
 @pytest.mark.parametrize(

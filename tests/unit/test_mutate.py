@@ -31,11 +31,11 @@ class Ledgers(MemoryLedgers):
     async def charge(self, demand: ChargeRequest) -> RetryLater:
         raise AssertionError(f"/mutate charged {demand.uid}")
 
-    async def usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._now.items()}
 
-    async def cached_usage(self, namespace: str) -> Mapping[str, Usage]:
+    async def cached_usage(self, namespace: str, _seconds: float | None = None) -> Mapping[str, Usage]:
         assert namespace == "team-a"
         return {model: Usage(Charge(cores)) for model, cores in self._before.items()}
 

@@ -58,8 +58,8 @@ def edited(
     data = {} if document is None else {"gpu_quota": document}
     manifest = {"kind": "ConfigMap", "metadata": {"name": "gpuquota"}, "data": data}
     given = {"kind": CONFIG_MAP, "namespace": "kube-system", "name": "gpuquota", "operation": "UPDATE", **fields}
-    sent, known = review(manifest, **given), {"callers_known": callers_known}
-    return asyncio.run(check_edit(sent, PLACE, policy, ledgers or Used(), namespaces=namespaces, **known))
+    sent = review(manifest, **given), PLACE, policy, ledgers or Used()
+    return asyncio.run(check_edit(*sent, callers_known=callers_known, namespaces=namespaces))
 
 
 def warnings(document: str, policy: PolicySnapshot | None = NOBODY, **used: Charge | Usage | VcudaError) -> list[str]:

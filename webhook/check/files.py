@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 import click
 import msgspec
 import structlog
-import yaml
 
-from vcuda import errors, k8s_types, workloads
+from vcuda import documents, errors, k8s_types, workloads
 from vcuda.allocations import stored_claims, stored_pods
 from vcuda.claims import charges, devices as dra, digest, objects
 from vcuda.claims.names import CLAIM, TEMPLATE
@@ -37,7 +36,7 @@ _KINDS: Mapping[str, type[k8s_types.K8sObject]] = {
 
 _NAMESPACED = frozenset({TEMPLATE, CLAIM, "Pod"})
 
-NOT_JSON = (msgspec.MsgspecError, UnicodeError, RecursionError)
+NOT_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 """Exceptions that msgspec raises for YAML that JSON cannot express, for example half of a surrogate pair, or an object
 that contains itself."""
 
@@ -103,11 +102,11 @@ def read_quota(path: Path) -> config.QuotaConfig:
     if not text.strip():
         raise errors.BadInput(f"{path}: must not be empty; write {{}} to limit no namespace")
     try:
-        documents = list(yaml.safe_load_all(text))
-    except workloads.NOT_YAML:
-        documents = []  # config.parse_config() reports text that is not YAML, with the position of the error
-    if len(documents) == 1 and isinstance(documents[0], dict) and documents[0].get("kind") == "ConfigMap":
-        data = convert(str(path), documents[0], k8s_types.ConfigMap).data or {}
+        found = documents.load_all(text)
+    except documents.NOT_YAML:
+        found = []  # config.parse_config() reports text that is not YAML, with the position of the error
+    if len(found) == 1 and isinstance(found[0], dict) and found[0].get("kind") == "ConfigMap":
+        data = convert(str(path), found[0], k8s_types.ConfigMap).data or {}
         if config.QUOTA not in data:
             raise errors.BadInput(f"{path}: the ConfigMap has no key {config.QUOTA}")
         return config.parse_config(data, system=_SYSTEM)
