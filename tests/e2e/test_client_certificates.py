@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from http import HTTPStatus
 from pathlib import Path
@@ -81,11 +81,17 @@ class Presenting:
         (self.directory / "tls.crt").write_bytes(expired.certificate_pem())
         (self.directory / "tls.key").write_bytes(expired.key_pem())
 
-    def is_trusted(self, pair: Path) -> bool:
-        """Return whether the webhook accepts a connection with this client certificate."""
+    @contextmanager
+    def connected(self, pair: Path) -> Iterator[http.client.HTTPSConnection]:
+        """Connect to the webhook with the client certificate in directory ``pair``."""
         context = ssl.create_default_context(cafile=self.certificates / "ca.crt")
         context.load_cert_chain(pair / "tls.crt", pair / "tls.key")
         with closing(http.client.HTTPSConnection(self.address, context=context, timeout=20)) as connection:
+            yield connection
+
+    def is_trusted(self, pair: Path) -> bool:
+        """Return whether the webhook accepts a connection with this client certificate."""
+        with self.connected(pair) as connection:
             try:
                 return exchange(connection, "GET", "/healthz").status == HTTPStatus.OK
             except (ssl.SSLError, ConnectionError):
@@ -224,6 +230,18 @@ def test_our_webhook_answers_only_clients_with_the_api_servers_certificate(
 ) -> None:
     assert presented(presenting, guarded) == presenting.installed()
     assert guarded.send("POST", "/validate", json.dumps(review_of(card_pod("train", "team-a")))).status == 401
+
+
+def test_an_edit_of_the_quota_that_the_api_server_sends_is_compared_with_the_cluster_and_logged(
+    presenting: Presenting, guarded: WebhookProcess
+) -> None:
+    edit = {"metadata": {"name": "gpuquota"}, "data": {"gpu_quota": "missing: {quota: {M40: 1}}"}}
+    kind = {"group": "", "version": "v1", "kind": "ConfigMap"}
+    sent = review_of(edit, kind=kind, namespace="kube-system", operation="UPDATE")
+    with presenting.connected(presenting.directory) as connection:
+        answer = json.loads(exchange(connection, "POST", "/quota", json.dumps(sent)).body)
+    assert "missing: namespace not found" in answer["response"]["warnings"]
+    assert [(line["by"], line["path"]) for line in guarded.logs("quota edited")] == [("alice", "missing")]
 
 
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(

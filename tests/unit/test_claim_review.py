@@ -14,7 +14,7 @@ from tests.builders import POOL, Manifest, container, pod, required, requirement
 from tests.tables import cases
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, GroupVersionKind, UserInfo
 from vcuda.claims.pin import ClaimPin, write_pin
-from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota
+from vcuda.quota.model import Allowance, Charge, Limit, Mode, NamespaceQuota, Quota, Usage
 from vcuda.requests.config import parse_config
 from webhook.ledger.ledgers import ChargeRequest, Decision, MemoryLedgers, RecentChoices, RetryLater
 from webhook.review import claim_review, pod_review
@@ -261,6 +261,14 @@ def test_other_requests_are_ignored(manifest: Manifest, fields: dict[str, str], 
 
 def test_a_call_for_another_kind_asks_to_correct_the_rules() -> None:
     assert Server().validate({**claim(), "kind": "ResourceSlice"}).status is HTTPStatus.BAD_REQUEST
+
+
+def test_a_dry_run_releases_the_choice_of_no_other_object() -> None:
+    server, chosen = Server(), {"A100": Usage(Charge(100, 0, 100))}
+    server.mutate(claim())
+    for dry_run, counted in ((True, chosen), (False, {})):
+        server.validate(claim(held("A100")), dry_run=dry_run)
+        assert server.choices.on_top_of({}, "team-a") == counted
 
 
 def test_a_dry_run_is_decided_and_not_charged() -> None:

@@ -146,8 +146,10 @@ async def charge(create: Creation, review: Review, asked: Asked, *, stray: Seque
 
     ``stray``: further warnings for the owner if the object is admitted.
     """
-    # The object's choice of a model at /mutate would be counted together with the charge, so remove the choice.
-    create.choices.release(review.namespace, asked.model, asked.charge)
+    # The object's choice of a model at /mutate would be counted together with the charge, so remove the choice. A dry
+    # run has recorded no choice and is not charged.
+    if not create.request.dry_run:
+        create.choices.release(review.namespace, asked.model, asked.charge)
     if not asked.metadata.uid:
         # The ledger identifies a charge by the uid. The API server sets the uid after it has called mutating webhooks.
         message = f"the {create.request.kind.kind.lower()} has no uid yet; register this path as a validating webhook"
