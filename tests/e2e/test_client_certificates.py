@@ -241,7 +241,8 @@ def test_an_edit_of_the_quota_that_the_api_server_sends_is_compared_with_the_clu
     with presenting.connected(presenting.directory) as connection:
         answer = json.loads(exchange(connection, "POST", "/quota", json.dumps(sent)).body)
     assert "missing: namespace not found" in answer["response"]["warnings"]
-    assert [(line["by"], line["path"]) for line in guarded.logs("quota edited")] == [("alice", "missing")]
+    logged = guarded.await_log("quota edited")
+    assert (logged["by"], logged["path"]) == ("alice", "missing")
 
 
 def test_an_expired_client_certificate_on_an_api_servers_machine_is_replaced_as_operations_says(

@@ -20,33 +20,45 @@ import kmock
 import pytest
 
 from tests.e2e.installation import make_certificates
-from tests.integration.reviews import card_pod, review_of
-from tests.integration.scripted import Answer, Script, forever, serving as serving_api, tear, write_kubeconfig
+from tests.integration.reviews import card_pod, pinned, review_of
+from tests.integration.scripted import Answer, Script, page, serving as serving_api, status, write_kubeconfig
 from tests.processes import PATIENCE, Reply, WebhookProcess, eventually, exchange, serving
 
 LONG = ("--drain-seconds", "600")
 """A drain that is longer than any test. The webhook still answers, until a second SIGTERM to the worker."""
 
-LEDGER = "/api/v1/namespaces/vcuda-quota-ledgers/configmaps/gpu-ledger-team-a"
+NAMESPACE = "/api/v1/namespaces/team-a"
+QUOTA = {
+    "metadata": {"name": "gpuquota", "namespace": "kube-system", "uid": "q-1", "resourceVersion": "5"},
+    "data": {"gpu_quota": "team-a: {quota: {M40: 8}}"},
+}
 TOKEN = "a-token-nobody-may-see"
 POD = json.dumps(review_of(card_pod("pod", "team-a")))
 
 
-class Silence(Script):
-    """A test double of an API server that hangs. It answers the request for its version, and no other request.
-
-    ``over``: ends the requests for the ledger without an answer.
+class Hanging(Script):
+    """A test double of an API server with a quota and no node. It answers a request for the namespace when it is
+    ``over``: the namespace does not exist.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.over = threading.Event()
+        self.answers_of = {
+            "/version": Answer({"gitVersion": "v1.37.2"}),
+            "/api/v1/namespaces/kube-system/configmaps": page(9, QUOTA),
+            "/api/v1/nodes": page(9),
+        }
 
     def __call__(self, request: kmock.Request) -> kmock.Payload:
+        path = str(request.url.path)
+        if "watch" in request.params and path in self.answers_of:
+            return super().__call__(request)
         self.seen.append(request)
-        if request.url.path == "/version":
-            return Answer({"gitVersion": "v1.37.2"}).render()
-        return Answer((self._hold, tear) if request.url.path == LEDGER else forever).render()
+        missing = status(404, "not found")
+        if path == NAMESPACE:
+            missing = Answer((self._hold, missing.payload), status=404)
+        return self.answers_of.get(path, missing).render()
 
     async def _hold(self) -> bytes:
         while not self.over.is_set():
@@ -139,25 +151,24 @@ def test_a_stop_without_requests_ends_with_status_0_and_removes_its_certificate(
 
 
 def test_a_request_in_flight_finishes(tmp_path: Path, certificates: Path) -> None:
-    """When the drain ends, the webhook still handles a request: it waits for the API server to return a ledger."""
-    edit = {"data": {"gpu_quota": "team-a: {quota: {M40: 8}}"}}
-    fields = {"kind": {"version": "v1", "kind": "ConfigMap"}, "namespace": "kube-system", "name": "gpuquota"}
-    api = Silence()
+    """When the drain ends, the webhook still handles a request: it waits for the API server to return a namespace."""
+    api, pod = Hanging(), pinned(card_pod("train", "team-a"))
+    pod["metadata"]["uid"] = "uid-1"
     with (
         serving_api(api) as url,
         serving(*in_cluster(tmp_path, certificates, url), *LONG, ca=certificates / "ca.crt") as server,
         ThreadPoolExecutor(1) as pool,
         closing(server.connect()) as other,
     ):
-        in_flight = pool.submit(server.review, "/quota", edit, **fields)
-        eventually(lambda: LEDGER in [str(request.url.path) for request in api.seen])
+        server.await_ready()
+        in_flight = pool.submit(server.send, "POST", "/validate", json.dumps(review_of(pod)))
+        eventually(lambda: NAMESPACE in [str(request.url.path) for request in api.seen])
         leave(server, other)
         assert_come_again(close_gate(server, other), "this replica is stopping")
         assert not in_flight.done()
         api.over.set()
-        response = in_flight.result(PATIENCE)
-        assert response["allowed"]
-        assert response["warnings"][0].startswith("team-a: the quota was not compared with the current usage")
+        reply = in_flight.result(PATIENCE)
+        assert (reply.status, "namespace team-a does not exist" in str(reply.body)) == (HTTPStatus.BAD_REQUEST, True)
         assert server.wait() == 0
 
 
