@@ -19,7 +19,7 @@ from vcuda.quota import changes, grant_words
 from vcuda.quota.model import CORES_PER_CARD, DEFAULT, Charge, NamespaceQuota, Quota, cards, fits, mebibytes
 from vcuda.quota.values import suggestion
 from vcuda.registration import CALLED, PROBE
-from vcuda.requests.config import parse_config
+from vcuda.requests.config import QuotaConfig, parse_config
 from vcuda.requests.resources import PLAIN_CARDS, CardWorth, GpuResources
 from webhook.ledger import ledgers
 from webhook.review import context
@@ -64,17 +64,13 @@ async def check_edit(
     if request.kind.kind != "ConfigMap" or (request.namespace, request.name) != (place.namespace, place.name):
         return AdmissionResponse("ignored")
     try:
-        data = _CONFIG_MAP.decode(request.object).data or {}
-    except k8s_types.UNDECODABLE as error:
-        return _refused(place, (errors.Fault("", f"the ConfigMap cannot be read: {error}"),))
-    check()
-    try:
-        read = parse_config(data, place.key)
+        read = _parse(request.object, place)
     except errors.QuotaFault as fault:
         return _refused(place, fault.faults)
     check()
-    quota = read.quota.at(time.time())
-    before = (policy.quota if policy else None) if callers_known else _stored(request, place)
+    now = time.time()
+    quota = read.quota.at(now)
+    before = (policy.quota if policy else None) if callers_known else _stored(request, place, now)
     check()
     if policy:
         policy = msgspec.structs.replace(policy, nodes=policy.nodes.named_by(read.resources.models))
@@ -103,12 +99,19 @@ def document_warnings(
     yield from _without_effect(resources, policy)
 
 
-def _stored(request: AdmissionRequest, place: kube.QuotaPlace) -> Quota | None:
+def _parse(config_map: msgspec.Raw, place: kube.QuotaPlace) -> QuotaConfig:
+    try:
+        data = _CONFIG_MAP.decode(config_map).data or {}
+    except k8s_types.UNDECODABLE as error:
+        raise errors.QuotaFault((errors.Fault("", f"the ConfigMap cannot be read: {error}"),)) from error
+    return parse_config(data, place.key)
+
+
+def _stored(request: AdmissionRequest, place: kube.QuotaPlace, moment: float) -> Quota | None:
     """Return the quota before the edit, as the review has it; None if the review has none, or a malformed one."""
     try:
-        data = _CONFIG_MAP.decode(request.old_object).data or {}
-        return parse_config(data, place.key).quota.at(time.time())
-    except (*k8s_types.UNDECODABLE, errors.QuotaFault):
+        return _parse(request.old_object, place).quota.at(moment)
+    except errors.QuotaFault:
         return None
 
 
