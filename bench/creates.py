@@ -60,8 +60,8 @@ def main(
       ours-1         our webhook, one replica, and the controller
       ours-3         our webhook, three replicas, and the controller
       tight-ours-1   ours-1 with quota for 60 pods per namespace. At most 48 are stored; then each new pod replaces
-                     the oldest. An exact count admits all. A 429 means that the charge of a deleted pod
-                     is not released yet
+                     the oldest. An exact count admits all. The column "releasing" counts the rejections
+                     because the charge of a deleted pod is not released yet
       tight-ours-3   tight-ours-1 with three replicas
       claims-ours-1  ours-1 with ResourceClaims for the same request (Kubernetes 1.34 or later)
       claims-none    none with ResourceClaims

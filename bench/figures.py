@@ -30,7 +30,7 @@ class Figures(msgspec.Struct, frozen=True):
     ``p50_ms``, ``p99_ms``: percentiles of the latency of a create in milliseconds.
     ``refused``: number of rejected creates.
     ``by_process``: CPU milliseconds per stored pod, for each of `PROCESSES`.
-    ``retry_later``: number of rejected creates whose answer was 429.
+    ``releasing``: number of rejected creates whose answer says that quota is being released.
     """
 
     cpu_ms_per_pod: float
@@ -39,7 +39,7 @@ class Figures(msgspec.Struct, frozen=True):
     p99_ms: float
     refused: int
     by_process: Mapping[str, float]
-    retry_later: int = 0
+    releasing: int = 0
 
 
 Results = Mapping[Case, Sequence[Figures]]
@@ -53,7 +53,7 @@ def figures_of(result: load.Result, cpu_seconds: Mapping[str, float]) -> Figures
     """
     by_process = {name: cpu_seconds.get(name, 0.0) * 1000 / result.wanted for name in PROCESSES}
     cpu_ms = sum(by_process.values())
-    return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.retry_later)
+    return Figures(cpu_ms, result.rate, result.p50, result.p99, result.refused, by_process, result.releasing)
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
@@ -72,7 +72,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
         median(one.p99_ms for one in rounds),
         sum(one.refused for one in rounds),
         {name: median(one.by_process[name] for one in rounds) for name in PROCESSES},
-        sum(one.retry_later for one in rounds),
+        sum(one.releasing for one in rounds),
     )
 
 
@@ -94,13 +94,13 @@ def as_table(results: Results) -> str:
         "p50 ms",
         "p99 ms",
         "refused",
-        "429",
+        "releasing",
     )
     return "\n".join(aligned([heading, *(_line(case, medians(rounds)) for case, rounds in results.items())]))
 
 
 def _line(case: Case, median: Figures) -> tuple[str, ...]:
     by_process = (f"{median.by_process[name]:.2f}" if median.by_process[name] else "-" for name in PROCESSES)
-    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.refused), str(median.retry_later))
+    times = (f"{median.p50_ms:.1f}", f"{median.p99_ms:.1f}", str(median.refused), str(median.releasing))
     cost = (f"{median.cpu_ms_per_pod:.2f}", *by_process, f"{median.pods_per_second:.0f}")
     return (case.arrangement, str(case.namespaces), *cost, *times)

@@ -30,7 +30,7 @@ class Result(NamedTuple):
     ``p50``, ``p99``: percentiles of the latency of these answers, in milliseconds.
     ``wanted``: the number of answers with the wanted status.
     ``refused``: the number of answers with another status.
-    ``retry_later``: the number of answers with the status 429, which ``refused`` includes.
+    ``releasing``: the number of answers, which ``refused`` includes, that say that quota is being released.
     ``deleted``: the number of objects that were deleted during the load.
     """
 
@@ -39,7 +39,7 @@ class Result(NamedTuple):
     p99: float
     wanted: int
     refused: int
-    retry_later: int = 0
+    releasing: int = 0
     deleted: int = 0
 
 
@@ -161,7 +161,7 @@ def _result(log: _Log) -> Result:
         cuts[98] * 1000,
         len(log.times),
         len(log.refusals),
-        sum(_status(answer) == HTTPStatus.TOO_MANY_REQUESTS for answer in log.refusals),
+        sum(b"being released" in answer for answer in log.refusals),
         len(log.deleted),
     )
 

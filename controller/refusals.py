@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from vcuda.quota.terms import MALFORMED, OVER_QUOTA
+from vcuda.quota.terms import MALFORMED, SHORTAGE
 
 REASON, CLAIM_REASON = "FailedCreate", "FailedResourceClaimCreation"
 """The reasons of Events that report a failed creation: of a pod, and of a ResourceClaim."""
@@ -31,7 +31,7 @@ MAX_NAME_LENGTH = 253
 # A refusal is recognized by the name of the webhook. If the webhook was renamed, the reason's first words identify it.
 _OURS = re.compile(
     r'admission webhook "[^"]*quota\.vcuda\.io" denied the request: (?P<reason>.*)'
-    rf"|(?P<known>({OVER_QUOTA}|{MALFORMED}): .*)",
+    rf"|(?P<known>({SHORTAGE}|{MALFORMED}: ).*)",
     re.DOTALL,
 )
 """Matches the text by which kube-apiserver reports a refusal (``pkg/admission/plugin/webhook/errors``)."""

@@ -103,10 +103,10 @@ def company() -> Sample:
     )
     t4 = "requested: 2 cards, used: 16 (0 pending), limited: 16, 2 more needed"
     a100 = "requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"
-    over = f"exceeded GPU quota: A100-80G in namespace speech-research, {a100}"
+    over = f"exceeded quota: A100-80G in namespace speech-research, {a100}"
     cores = "spec.containers[0].resources.limits[tencent.com/vcuda-core]"
     odd = f"malformed GPU request: {cores}: 150 is more than one card but not whole cards; write 100 or 200"
-    full = f"exceeded GPU quota: T4 in namespace asr-batch, {t4}"
+    full = f"exceeded quota: T4 in namespace asr-batch, {t4}"
     sample.refusals = (
         ReportedObject("asr-batch", "Job", "transcode-0304", full, ago(seconds=50), 3),
         ReportedObject("speech-research", "ReplicaSet", "whisper-eval-6d9f8b7c4", over, ago(minutes=11), 9),

@@ -15,6 +15,7 @@ from vcuda import errors, k8s_types, kube
 from vcuda.admission_review import AdmissionRequest, AdmissionResponse, read_review, write_review
 from vcuda.claims.names import GROUP
 from vcuda.k8s_types import Decoder
+from vcuda.quota.terms import OVER_QUOTA
 from webhook.intake.bodies import MAX_BODY, ReviewHead
 from webhook.intake.large_reviews import PLACES, QUOTA_PLACES, ReviewThread
 from webhook.ledger.ledgers import Ledgers, RecentChoices, ReviewDeadline, TooManySteps
@@ -171,9 +172,7 @@ class Service(msgspec.Struct, frozen=True):
         # A lost or unreadable ledger is answered with a denial. The API server would ignore an HTTP error of /mutate.
         # Then /validate would reject the pod with the misleading reason that the pod is not pinned.
         except errors.LedgerLost as error:
-            # The answer has no retryAfterSeconds, because a controller that sleeps before it retries blocks its worker.
-            status = HTTPStatus.FORBIDDEN if is_claim else HTTPStatus.TOO_MANY_REQUESTS
-            return AdmissionResponse("ledger-lost", False, status, str(error))
+            return AdmissionResponse("ledger-lost", False, HTTPStatus.FORBIDDEN, f"{OVER_QUOTA}: {error}")
         except errors.UnreadableLedger as error:
             return AdmissionResponse("unreadable-ledger", False, HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
 

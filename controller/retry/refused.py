@@ -15,7 +15,8 @@ from controller.refusals import REASON
 from vcuda import errors, k8s_types
 from vcuda.k8s_types import Decoder
 from vcuda.kube import Kube, objects, segment
-from vcuda.quota.model import NOT_MUTATED, OVER_QUOTA
+from vcuda.quota.model import NOT_MUTATED
+from vcuda.quota.terms import reports_shortage
 
 LOOK_SECONDS = 10.0
 """The most seconds that all LISTs of one check of a namespace may take together."""
@@ -118,7 +119,7 @@ class Owner(k8s_types.K8sObject, frozen=True, gc=False):
 
 def may_pass_later(message: str) -> bool:
     """Return True if a retry may succeed: the message reports a refusal for quota, or that /mutate was not called."""
-    return OVER_QUOTA in message or NOT_MUTATED in message
+    return reports_shortage(message) or NOT_MUTATED in message
 
 
 class RefusedOwner(msgspec.Struct, frozen=True):

@@ -40,7 +40,7 @@ SLOWEST, REFUSED_PART = 1.5, 0.1
 
 STORED = "stored"
 OVER_QUOTA = "over quota"
-LEDGER_LOST = "ledger lost, or replica killed while it created the ledger (429)"
+LEDGER_LOST = "ledger lost, or replica killed while it created the ledger (403)"
 BUSY = "busy, retry later (429)"
 NOT_PINNED = "not pinned to a model: /mutate was not reached"
 WEBHOOK_AWAY = "webhook not reached"
@@ -48,12 +48,12 @@ POLICY = "refused by another policy, after it was charged"
 API_AWAY = "API server or etcd not reached"
 
 _REASONS = (
-    (OVER_QUOTA, {403, 429}, r"exceeded GPU quota: \w+ in namespace \S+, requested: .* limited: "),
+    (OVER_QUOTA, {403, 429}, r"exceeded quota: \w+ in namespace \S+, requested: .* limited: "),
     (NOT_PINNED, {403}, r"(the pod to|the products of) one GPU model of namespace \S+ \("),
     (POLICY, {403}, rf"{REFUSAL}$"),
+    (LEDGER_LOST, {403}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),
     # If a pod would get 429, a claim gets 403, because controllers that create claims must not wait for a retry.
-    (LEDGER_LOST, {403, 429}, r"ledger of namespace \S+ was lost\. Pods that were charged in the ledger may"),
-    (BUSY, {403, 429}, r"try again (in 1 s|later)$"),
+    (BUSY, {403, 429}, r"try again in 1 s$|pods and claims of this namespace are not seen stored yet$"),
     (WEBHOOK_AWAY, {500}, r"failed calling webhook \"validate(-claims)?(-\d)?\.quota\.vcuda\.io\""),
     (API_AWAY, {504}, ""),  # an API server that stops may answer 504 without a reason
     (API_AWAY, {500, 503}, r"etcd|rpc error|did not complete|context (deadline|canceled)|shut ?down|timed? ?out"),

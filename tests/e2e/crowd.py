@@ -22,7 +22,7 @@ class Crowd:
     """Creates pods with unique names in a namespace. The replicas with numbers in ``in_service`` review them in turn.
 
     ``answers``: the number of answers with each HTTP status.
-    ``failures``: the messages of all answers except admissions and 429.
+    ``failures``: the messages of all other answers, except rejections that end soon.
     """
 
     def __init__(self, cluster: Cluster, namespace: str, replicas: Iterable[int]) -> None:
@@ -40,7 +40,7 @@ class Crowd:
         pod = gpu_pod(f"train-{number}", self._namespace, limits, labels={REPLICA: str(replica)})
         answer = self._cluster.try_create(pod)
         self.answers[answer.status] += 1
-        if answer.status not in (HTTPStatus.CREATED, HTTPStatus.TOO_MANY_REQUESTS):
+        if answer.status != HTTPStatus.CREATED and not answer.may_pass_soon:
             self.failures.append(answer.message)
         return answer
 
@@ -49,12 +49,12 @@ class Crowd:
             self.create()
 
     def create_until_refused(self, cards: int = 1) -> None:
-        """Create pods until a pod is rejected with 403. After a 429 the create is retried."""
+        """Create pods until stored pods use up the quota. Creates that may succeed soon are retried."""
 
         def refused() -> bool:
-            while (status := self.create(cards).status) == HTTPStatus.CREATED:
+            while (answer := self.create(cards)).status == HTTPStatus.CREATED:
                 pass
-            return status == HTTPStatus.FORBIDDEN
+            return answer.status == HTTPStatus.FORBIDDEN and not answer.may_pass_soon
 
         eventually(refused, lambda: self.answers)
 

@@ -14,7 +14,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.client.exceptions import ApiException
 
 from vcuda.kube import JSON_PATCH, MERGE_PATCH
-from vcuda.quota.model import OVER_QUOTA
+from vcuda.quota.terms import reports_shortage
 from vcuda.shallow import shallow
 
 Json = dict[str, Any]
@@ -52,9 +52,15 @@ class Answer:
     def is_over_quota(self) -> bool:
         """Return whether the request was rejected because it exceeds the quota.
 
-        The status is 403 if stored objects use up the quota, or 429 if pending charges do.
+        The status is 429 if the shortage is expected to end within 2 s, and 403 otherwise.
         """
-        return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and OVER_QUOTA in self.message
+        return self.status in (HTTPStatus.FORBIDDEN, HTTPStatus.TOO_MANY_REQUESTS) and reports_shortage(self.message)
+
+    @property
+    def may_pass_soon(self) -> bool:
+        """Return whether the request was rejected because of charges that are released soon, or are not counted."""
+        released = "being released" in self.message or "could not be counted in time" in self.message
+        return self.status == HTTPStatus.TOO_MANY_REQUESTS or (self.is_over_quota and released)
 
     def ok(self) -> Json:
         """Return the body if the request succeeded. Otherwise raise ApiException with status, message and JSON body."""

@@ -34,7 +34,7 @@ SHARES = {
 }
 """A container's limits for half a card with 4 GiB of memory, in each scheme (the resource names of one vendor)."""
 
-M40 = "exceeded GPU quota: M40 in namespace {}"
+M40 = "exceeded quota: M40 in namespace {}"
 NO_MODEL = "this pod may use no GPU model in namespace {}: M40 is excluded by"
 NO_NODE = "which leaves no node in the namespace's pools public"
 
@@ -167,7 +167,7 @@ def test_a_dry_run_shows_the_decision_and_charges_nothing(
     nearly = f"the GPU quota is nearly used up: M40 in namespace {namespace}, 1 card of 1 card"
     assert (created.returncode, created.stderr) == (0, f"Warning: {nearly}\n")
     assert installation.charged(namespace) == {"M40": 100}
-    assert "exceeded GPU quota" in kubectl_create(cluster, card_pod("another", namespace), options=dry_run).stderr
+    assert "exceeded quota" in kubectl_create(cluster, card_pod("another", namespace), options=dry_run).stderr
 
 
 def test_pods_with_generated_names_are_charged_under_the_uid_they_are_stored_with(
@@ -214,7 +214,7 @@ def test_kubectl_shows_a_warning_if_the_quota_only_warns(
     namespace = team({"mode": "warn", "quota": {"M40": 1}})
     created = kubectl_create(cluster, card_pod("train", namespace, 2))
     assert created.stderr == (
-        f"Warning: exceeded GPU quota: M40 in namespace {namespace}, requested: 2 cards, used: 0 (0 pending), "
+        f"Warning: exceeded quota: M40 in namespace {namespace}, requested: 2 cards, used: 0 (0 pending), "
         "limited: 1, can never fit; the object is admitted, because this quota only warns\n"
     )
     assert installation.charged(namespace) == {"M40": 200}

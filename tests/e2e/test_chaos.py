@@ -356,7 +356,7 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
             answer = eventually(partial(decided, cluster, made))
             assert answer
             if answer.status != HTTPStatus.CREATED:
-                assert "exceeded GPU quota" in answer.message, answer
+                assert "exceeded quota" in answer.message, answer
                 break
     return held([*cluster.pods(namespace), *(claims(cluster, namespace) if claiming else ())])
 
@@ -364,10 +364,10 @@ def fill(cluster: Cluster, namespace: str, quota: Mapping[str, int]) -> Counter[
 def decided(cluster: Cluster, made: Json) -> Answer | None:
     """Create the object, and return the answer if it is final: stored, or rejected because of the quota.
 
-    Return None after any other answer, for example a 429 because other replicas hold reservations.
+    Return None after any other answer, for example because other replicas hold reservations.
     """
     answer = cluster.try_create(made)
-    return answer if reason(answer) in (STORED, OVER_QUOTA) and answer.status != HTTPStatus.TOO_MANY_REQUESTS else None
+    return answer if reason(answer) in (STORED, OVER_QUOTA) and not answer.may_pass_soon else None
 
 
 def report(callers: Callers, havoc: Havoc, observers: tuple[Observer, Observer], siege: Siege) -> None:

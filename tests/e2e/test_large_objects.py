@@ -87,11 +87,11 @@ def test_hundreds_of_large_pods_without_gpus_keep_a_replica_within_its_memory_at
 
 
 def await_created(tenant: Cluster, pod: Json) -> None:
-    """Create a pod, and retry while the answer is 429, as the pod's controller would do."""
+    """Create a pod, and retry while a retry may succeed, as the pod's controller would do."""
 
     def answered() -> Answer | None:
         answer = tenant.try_create(pod)
-        return None if answer.status == HTTPStatus.TOO_MANY_REQUESTS else answer
+        return None if answer.may_pass_soon else answer
 
     answer = eventually(answered)
     assert answer

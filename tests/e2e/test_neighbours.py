@@ -85,7 +85,7 @@ def test_a_deployment_that_is_scaled_beyond_its_quota_keeps_its_pods_and_says_wh
     failure = failure_of(found)
     assert failure is not None
     assert (failure["status"], failure["reason"]) == ("True", "FailedCreate")
-    assert f"exceeded GPU quota: M40 in namespace {team}" in failure["message"]
+    assert f"exceeded quota: M40 in namespace {team}" in failure["message"]
     assert (found["spec"]["replicas"], found["status"]["replicas"]) == (3, 1)
     [after] = cluster.pods(team)
     assert after["metadata"]["uid"] == before["metadata"]["uid"]

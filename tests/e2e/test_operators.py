@@ -97,7 +97,7 @@ def test_kuberay_reports_a_rejected_worker_and_creates_it_when_quota_is_free(
         ray = documented_in(team, "RayCluster")
         cluster.create(ray)
         [event, *_] = cluster.await_events(team, "reason=FailedToCreateWorkerPod")
-        assert f"exceeded GPU quota: A100 in namespace {team}" in event["message"]
+        assert f"exceeded quota: A100 in namespace {team}" in event["message"]
         found = cluster.await_object(
             cluster.path_of(ray), "ray", lambda each: condition(each, "ReplicaFailure") == "True"
         )

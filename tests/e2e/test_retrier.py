@@ -155,4 +155,4 @@ def test_rejected_deployments_do_not_retry_all_at_once(
 
 
 def was_refused(owner: Json) -> bool:
-    return "exceeded GPU quota" in json.dumps(owner["status"].get("conditions", []))
+    return "exceeded quota" in json.dumps(owner["status"].get("conditions", []))

@@ -105,6 +105,6 @@ def test_the_webhook_answers_429_or_503_while_an_api_server_starts(
 
             with repeating(call) as found:
                 start_until(control_plane, found, JUST_STARTED)
-                eventually(lambda: "exceeded GPU quota" in found[-1], lambda: found[-1])
+                eventually(lambda: "exceeded quota" in found[-1], lambda: found[-1])
     assert {each.partition(" ")[0] for each in found} <= {"403", "429", "503"}
-    assert all("exceeded GPU quota" in each for each in found if each.startswith("403"))
+    assert all("exceeded quota" in each for each in found if each.startswith("403"))

@@ -75,7 +75,7 @@ def delete_by_force(cluster: Cluster, tenant: Cluster, namespace: str, name: str
 
 def is_refused(tenant: Cluster, team: str) -> bool:
     answer = tenant.try_create(claim(team, "another"), dryRun="All")
-    return answer.status == HTTPStatus.FORBIDDEN and "exceeded GPU quota" in answer.message
+    return answer.status == HTTPStatus.FORBIDDEN and "exceeded quota" in answer.message
 
 
 def held(ledger: Ledger) -> list[Terminating]:

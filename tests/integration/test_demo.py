@@ -38,7 +38,7 @@ TABLE = {
     "team-a/whole-card": ("1 card admitted M40", "the first in the namespace's quota"),
     "team-a/half-a-card": ("0.5 cards, 4096 MiB admitted M40", "the first in the namespace's quota"),
     "team-a/p100-please": ("1 card admitted P100", "the only possible model"),
-    "team-a/p100-again": ("1 card refused", f"exceeded GPU quota: {FULL}"),
+    "team-a/p100-again": ("1 card refused", f"exceeded quota: {FULL}"),
     "team-a/too-many": ("3 cards refused", "can never fit"),
     "team-a/card-and-a-half": ("1.5 cards refused", "write 100 or 200"),
     "team-a/copied": ("0.2 cards, 2048 MiB admitted M40", f"the webhook removes allocation records: {REMOVED}"),

@@ -20,6 +20,7 @@ from vcuda.quota.model import OVER_QUOTA
 
 OBJECTS = 80
 LARGE = "x" * 1_200_000
+REJECTED = f"{OVER_QUOTA}: M40 in namespace team-a"
 MOST_MIB = 48
 """The maximum memory of a reader in MiB.
 
@@ -40,12 +41,12 @@ SAMPLES: dict[str, dict[str, Any]] = {
         "metadata": {},
         "involvedObject": {"kind": "Pod", "name": "train", "uid": "1"},
         "reason": CLAIM_REASON,
-        "message": f"{OVER_QUOTA}: {LARGE}",
+        "message": f"{REJECTED} {LARGE}",
     },
     "replicasets": {
         "metadata": {},
         "spec": {"replicas": 2, "template": {"metadata": ANNOTATED, "spec": {"containers": []}}},
-        "status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": OVER_QUOTA}]},
+        "status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": REJECTED}]},
     },
 }
 

@@ -67,7 +67,7 @@ def test_an_object_that_cannot_be_decoded_affects_no_other_in_any_loop(api: ApiD
     store_quota(api, "team-a: {quota: {M40: 4}}")
     for name in ("team-a", "team-b"):
         api.store(f"/api/v1/namespaces/{name}", {"metadata": {"name": name, "uid": name}})
-    condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40"}
+    condition = {"type": "ReplicaFailure", "status": "True", "message": f"{OVER_QUOTA}: M40 in namespace team-a"}
     template = {"spec": {"containers": [container({"tencent.com/vcuda-core": 100})]}}
     refused = {"spec": {"replicas": 1, "template": template}, "status": {"conditions": [condition]}}
     waiting = "/apis/apps/v1/namespaces/team-a/replicasets/good"

@@ -210,7 +210,7 @@ def test_a_row_that_a_search_hides_stays_hidden_as_it_changes(opened: Tab, leade
 
 def test_a_rejection_shows_with_its_reason(opened: Tab, leader: Served) -> None:
     page = opened.open(leader.url)
-    reason = "exceeded GPU quota: T4 in namespace ci, requested: 8 cards, used: 0.6 (0 pending), limited: 4"
+    reason = "exceeded quota: T4 in namespace ci, requested: 8 cards, used: 0.6 (0 pending), limited: 4"
     refused = ReportedObject("ci", "Job", "huge", reason, ago(seconds=1))
     leader.sample.refusals = (refused, *(leader.sample.refusals or ()))
     first = page.get_by_role("region", name="Recent refusals").get_by_role("listitem").first

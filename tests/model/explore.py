@@ -31,7 +31,7 @@ def fault_of(world: World, bounds: Bounds) -> str:
     """Return the violation in this state (world), or an empty text.
 
     The live pods, the pods that may still be stored, and the pods whose containers still run must fit the limit
-    together. A replica may reject a pod with a 403 only if the other pods use the whole limit. Terminating charges
+    together. A replica may refuse a pod only if the other pods use the whole limit. Terminating charges
     count as used.
     """
     live = sum(pod.stage == STORED for pod in world.pods)
@@ -50,12 +50,12 @@ def fault_of(world: World, bounds: Bounds) -> str:
                 )
             )
             if _refusable(world, live, bounds) >= bounds.limit > others:
-                return f"a 403 though only {others} are used"
+                return f"a refusal though only {others} are used"
     return ""
 
 
 def _refusable(world: World, live: int, bounds: Bounds) -> int:
-    """REFUSE: return the usage by which a replica decides on a 403. A LIST that began after the request counts it."""
+    """REFUSE: return the usage by which a replica refuses a pod. A LIST that began after the request counts it."""
     if bounds.broken == "refused by the ledger":
         return world.committed + world.pending + world.terminating
     if bounds.broken == "refused by a LIST and what is pending":

@@ -252,7 +252,7 @@ def test_replicas_with_equal_decisions_share_a_row(directory: Path) -> None:
     assert [(row["count"], row["decision"], row["reason"]) for row in found] == [
         (7, "admitted", f"{only}, 8 cards of 8 cards free"),
         (1, "admitted", f"{only}, 1 card of 8 cards free; {nearly}"),
-        (4, "refused", f"exceeded GPU quota: {full}"),
+        (4, "refused", f"exceeded quota: {full}"),
     ]
 
 
@@ -299,7 +299,7 @@ def test_json_has_every_field_of_a_row(directory: Path) -> None:
     refused = {"decision": "refused", "outcome": "over-quota", "rule": "", "cards": 9.0, "memory_mib": 0}
     assert rows(directory, half, cards(9)) == [
         {**same, **charged, "reason": free},
-        {**same, **refused, "reason": f"exceeded GPU quota: {m40}; {p100}"},
+        {**same, **refused, "reason": f"larger than the GPU quota: {m40}; {p100}"},
     ]
 
 

@@ -123,7 +123,7 @@ def test_a_claim_over_quota_gets_403_without_retry_after() -> None:
         assert server.create(claim(held("M40")), uid).allowed
     for answer in (server.mutate(claim(held("M40"))), server.validate(claim(held("M40")), "u-3")):
         assert (answer.allowed, answer.status, answer.retry_after) == (False, HTTPStatus.FORBIDDEN, None)
-        assert "exceeded GPU quota: M40 in namespace team-a, requested: 1 card, used: 2 (2 pending)" in answer.message
+        assert "exceeded quota: M40 in namespace team-a, requested: 1 card, used: 2 (2 pending)" in answer.message
     server.ledgers = Busy()
     answer = server.validate(claim(held("M40")), "u-4")
     assert (answer.outcome, answer.status, answer.retry_after) == ("busy", HTTPStatus.FORBIDDEN, None)
@@ -203,7 +203,7 @@ def test_malformed_claims_are_422_with_the_path_and_never_reach_the_ledger() -> 
     ("manifest", "outcome", "warned"),
     [
         (claim(held("M40")), "charged", ""),
-        (claim({**held("M40"), "count": 3}), "over-quota-allowed", "exceeded GPU quota"),
+        (claim({**held("M40"), "count": 3}), "over-quota-allowed", "larger than the GPU quota"),
         (claim(), "unpinned", NO_MODEL_SELECTED),
         (claim(entry("foo")), "unpinned", "malformed GPU request"),
         (template(entry(count=9)), "template", "can never fit"),

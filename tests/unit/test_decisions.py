@@ -82,8 +82,10 @@ class Case(NamedTuple):
 FORBIDDEN, UNPROCESSABLE, BAD_REQUEST = HTTPStatus.FORBIDDEN, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.BAD_REQUEST
 
 MALFORMED = "malformed GPU request: spec.containers[0].resources.limits[nvidia.com/vcuda-core]: 150 is more than one"
-SHORT = "exceeded GPU quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more"
-NEVER = "exceeded GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never"
+SHORT = "exceeded quota: M40 in namespace team-a, requested: 5 cards, used: 4 (4 pending), limited: 8, 1 more"
+NEVER = (
+    "larger than the GPU quota: P100 in namespace team-a, requested: 1 card, used: 0 (0 pending), limited: 0, can never"
+)
 NO_MODEL = "this pod may use no GPU model in namespace team-a"
 _RESTRICT = f"{NOT_MUTATED}: a required node affinity or nodeSelector must restrict the pod to"
 NOT_HELD = f"{_RESTRICT} one GPU model of namespace team-a (M40: 8 cards), but the pod allows these models: "
@@ -107,7 +109,7 @@ WRONG = Refusal("malformed", UNPROCESSABLE, MALFORMED)
 NO_PIN, NO_POOL = Refusal("not-pinned", FORBIDDEN, NOT_HELD), Refusal("not-pinned", FORBIDDEN, NOT_IN_POOL)
 BUSY = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{TOO_MANY.reason}; try again in 1 s")
 MAYBE = Refusal("busy", HTTPStatus.TOO_MANY_REQUESTS, f"{UNSURE.reason}; try again in 1 s")
-LOST = Refusal("ledger-lost", HTTPStatus.TOO_MANY_REQUESTS, str(LedgerLost("team-a", 5, 70)))
+LOST = Refusal("ledger-lost", FORBIDDEN, f"exceeded quota: {LedgerLost('team-a', 5, 70)}")
 UNREADABLE = Refusal("unreadable-ledger", HTTPStatus.INTERNAL_SERVER_ERROR, DAMAGED)
 
 CASES = [

@@ -56,7 +56,7 @@ def keeping_at_most(most: int) -> Iterator[None]:
 
 def store_event(api: ApiDouble, name: str, /, **about: str) -> None:
     metadata = {"name": name, "namespace": "team-a", "uid": f"event-{name}"}
-    message = f"{OVER_QUOTA}: M40 {'x' * 1000}"
+    message = f"{OVER_QUOTA}: M40 in namespace team-a {'x' * 1000}"
     api.store(
         f"{EVENTS}/{name}", {"metadata": metadata, "involvedObject": about, "message": message, "reason": CLAIM_REASON}
     )
@@ -101,7 +101,7 @@ def test_a_message_of_a_megabyte_is_not_kept_by_the_page(api: ApiDouble) -> None
     for number in range(10):
         store_event(api, f"{number}", kind="Pod", name=f"train-{number}")
         stored = api.objects[f"{EVENTS}/{number}"]
-        stored["message"] = f"{OVER_QUOTA}: {LARGE}"
+        stored["message"] = f"{OVER_QUOTA}: M40 in namespace team-a {LARGE}"
     informer = EventInformer(api.kube, CLAIM_REASON, read_refusal)
     with keeping_at_most(100_000):
         informer.reflector.relist()

@@ -171,7 +171,7 @@ def uncountable(api: ApiDouble) -> Uncountable:
     return Uncountable(api)
 
 
-def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_429_with_the_reason_and_delays_no_other(
+def test_a_pod_of_a_namespace_that_cannot_be_counted_gets_the_reason_and_delays_no_other(
     replica: Replica, uncountable: Uncountable
 ) -> None:
     decision = replica.charge("a", namespace="large")
@@ -191,7 +191,7 @@ def test_the_usage_of_a_namespace_that_cannot_be_counted_is_the_last_known_one(
     assert uncountable.lists
 
 
-def test_a_pod_over_quota_gets_429_while_its_namespace_cannot_be_counted(api: ApiDouble, clock: Clock) -> None:
+def test_a_pod_over_quota_may_be_retried_while_its_namespace_cannot_be_counted(api: ApiDouble, clock: Clock) -> None:
     replica = Replica(api, clock)
     for number in range(4):
         assert isinstance(replica.charge(f"a{number}"), Admitted)

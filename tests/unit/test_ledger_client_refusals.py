@@ -1,4 +1,4 @@
-"""Only a LIST that began after the request can lead to a 403. Any other shortage of quota is a 429."""
+"""A refusal has the figures of a LIST that began after the request. Any other shortage has those of the ledger."""
 
 import asyncio
 from typing import Any
@@ -56,7 +56,7 @@ def pending(number: int, *, prefix: str = "pending") -> dict[str, Pending]:
     return {f"{prefix}-{each}": Pending("M40", CARD) for each in range(number)}
 
 
-# Tests of whether a refused charge gets a 403 or a 429
+# Tests of whether a charge that does not fit the ledger is refused or may be retried
 
 DEAD = {"gone": Reservation({"M40": CARD}, 1)}
 
@@ -72,7 +72,7 @@ DEAD = {"gone": Reservation({"M40": CARD}, 1)}
     reserved_by_a_dead_replica=({"committed": {"M40": CARD + TWO}, "reserved": DEAD}, 3, PutOff, True),
     all_stored_and_also_reserved=({"committed": {"M40": FULL}, "reserved": DEAD}, 4, Refused, None),
 )
-def test_only_stored_objects_cause_a_403_and_any_other_shortage_is_a_429(
+def test_only_stored_objects_cause_a_refusal_and_any_other_charge_may_be_retried(
     namespace: Namespace, ledger: dict[str, Any], pods: int, outcome: type[Decision], soon: bool | None
 ) -> None:
     namespace.ledger(**ledger)
@@ -82,7 +82,7 @@ def test_only_stored_objects_cause_a_403_and_any_other_shortage_is_a_429(
     assert getattr(decision, "soon", None) is soon
 
 
-def test_a_403_has_the_figures_of_the_list_and_a_429_those_of_the_ledger(namespace: Namespace) -> None:
+def test_a_refusal_has_the_figures_of_the_list_and_a_charge_to_retry_those_of_the_ledger(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": TWO}, pending=pending(1), terminating=TERMINATING)
     namespace.pods(2)
     refused = namespace.charge()
@@ -198,7 +198,7 @@ def test_a_list_that_takes_long_is_followed_by_a_rest(namespace: Namespace) -> N
     assert namespace.clock.now == 1000 + 2 + 2 * REST_PER_SECOND + 2
 
 
-def test_a_caller_past_its_deadline_gets_429_without_retry_after(namespace: Namespace) -> None:
+def test_a_caller_past_its_deadline_must_not_retry_soon(namespace: Namespace) -> None:
     namespace.ledger(committed={"M40": FULL})
     namespace.pods(4)
     gate = Gate(namespace.api, "LIST")

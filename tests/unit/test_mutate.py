@@ -76,7 +76,7 @@ def test_a_rejection_names_all_models_if_none_has_room() -> None:
     answer = mutated(vcuda_pod({"tencent.com/vcuda-core": 300}), {"M40": 700, "P100": 100})
     m40 = "M40 in namespace team-a, requested: 3 cards, used: 7 (0 pending), limited: 8, 2 more needed"
     p100 = "P100 in namespace team-a, requested: 3 cards, used: 1 (0 pending), limited: 2, can never fit"
-    assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, f"exceeded GPU quota: {m40}; {p100}")
+    assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, f"exceeded quota: {m40}; {p100}")
     assert answer.model == "M40"
 
 
@@ -102,7 +102,7 @@ FULL = {"M40": 800, "P100": 200}
     stored_pods_leave_no_room=(FULL, "over-quota", 403),
     stored_pods_leave_room_for_one_model=({**FULL, "P100": 100}, "pinned", 200),
     no_stored_pod=({}, "pinned", 200),
-    not_counted_in_time=(None, "over-quota-uncounted", 429),
+    not_counted_in_time=(None, "over-quota-uncounted", 403),
 )
 def test_only_stored_objects_cause_a_rejection(stored: Mapping[str, int] | None, outcome: str, status: int) -> None:
     answer = asyncio.run(mutate(creation(vcuda_pod(), policy_for(QUOTA), Counted(FULL, stored))))

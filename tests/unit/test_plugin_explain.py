@@ -23,7 +23,7 @@ def test_a_pod_that_would_be_admitted_is_shown_with_its_model(cluster: Cluster, 
     assert (path, params, pod["spec"]) == ("/api/v1/namespaces/team-a/pods", {"dryRun": "All"}, vcuda_pod()["spec"])
 
 
-OVER = "exceeded GPU quota: M40 in namespace team-a"
+OVER = "exceeded quota: M40 in namespace team-a"
 ROOM = "the model with the most free quota, 3 cards of 8 cards free"
 NEARLY = "the GPU quota is nearly used up"
 PINNED = "would be pinned to M40"

@@ -17,7 +17,7 @@ from vcuda.claims.names import API_PATH
 from vcuda.claims.pin import ClaimPin, write_pin
 from vcuda.errors import ApiError, Forbidden, NotFound, Unavailable, VcudaError
 
-OVER = "exceeded GPU quota: M40 in namespace team-a"
+OVER = "exceeded quota: M40 in namespace team-a"
 CLAIMS = f"{API_PATH}/namespaces/team-a/resourceclaims"
 TEMPLATES = f"{API_PATH}/namespaces/team-a/resourceclaimtemplates"
 CLAIMING = pod(container(), resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "one"}])

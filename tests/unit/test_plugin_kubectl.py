@@ -27,9 +27,9 @@ PLAIN = json.loads(json.dumps(asdict(USE)))
 @cases(
     "told, kind, message",
     forbidden=(
-        'Error from server (Forbidden): pods "a" is forbidden: exceeded GPU quota: A100',
+        'Error from server (Forbidden): pods "a" is forbidden: exceeded quota: A100',
         errors.Forbidden,
-        'pods "a" is forbidden: exceeded GPU quota: A100 (HTTP 403)',
+        'pods "a" is forbidden: exceeded quota: A100 (HTTP 403)',
     ),
     not_found=('Error from server (NotFound): pods "a" not found', errors.NotFound, 'pods "a" not found (HTTP 404)'),
     several_lines=("Error from server (Forbidden): one\ntwo", errors.Forbidden, "one\ntwo (HTTP 403)"),

@@ -10,7 +10,7 @@ from tests.builders import Manifest
 from tests.gpuquota import Cluster, run
 
 DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the request: '
-OVER = "exceeded GPU quota: M40 in namespace team-a, requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"
+OVER = "exceeded quota: M40 in namespace team-a, requested: 1 card, used: 8 (0 pending), limited: 8, 1 more needed"
 
 
 def event(number: int, message: str, *, name: str = "train", namespace: str = "team-a", **fields: Any) -> Manifest:

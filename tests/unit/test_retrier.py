@@ -209,7 +209,7 @@ def test_there_is_more_room_if_any_model_has_more(room: FreeQuota, other: FreeQu
 
 def store_event(api: ApiDouble, name: str, kind: str = "Job") -> None:
     """Store an Event that reports a rejected pod. The Event is about the pod's owner, by default a Job."""
-    event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40"}
+    event = {"involvedObject": {"kind": kind, "name": name}, "message": f"{OVER_QUOTA}: M40 in namespace team-a"}
     path = f"/api/v1/namespaces/team-a/events/{len(api.objects)}"
     api.store(path, {**event, "metadata": {"name": path.rpartition("/")[2]}})
 

@@ -270,7 +270,7 @@ def report(used: float) -> NamespaceUse:
     return NamespaceUse("team-a", "enforce", (ModelUse("A100", 4, used, 0, 4 - used),))
 
 
-def refused(name: str, message: str = f"{OVER_QUOTA}: A100", uid: str | None = None) -> Manifest:
+def refused(name: str, message: str = f"{OVER_QUOTA}: A100 in namespace team-a", uid: str | None = None) -> Manifest:
     about = {"kind": "Pod", "name": name, "uid": uid or f"{name}-uid"}
     return {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "message": message, "reason": CLAIM_REASON}
 

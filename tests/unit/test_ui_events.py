@@ -12,7 +12,7 @@ from controller.ui.snapshot import choose
 from examples.usage import NOW
 from tests.tables import cases
 
-QUOTA = "exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
+QUOTA = "exceeded quota: M40 in namespace team-a, requested: 2 cards, used: 7 (1 pending), limited: 8"
 NEW_YEAR = "2026-01-01T00:00:00Z"
 DENIED = 'Error creating: admission webhook "validate.quota.vcuda.io" denied the request: '
 

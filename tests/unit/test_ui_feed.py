@@ -18,7 +18,7 @@ from examples.usage import Sample, ago, model_use, namespace_use
 from tests.replicas import Clock
 from tests.usage_page import VIEWS
 
-REFUSAL = ReportedObject("team-b", "Job", "train", "exceeded GPU quota: M40", ago(seconds=1))
+REFUSAL = ReportedObject("team-b", "Job", "train", "exceeded quota: M40", ago(seconds=1))
 
 
 @pytest.fixture

@@ -15,8 +15,7 @@ from tests.tables import cases
 from vcuda.admission_review import AdmissionResponse
 from vcuda.placement.patches import Hints
 from vcuda.quota.model import NOT_MUTATED, Charge, Limit, Mode, NamespaceQuota, Shortage, Usage
-from webhook.ledger.ledgers import CROWDED, ChargeRequest, MemoryLedgers, PutOff, RetryLater
-from webhook.ledger.namespace_ledger import TOO_MANY
+from webhook.ledger.ledgers import ChargeRequest, MemoryLedgers, PutOff
 from webhook.review.pod_review import validate
 
 QUOTA = NamespaceQuota({"M40": Limit(800), "P100": Limit(0), "A100": Limit(250, 1000)})
@@ -62,24 +61,25 @@ RESERVED, GONE = short_by(reserved=Charge(200)), short_by(terminating=Charge(100
             PutOff((PENDING,)),
             "over-quota-pending",
             None,
-            "admitted pods that were never created release their quota within 75 s",
+            "quota of admitted pods that were never created is being released within 75 s",
         ),
         (PutOff((RESERVED,), soon=True), "over-quota-reserved", 1, "2 reserved, limited: 8"),
-        (PutOff((RESERVED,)), "over-quota-reserved", None, "reserved quota is being released; retry soon"),
-        (PutOff((GONE,), soon=True), "over-quota-unsettled", 1, "the quota of deleted pods is being released; retry"),
+        (PutOff((RESERVED,)), "over-quota-reserved", None, "; reserved quota is being released"),
+        (PutOff((GONE,), soon=True), "over-quota-unsettled", 1, "; quota of deleted pods is being released"),
         (PutOff((GONE,)), "over-quota-unsettled", None, "used: 8 (0 pending, 1 terminating)"),
         (PutOff((PENDING,), counted=False), "over-quota-uncounted", None, "could not be counted in time"),
     ],
 )
-def test_a_pod_that_may_fit_later_gets_429_with_the_reason(
+def test_a_shortage_that_ends_by_itself_is_a_429_if_it_ends_soon_and_otherwise_a_403(
     decision: PutOff, outcome: str, wait: int | None, told: str
 ) -> None:
-    """retryAfterSeconds is set only if the shortage ends soon, because kube-controller-manager waits for that time."""
+    """kube-controller-manager sleeps for retryAfterSeconds in one of its few workers."""
     ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
     policy = replace(builders.policy_for(QUOTA), storable_seconds=75)
     answer = asyncio.run(validate(creation(pod_of_cores(200), policy, ledgers)))
-    assert (answer.outcome, answer.status, answer.retry_after) == (outcome, HTTPStatus.TOO_MANY_REQUESTS, wait)
-    assert answer.message.startswith("exceeded GPU quota: M40 in namespace team-a, requested: 2 cards, used: ")
+    status = HTTPStatus.TOO_MANY_REQUESTS if wait else HTTPStatus.FORBIDDEN
+    assert (answer.outcome, answer.status, answer.retry_after) == (outcome, status, wait)
+    assert answer.message.startswith("exceeded quota: M40 in namespace team-a, requested: 2 cards, used: ")
     assert told in answer.message
 
 
@@ -110,7 +110,7 @@ def test_every_kind_of_pin_to_one_model_is_accepted(quota: NamespaceQuota, place
 
 
 def test_the_ledger_gets_everything_it_needs() -> None:
-    ledgers = mock.Mock(charge=mock.AsyncMock(return_value=TOO_MANY))
+    ledgers = mock.Mock(charge=mock.AsyncMock(return_value=PutOff((GONE,))))
     validated(pod_of_cores(100), ledgers, dry_run=True)
     asked = ChargeRequest("team-a", "pod-uid", "M40", Charge(100, 0, 100), QUOTA, DEADLINE, "41", dry_run=True)
     ledgers.charge.assert_called_once_with(asked)
@@ -124,7 +124,7 @@ def test_a_pod_over_quota_is_rejected_with_the_figures() -> None:
     assert validated(pod_of_cores(700, uid="first"), ledgers).allowed
     answer = validated(pod_of_cores(200, uid="second"), ledgers)
     figures = "requested: 2 cards, used: 7 (7 pending), limited: 8, 1 more needed"
-    message = f"exceeded GPU quota: M40 in namespace team-a, {figures}"
+    message = f"exceeded quota: M40 in namespace team-a, {figures}"
     assert refusal(answer) == ("over-quota", HTTPStatus.FORBIDDEN, message)
     assert (answer.model, answer.scheme) == ("M40", "nvidia-vcuda")
     assert used(ledgers) == {"M40": Charge(700, 0, 700)}
@@ -218,14 +218,6 @@ def test_a_pod_that_mutate_would_still_change_is_rejected_or_gets_a_warning(
     assert (answer.allowed, bool(used(ledgers))) == (mode is not Mode.ENFORCE,) * 2
     assert told.startswith((f"{NOT_MUTATED}: ", "spec.schedulerName must")) is (mode is not Mode.AUDIT)
     assert what in told or mode is Mode.AUDIT
-
-
-@pytest.mark.parametrize("decision", [TOO_MANY, CROWDED])
-def test_retry_after_is_set_only_for_a_retry_within_two_seconds(decision: RetryLater) -> None:
-    """kube-controller-manager would wait for retryAfterSeconds in one of its few workers."""
-    busy = mock.Mock(charge=mock.AsyncMock(return_value=decision))
-    answer = validated(pod_of_cores(100), busy)
-    assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1 if decision.soon else None)
 
 
 # Tests of quotas in all modes (enforce, warn and audit)

@@ -38,17 +38,12 @@ OUTCOMES = {
         " too little quota"
     ),
     "over-quota-reserved": (
-        "the answer was 429, because the pod or claim fits only without the quota that webhook replicas have reserved;"
-        " the replicas now release this quota"
+        "the pod or claim fits only without the quota that webhook replicas have reserved; the replicas now release"
+        " this quota"
     ),
-    "over-quota-pending": "the answer was 429, because the pod or claim fits only without the pending charges",
-    "over-quota-unsettled": (
-        "the answer was 429, because the stored objects leave enough quota, but the ledger is not settled yet"
-    ),
-    "over-quota-uncounted": (
-        "the answer was 429, because the ledger has too little room, and the stored objects could not be counted in"
-        " time"
-    ),
+    "over-quota-pending": "the pod or claim fits only without the pending charges",
+    "over-quota-unsettled": ("the stored objects leave enough quota, but the ledger is not settled yet"),
+    "over-quota-uncounted": ("the ledger has too little room, and the stored objects could not be counted in time"),
     "not-allowed": (
         "the pod or claim was rejected, because the namespace's quota has none of the models that it may use"
     ),
@@ -58,12 +53,11 @@ OUTCOMES = {
     ),
     "malformed": "the pod or claim was rejected, because its GPU request is malformed",
     "busy": (
-        "the answer was 429 with a retry in a second, because the ledger is full or contended, or the outcome of a"
-        " write is unknown"
+        "the ledger has too many pending charges (403), or is contended, or the outcome of a write is unknown (429)"
     ),
     "unreadable-ledger": "the pod or claim was rejected, because the ledger is damaged",
     "ledger-lost": (
-        "the answer was 429, because the ledger is lost, and pods that were charged in it may still be stored"
+        "the answer was 403, because the ledger is lost, and pods that were charged in it may still be stored"
     ),
     "too-large": "the object was rejected with 413, because its review exceeds 3 MiB",
     "bad-request": "the request was rejected, because the registration of the webhook is wrong",

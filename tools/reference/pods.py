@@ -44,7 +44,7 @@ from webhook.ledger.ledgers import (
     ReviewDeadline,
 )
 from webhook.review.pod_review import mutate
-from webhook.review.verdicts import Creation
+from webhook.review.verdicts import DELETED_RELEASED, Creation
 
 TEAM = NamespaceQuota({"M40": Limit(800), "P100": Limit(250)}, pools=("public",))
 DATED = parse_quota(
@@ -89,7 +89,8 @@ def chapters() -> tuple[Chapter, ...]:
         Chapter(
             "Not decided: 429, 500 and 503",
             "If the webhook cannot decide about a pod, it never admits the pod. Kubernetes'"
-            " controllers retry by themselves. kubectl retries after a 429.",
+            " controllers retry by themselves. After a 429, kubectl retries too. A message that begins with"
+            " `exceeded quota` has the status 403.",
             tuple(undecided()),
         ),
         Chapter(
@@ -141,20 +142,19 @@ def _refused() -> list[Told]:
         ),
         Told(
             _put_off(for_now),
-            "The status is 429. The pod would fit without the pending charges, the charges of objects"
+            "The pod would fit without the pending charges, the charges of objects"
             " that were admitted and are not seen stored yet. A pending charge becomes used when its"
             " object is stored, usually at once. If another webhook rejected the object after it was"
             " charged, the charge is released after `--storable-seconds`.",
         ),
         Told(
             _put_off(reserved),
-            "The status is 429, and kubectl retries by itself. `reserved` is quota that webhook replicas hold"
-            " in advance"
-            " while many pods are created. The replicas now release that quota, because a pod needs it.",
+            "`reserved` is quota that webhook replicas hold in advance while many pods are created. The replicas now"
+            " release that quota, because a pod needs it.",
         ),
         Told(
             _put_off(short),
-            "The status is 429. The ledger still has the charges of deleted pods. Within seconds, the"
+            "The ledger still has the charges of deleted pods. Within seconds, the"
             " controller settles"
             " the ledger and makes workloads retry. If this lasts, no controller runs: see [a busy"
             " ledger](troubleshooting.md#a-busy-ledger). Without a controller, a webhook replica settles the ledger"
@@ -162,12 +162,12 @@ def _refused() -> list[Told]:
         ),
         Told(
             _put_off(short, counted=False),
-            "The status is 429. The API server took too long to list the namespace's pods, or this"
+            "The API server took too long to list the namespace's pods, or this"
             " replica of the webhook has not read the last edit of the quota. The pod's controller"
             " retries by itself.",
         ),
         Told(
-            exceeded("team-a", running),
+            f"{exceeded('team-a', running)}; {DELETED_RELEASED}",
             "Wait. `terminating` is the charge of pods that were deleted by force while they ran. The"
             " containers of these pods may run until the end of their grace period, and the pods stay"
             " charged until then.",

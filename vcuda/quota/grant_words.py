@@ -1,10 +1,11 @@
 """Messages about limits that fall when a grant ends, or that rise when a grant begins."""
 
+import functools
 import math
 from collections.abc import Iterator
 
 from vcuda.quota import times
-from vcuda.quota.model import Charge, NamespaceQuota, cards, fits
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, cards, fits
 
 
 def ending(namespace: str, quota: NamespaceQuota, model: str, used: Charge) -> str | None:
@@ -39,6 +40,15 @@ def coming(quota: NamespaceQuota, model: str, moment: float | None) -> str | Non
         return None
     grant = begins[begin]
     return f"a grant adds {grant.limits[model]} of {model} at {times.shown(begin, grant.times.zone)}"
+
+
+def makes_room(quota: NamespaceQuota, shortage: Shortage, moment: float | None) -> bool:
+    """Return whether a grant that begins later can raise the limit enough for the request that lacks quota now."""
+    model, limit = shortage.model, shortage.limit
+    if moment is None or coming(quota, model, moment) is None:
+        return False
+    begin = (each.limits[model] for each in quota.grants if model in each.limits and not each.times.holds(moment))
+    return fits(functools.reduce(Limit.__add__, begin, limit), Charge(), shortage.asked)
 
 
 def without_effect(quota: NamespaceQuota, moment: float) -> Iterator[str]:

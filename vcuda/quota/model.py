@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from vcuda.quota.terms import CORES_PER_CARD, LEDGER_NAMESPACE, NODE_NAMESPACE, OVER_QUOTA, Mode, cards, mebibytes
+from vcuda.quota.terms import (
+    CORES_PER_CARD,
+    LEDGER_NAMESPACE,
+    NEVER_FITS,
+    NODE_NAMESPACE,
+    OVER_QUOTA,
+    Mode,
+    cards,
+    mebibytes,
+)
 from vcuda.quota.times import Times
 
 NOT_MUTATED = "/mutate was not called, or another webhook ran after it"
@@ -336,6 +345,11 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return fits(self.limit, self.usage.in_use - self.usage.pending, self.asked)
 
     @property
+    def rests_on_terminating(self) -> bool:
+        """True if the request would fit without the charges of deleted pods and without reserved quota."""
+        return fits(self.limit, self.usage.in_use - self.usage.terminating, self.asked)
+
+    @property
     def in_cores(self) -> bool:
         """True if the message must state the missing cores; False if it must state the missing memory."""
         cores, memory = self.limit.cores, self.limit.memory
@@ -367,9 +381,14 @@ class Shortage(msgspec.Struct, frozen=True, gc=False):
         return f"{what}, requested: {render(asked)}, {taken}, limited: {bare(most or 0)}, {missing}"
 
 
-def exceeded(namespace: str, *shortages: Shortage) -> str:
-    """Return the message for a request that exceeds the quota of every GPU model that it may use."""
-    return f"{OVER_QUOTA}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
+def exceeded(namespace: str, *shortages: Shortage, later: bool = False) -> str:
+    """Return the message for a request that exceeds the quota of every GPU model that it may use.
+
+    ``later``: True if a grant that begins later makes room for the request.
+    """
+    never = not later and all(shortage.can_never_fit for shortage in shortages)
+    words = NEVER_FITS if never else OVER_QUOTA
+    return f"{words}: " + "; ".join(shortage.sentence(namespace) for shortage in shortages)
 
 
 def free_of(limit: Limit, usage: Usage) -> str:

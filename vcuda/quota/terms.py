@@ -8,8 +8,12 @@ import re
 
 CORES_PER_CARD = 100
 
-OVER_QUOTA = "exceeded GPU quota"
-"""The first words of every refusal that is due to too little quota."""
+OVER_QUOTA = "exceeded quota"
+"""The first words of a rejection that ends when quota becomes free. Kubernetes' ResourceQuota writes the same words.
+Argo Workflows, Tekton, Airflow, Flyte and actions-runner-controller wait only after a 403 with these words."""
+
+NEVER_FITS = "larger than the GPU quota"
+"""The first words of a rejection of a request that is larger than the limit of each model that it may use."""
 
 MALFORMED = "malformed GPU request"
 """The first words of every refusal of a malformed request."""
@@ -56,6 +60,15 @@ NAMESPACE_RULE = (
 
 def is_namespace_name(name: object) -> bool:
     return isinstance(name, str) and DNS_LABEL.fullmatch(name) is not None
+
+
+SHORTAGE = rf"(?:{OVER_QUOTA}: (?![^,]{{1,253}}, requested: [^ ,=]{{1,253}}=)|{NEVER_FITS}: )"
+"""A pattern for the beginning of our rejections for lack of quota. ResourceQuota writes `requested: cpu=1` instead."""
+
+
+def reports_shortage(message: str) -> bool:
+    """Return whether a message, such as that of an Event, contains a rejection by this system for lack of quota."""
+    return re.search(SHORTAGE, message) is not None
 
 
 def would_be_pinned(model: str) -> str:

@@ -92,7 +92,7 @@ class PutOff(msgspec.Struct, frozen=True):
 
 Decision = Admitted | Refused | PutOff | RetryLater
 
-CROWDED = RetryLater("too many pods of this namespace are being created at once")
+CROWDED = RetryLater(f"{MOST_PENDING} admitted pods and claims of this namespace are not seen stored yet")
 
 
 class ChargeRequest(msgspec.Struct, frozen=True):

@@ -15,13 +15,15 @@ from vcuda.k8s_types import ObjectMeta
 from vcuda.ledger.ledger import Admitted, Refused
 from vcuda.quota import grant_words
 from vcuda.quota.model import Charge, Mode, NamespaceQuota, Shortage, cards, exceeded
-from vcuda.quota.terms import MALFORMED, is_namespace_name
+from vcuda.quota.terms import MALFORMED, OVER_QUOTA, is_namespace_name
 from webhook.ledger.ledgers import ChargeRequest, Decision, Ledgers, PutOff, RecentChoices, RetryLater, ReviewDeadline
 from webhook.review.context import PolicySnapshot
 
 ADMITTED_ALL_THE_SAME = "the object is admitted, because this quota only warns"
 
 RETRY_AFTER_SECONDS = 1
+
+DELETED_RELEASED = "quota of deleted pods is being released"
 
 MOST_OF_NAMESPACE = 63
 
@@ -98,36 +100,39 @@ def refused(review: Review, outcome: str, message: str, model: str = "") -> Admi
 
 def over_quota(review: Review, *shortages: Shortage) -> AdmissionResponse:
     """Return the refusal of an object for which no model has enough free quota. ``shortages``: one per model."""
-    moment = review.policy.quota.moment
-    grants = (grant_words.coming(review.quota, shortage.model, moment) for shortage in shortages)
-    message = "; ".join([exceeded(review.namespace, *shortages), *filter(None, grants)])
+    moment, quota = review.policy.quota.moment, review.quota
+    grants = (grant_words.coming(quota, shortage.model, moment) for shortage in shortages)
+    later = any(grant_words.makes_room(quota, shortage, moment) for shortage in shortages)
+    released = [DELETED_RELEASED] if any(shortage.rests_on_terminating for shortage in shortages) else []
+    message = "; ".join([exceeded(review.namespace, *shortages, later=later), *filter(None, grants), *released])
     return refused(review, "over-quota", message, shortages[0].model)
 
 
 def over_quota_for_now(review: Review, decision: PutOff) -> AdmissionResponse:
+    """Return the answer to an object that has no room in the ledger now, although the stored objects may leave room."""
     shortages = decision.shortages
-    # For a long wait the answer has no retryAfterSeconds, because clients sleep for that time, and a sleeping
-    # controller blocks one of its workers. This project's controller makes the workload retry when quota is free.
-    wait = RETRY_AFTER_SECONDS if decision.soon and review.may_wait else None
-    message, model = exceeded(review.namespace, *shortages), shortages[0].model
+    message, soon, model = exceeded(review.namespace, *shortages), decision.soon, shortages[0].model
     if not decision.counted:
         message = f"{message}; the stored pods could not be counted in time"
-        return put_off(review, "over-quota-uncounted", message, wait, model)
+        return put_off(review, "over-quota-uncounted", message, soon=soon, model=model)
     if any(shortage.rests_on_reserved for shortage in shortages):
-        message = f"{message}; reserved quota is being released; retry soon"
-        return put_off(review, "over-quota-reserved", message, wait, model)
+        message = f"{message}; reserved quota is being released"
+        return put_off(review, "over-quota-reserved", message, soon=soon, model=model)
     if any(shortage.rests_on_pending for shortage in shortages):
-        message = f"{message}; admitted pods that were never created release their quota"
+        message = f"{message}; quota of admitted pods that were never created is being released"
         if seconds := review.policy.storable_seconds:
             message = f"{message} within {seconds:g} s"
-        return put_off(review, "over-quota-pending", message, wait, model)
-    message = f"{message}; the quota of deleted pods is being released; retry in a few seconds"
-    return put_off(review, "over-quota-unsettled", message, wait, model)
+        return put_off(review, "over-quota-pending", message, soon=soon, model=model)
+    return put_off(review, "over-quota-unsettled", f"{message}; {DELETED_RELEASED}", soon=soon, model=model)
 
 
-def put_off(review: Review, outcome: str, message: str, wait: int | None, model: str) -> AdmissionResponse:
-    """Return the answer to an object that may fit later. ``wait``: seconds until the retry; None for a long wait."""
-    status = HTTPStatus.TOO_MANY_REQUESTS if review.may_wait else HTTPStatus.FORBIDDEN
+def put_off(review: Review, outcome: str, message: str, *, soon: bool, model: str) -> AdmissionResponse:
+    """Return the answer to an object that may fit later. ``soon``: True if a retry within 2 s is likely to succeed."""
+    # A 429 always has retryAfterSeconds, after which client-go (kubectl and most controllers) repeats the request. A
+    # sleeping controller blocks one of its workers. So a longer shortage is a 403, as of Kubernetes' ResourceQuota, and
+    # our controller makes the workload retry when quota is free.
+    wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
+    status = HTTPStatus.TOO_MANY_REQUESTS if wait else HTTPStatus.FORBIDDEN
     return AdmissionResponse(outcome, False, status, message, retry_after=wait, model=model, scheme=review.scheme)
 
 
@@ -208,10 +213,8 @@ def _answer(review: Review, model: str, decision: Decision, stray: Sequence[str]
         case PutOff():
             return over_quota_for_now(review, decision)
         case RetryLater(reason, soon):
-            # After a 429 with retryAfterSeconds, client-go (kubectl and most controllers) repeats the request itself.
-            wait = RETRY_AFTER_SECONDS if soon and review.may_wait else None
-            message = f"{reason}; try again in {wait} s" if wait else f"{reason}; try again later"
-            return put_off(review, "busy", message, wait, model)
+            message = f"{reason}; try again in {RETRY_AFTER_SECONDS} s" if soon else f"{OVER_QUOTA}: {reason}"
+            return put_off(review, "busy", message, soon=soon, model=model)
 
 
 def _warnings(review: Review, model: str, granted: Admitted) -> list[str]:

@@ -179,7 +179,7 @@ def test_a_release_whose_namespaces_and_quota_are_named_differently_limits_pods_
             admin.create_namespace(TEAM)
             assert admin.try_create(card_pod("fits", TEAM, cards=2)).status == HTTPStatus.CREATED
             refused = admin.try_create(card_pod("too-many", TEAM, cards=1))
-            assert (refused.status, "exceeded GPU quota" in refused.message) == (HTTPStatus.FORBIDDEN, True)
+            assert (refused.status, "exceeded quota" in refused.message) == (HTTPStatus.FORBIDDEN, True)
             await_published(admin, TEAM)
             ledgers = admin.rest.get("/api/v1/namespaces/gpu-books/configmaps")["items"]
             assert f"gpu-ledger-{TEAM}" in {each["metadata"]["name"] for each in ledgers}

@@ -113,7 +113,7 @@ def test_a_pod_within_quota_is_bound_to_a_node_of_its_model_and_one_beyond_it_re
     assert admin.await_bound(namespace, "train")["spec"]["nodeName"] == node
     refused = admin.try_create(asking(namespace, "more"))
     assert refused.status == HTTPStatus.FORBIDDEN
-    assert f"exceeded GPU quota: {model} in namespace {namespace}, requested: 1 card, used: {cards}" in refused.message
+    assert f"exceeded quota: {model} in namespace {namespace}, requested: 1 card, used: {cards}" in refused.message
 
 
 @pytest.mark.usefixtures("controller")

@@ -64,7 +64,7 @@ def test_the_page_leads_from_an_empty_cluster_to_the_first_rejection(admin: Clus
     assert bound == {("infer", "mixed-hami", "hami-scheduler"), ("train", "mixed-plain", "default-scheduler")}
     assert bound <= rows(PAGE)
     [reject] = commands("See the first rejection")
-    assert "exceeded GPU quota: T4 in namespace team-mixed, requested: 1 card, used: 1" in refused_run(system, reject)
+    assert "exceeded quota: T4 in namespace team-mixed, requested: 1 card, used: 1" in refused_run(system, reject)
 
 
 def rows(printed: str) -> set[tuple[str, ...]]:

@@ -1,0 +1,107 @@
+"""A rejection for lack of quota has the words and the status after which other projects wait instead of giving up."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from unittest import mock
+
+import pytest
+
+from tests import builders
+from tests.both_calls import creation
+from tests.builders import pod_of_cores
+from tests.tables import cases
+from tools.reference import claims, pods
+from vcuda.admission_review import AdmissionResponse
+from vcuda.ledger.ledger import Refused
+from vcuda.quota.model import Charge, Limit, NamespaceQuota, Shortage, Usage
+from vcuda.quota.terms import OVER_QUOTA, reports_shortage
+from webhook.ledger.ledgers import CROWDED, Decision, PutOff
+from webhook.ledger.namespace_ledger import TOO_MANY, UNSURE
+from webhook.review.pod_review import validate
+
+RULES: Mapping[str, Callable[[int, str], bool]] = {
+    # workflow/util (isExceededQuotaErr): a transient error, so the workflow creates the pod again.
+    "Argo Workflows": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota" in text,
+    # pkg/reconciler/taskrun (isExceededResourceQuotaError): the TaskRun stays pending.
+    "Tekton": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota" in text,
+    # KubernetesExecutor (_handle_pod_publish_error): the task is published again.
+    "Airflow": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota" in text,
+    # flyteplugins (IsResourceQuotaExceeded): the task waits for resources.
+    "Flyte": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota" in text,
+    # actions-runner-controller, pull request 4305: the runner is created again.
+    "GitHub's runner controller": lambda status, text: status == HTTPStatus.FORBIDDEN and "exceeded quota:" in text,
+}
+"""For each project, whether it waits after an answer to the creation of a pod. Otherwise its workload fails."""
+
+LIMIT = Limit(800)
+
+
+def short(asked: int = 200, used: int = 800, **usage: Charge) -> Shortage:
+    return Shortage("M40", Charge(asked), Usage(Charge(used), **usage), LIMIT)
+
+
+PART = Charge(100)
+WAITED_FOR: Mapping[str, Decision] = {
+    "full": Refused(short()),
+    "full, with deleted pods": Refused(short(100, terminating=PART)),
+    "pending": PutOff((short(100, pending=PART),)),
+    "reserved by a dead replica": PutOff((short(100, reserved=PART),)),
+    "deleted": PutOff((short(100, terminating=PART),)),
+    "deleted and not recounted": PutOff((short(),)),
+    "not counted": PutOff((short(),), counted=False),
+    "too many pending charges": CROWDED,
+}
+
+
+def answer_to(decision: Decision) -> AdmissionResponse:
+    ledgers = mock.Mock(charge=mock.AsyncMock(return_value=decision))
+    policy = builders.policy_for(NamespaceQuota({"M40": LIMIT}))
+    return asyncio.run(validate(creation(pod_of_cores(200), policy, ledgers)))
+
+
+@pytest.mark.parametrize("project", RULES)
+@pytest.mark.parametrize("name", WAITED_FOR)
+def test_every_project_waits_after_a_rejection_that_ends_when_quota_is_free(name: str, project: str) -> None:
+    answer = answer_to(WAITED_FOR[name])
+    assert answer.message.startswith("exceeded quota: ")
+    assert RULES[project](answer.status, answer.message)
+    assert answer.retry_after is None
+
+
+@pytest.mark.parametrize("project", RULES)
+def test_no_project_waits_for_a_request_that_can_never_fit(project: str) -> None:
+    answer = answer_to(Refused(short(900, 0)))
+    assert answer.message.endswith("limited: 8, can never fit")
+    assert not RULES[project](answer.status, answer.message)
+
+
+@pytest.mark.parametrize("project", RULES)
+def test_a_project_waits_after_a_message_of_the_reference_only_if_quota_is_missing(project: str) -> None:
+    told = [each.message for chapter in (*pods.chapters(), *claims.chapters()) for each in chapter.messages]
+    waits = [message for message in told if RULES[project](HTTPStatus.FORBIDDEN, message)]
+    assert waits == [message for message in told if message.startswith(f"{OVER_QUOTA}: ")]
+    assert all(map(reports_shortage, waits))
+
+
+@cases(
+    "decision",
+    a_shortage=PutOff((short(),), soon=True),
+    many_charges_at_once=TOO_MANY,
+    an_unknown_outcome=UNSURE,
+)
+def test_every_429_says_when_to_retry(decision: Decision) -> None:
+    """client-go repeats a request by itself only after a 429 with Retry-After."""
+    answer = answer_to(decision)
+    assert (answer.status, answer.retry_after) == (HTTPStatus.TOO_MANY_REQUESTS, 1)
+
+
+@cases(
+    "message, ours",
+    ours=("exceeded quota: M40 in namespace team-a, requested: 1 card", True),
+    ours_too_large=("larger than the GPU quota: M40 in namespace team-a, requested: 9 cards", True),
+    of_resource_quota=("exceeded quota: compute, requested: cpu=1, used: cpu=2, limited: cpu=2", False),
+    of_resource_quota_about_cards=("exceeded quota: q, requested: requests.nvidia.com/gpu=1, used: …", False),
+)
+def test_a_rejection_by_resource_quota_is_not_mistaken_for_ours(message: str, ours: bool) -> None:
+    assert reports_shortage(f'pods "a" is forbidden: {message}') is ours
