@@ -95,7 +95,7 @@ def failure(**fields: str | None) -> dict[str, str | None]:
     refused_for_quota=([failure()], "2026-01-01T00:00:00Z"),
     among_other_conditions=([failure(type="Available"), failure()], "2026-01-01T00:00:00Z"),
     not_pinned_while_mutate_was_unavailable=([failure(message=NOT_MUTATED)], "2026-01-01T00:00:00Z"),
-    refused_by_another_quota=([failure(message="exceeded quota: compute")], None),
+    refused_by_another_quota=([failure(message="exceeded quota: q, requested: cpu=1, used: cpu=2")], None),
     the_condition_has_ended=([failure(status="False")], None),
     another_condition_with_the_same_text=([failure(type="Progressing")], None),
     without_a_time=([failure(lastTransitionTime=None)], ""),
