@@ -23,6 +23,7 @@ from tests.processes import ControllerProcess, eventually, serving
 from tools.control_plane import running_control_plane
 from vcuda.claims.names import API_PATH
 from vcuda.kube import Kube
+from vcuda.quota.terms import OVER_QUOTA
 
 NODE = "nested-m40"
 
@@ -46,11 +47,8 @@ def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 
 def event(namespace: str, name: str) -> dict[str, object]:
     involved = {"kind": "Job", "apiVersion": "batch/v1", "namespace": namespace, "name": name}
-    message = f'Error creating: pods "{name}-x" is forbidden: exceeded quota'
-    return {**about("Event", name, namespace), "apiVersion": "v1", "involvedObject": involved, "reason": REASON} | {
-        "message": message,
-        "type": "Warning",
-    }
+    fields = {"involvedObject": involved, "reason": REASON, "message": f"{OVER_QUOTA}: M40", "type": "Warning"}
+    return {**about("Event", name, namespace), "apiVersion": "v1", **fields}
 
 
 def store_nested(cluster: Cluster, kube: Kube, namespace: str) -> None:
